@@ -1,0 +1,35 @@
+"""How Alembic reaches the database.
+
+Owns: the connection of a migration. At a server's start it is handed over, inside a transaction that is
+committed by whoever handed it; on the command line (`alembic revision --autogenerate`) it is opened here.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, create_engine
+
+from alembic import context
+from storage import metadata
+
+
+def run(connection: Connection) -> None:
+    # SQLite's DDL is transactional once nobody commits behind its back; batch mode copies tables where SQLite
+    # cannot alter them.
+    context.configure(
+        connection=connection, target_metadata=metadata, transactional_ddl=True, render_as_batch=True
+    )
+    context.run_migrations()
+
+
+handed: Connection | None = context.config.attributes.get("connection")
+if handed is not None:
+    run(handed)
+elif context.is_offline_mode():
+    context.configure(url=context.config.get_main_option("sqlalchemy.url"), target_metadata=metadata)
+    context.run_migrations()
+else:
+    url = context.get_x_argument(as_dictionary=True).get("db") or context.config.get_main_option(
+        "sqlalchemy.url"
+    )
+    with create_engine(url or "sqlite://").begin() as connection:
+        run(connection)

@@ -1,0 +1,257 @@
+"""Paged attention over a flattened batch: one op, here in its torch body.
+
+Owns: what the op is (queries of several sequences, mixed prefill and decode, against a paged cache; causal;
+grouped heads; sliding window, softcap, sinks) and how torch computes it. Refuses to know: models, requests,
+and who filled the block tables. Another body (a Triton kernel) takes the same `GroupStep` and ignores its
+tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+TILE_BYTES = 4 << 20  # of gathered K (and as much V): about what stays in the cache between gather and use
+MASK_ELEMENTS = 4 << 20  # queries x keys of one prefill tile, where it needs a mask
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Work of the torch body: `rows` sequences with one query each, or `rows == 1` with several.
+
+    `tokens` are the queries' places in the batch; `blocks` [rows * n] the blocks to gather; of the gathered
+    keys `skip..skip + num_keys` are used. `mask` [rows, 1, 1, num_keys] or [queries, num_keys] is added to
+    the scores, None where nothing is masked; `is_causal` is a whole prompt that starts at its first token.
+    """
+
+    tokens: Tensor | slice
+    rows: int
+    blocks: Tensor
+    skip: int
+    num_keys: int
+    mask: Tensor | None
+    is_causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStep:
+    """One step's metadata for one layer group; tensors are on the device.
+
+    block_tables [B, W] int32, query_start [B + 1], seq_lens [B] (after this step), slot_blocks and
+    slot_offsets [T].
+    """
+
+    block_tables: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    slot_blocks: Tensor
+    slot_offsets: Tensor
+    window: int | None
+    tiles: tuple[Tile, ...] = ()
+
+
+@dataclass(slots=True)
+class Workspace:
+    """Reused buffers for gathered blocks: fresh ones of this size would cost a page fault every 4 KiB."""
+
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def get(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """An uninitialised tensor of this shape, with the dtype and device of `like`."""
+        size = int(np.prod(shape))
+        held = self.buffers.get(name)
+        if held is None or held.numel() < size or held.dtype != like.dtype or held.device != like.device:
+            held = torch.empty(size, dtype=like.dtype, device=like.device)
+            self.buffers[name] = held
+        return held[:size].view(shape)
+
+
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, step: GroupStep) -> None:
+    """Store k and v [T, Hkv, D] in the cache [num_blocks, block_size, Hkv, D]."""
+    k_cache.index_put_((step.slot_blocks, step.slot_offsets), k)
+    v_cache.index_put_((step.slot_blocks, step.slot_offsets), v)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    step: GroupStep,
+    workspace: Workspace,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend from q [T, Hq, D] to the cached keys of each query's own sequence, itself included -> [T, Hq,
+    D].
+
+    k_cache, v_cache [num_blocks, block_size, Hkv, D], any strides; softcap bounds the scores by a tanh; sinks
+    [Hq] are scores that take part in the softmax and have no value.
+    """
+    num_kv_heads, head_dim = k_cache.shape[2], k_cache.shape[3]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for tile in step.tiles:
+        shape = (len(tile.blocks), *k_cache.shape[1:])
+        keys = torch.index_select(k_cache, 0, tile.blocks, out=workspace.get("k", shape, k_cache))
+        values = torch.index_select(v_cache, 0, tile.blocks, out=workspace.get("v", shape, v_cache))
+        used = slice(tile.skip, tile.skip + tile.num_keys)
+        keys = keys.view(tile.rows, -1, num_kv_heads, head_dim)[:, used].transpose(1, 2)
+        values = values.view(tile.rows, -1, num_kv_heads, head_dim)[:, used].transpose(1, 2)
+        queries = q[tile.tokens].view(-1, num_kv_heads, q.shape[1] // num_kv_heads, head_dim)
+        single = tile.rows == len(queries)
+        if not single:  # [Hkv, G, queries, D] against keys that the heads of a group share
+            queries = queries.permute(1, 2, 0, 3)
+            keys = keys.transpose(0, 1).expand(-1, queries.shape[1], -1, -1)
+            values = values.transpose(0, 1).expand(-1, queries.shape[1], -1, -1)
+        if softcap is None and sinks is None:
+            mixed = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=tile.mask, is_causal=tile.is_causal, scale=scale
+            )
+        else:
+            mixed = _attend(queries, keys, values, tile, single, scale, softcap, sinks)
+        if not single:
+            mixed = mixed.permute(2, 0, 1, 3)
+        out[tile.tokens] = mixed.reshape(-1, q.shape[1], head_dim)
+    return out
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tile: Tile,
+    single: bool,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention written out, for what the fused op lacks; scores in f32."""
+    scores = torch.matmul(q, k.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if tile.mask is not None:
+        scores = scores + tile.mask
+    elif tile.is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    if sinks is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:
+        heads = sinks.float().view(1, q.shape[1], -1, 1) if single else sinks.float().view(*q.shape[:2], 1, 1)
+        scores = torch.cat((scores, heads.expand(*scores.shape[:-1], 1)), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :-1]
+    return torch.matmul(weights.to(v.dtype), v)
+
+
+def make_tiles(
+    tables: NDArray[np.int32],
+    query_start: NDArray[np.int64],
+    seq_lens: NDArray[np.int64],
+    *,
+    block_size: int,
+    window: int | None,
+    block_bytes: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tile, ...]:
+    """Cut a step into tiles: sequences with one query together (by length, so that little is padded), others
+    alone.
+
+    block_bytes: size of one block's K in one layer.
+    """
+    counts = np.diff(query_start)
+    starts = seq_lens - counts  # the first query's position
+    lows = np.zeros_like(starts) if window is None else np.maximum(0, starts - window + 1)
+    firsts = lows // block_size
+    spans = -(-seq_lens // block_size) - firsts
+    to_device = _to_device(device)
+    tiles = []
+
+    ones = np.flatnonzero(counts == 1)
+    ones = ones[np.argsort(spans[ones], kind="stable")]
+    at = 0
+    while at < len(ones):
+        end = at + 1
+        while end < len(ones) and (end + 1 - at) * spans[ones[end]] * block_bytes <= TILE_BYTES:
+            end += 1
+        rows = ones[at:end]
+        at = end
+        blocks = firsts[rows, None] + np.arange(spans[rows[-1]])
+        # behind a row's last block the same block is read again, and masked
+        blocks = np.minimum(blocks, (firsts + spans - 1)[rows, None])
+        skip, num_keys, mask = 0, int(spans[rows[-1]]) * block_size, None
+        if len(rows) == 1:
+            skip = int(lows[rows[0]] - firsts[rows[0]] * block_size)
+            num_keys = int(seq_lens[rows[0]] - lows[rows[0]])
+        else:
+            key_at = firsts[rows, None] * block_size + np.arange(num_keys)
+            seen = (key_at < seq_lens[rows, None]) & (key_at >= lows[rows, None])
+            mask = _additive(to_device(seen), dtype)[:, None, None, :]
+        tokens = to_device(query_start[rows])
+        tiles.append(
+            Tile(tokens, len(rows), to_device(tables[rows[:, None], blocks].ravel()), skip, num_keys, mask)
+        )
+
+    for row in np.flatnonzero(counts > 1).tolist():
+        tiles += _prefill_tiles(
+            tables[row],
+            int(query_start[row]),
+            int(starts[row]),
+            int(counts[row]),
+            block_size,
+            window,
+            dtype,
+            to_device,
+        )
+    return tuple(tiles)
+
+
+def _prefill_tiles(
+    table: NDArray[np.int32],
+    token: int,
+    start: int,
+    count: int,
+    block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    to_device: Callable[[NDArray[np.generic]], Tensor],
+) -> list[Tile]:
+    """Tiles of one sequence's `count` queries from position `start`: pieces whose masks stay small."""
+    tiles = []
+    if start == 0 and (window is None or window >= count):
+        blocks = to_device(table[: -(-count // block_size)])
+        return [Tile(slice(token, token + count), 1, blocks, 0, count, None, is_causal=True)]
+    piece = max(16, MASK_ELEMENTS // (start + count))
+    for at in range(0, count, piece):
+        num = min(piece, count - at)
+        query_at = start + at + np.arange(num)[:, None]
+        low = 0 if window is None else max(0, start + at - window + 1)
+        first, end = low // block_size, start + at + num
+        key_at = np.arange(low, end)[None]
+        seen = key_at <= query_at
+        if window is not None:
+            seen &= key_at > query_at - window
+        tokens = slice(token + at, token + at + num)
+        mask = _additive(to_device(seen), dtype)
+        blocks = to_device(table[first : -(-end // block_size)])
+        tiles.append(Tile(tokens, 1, blocks, low - first * block_size, end - low, mask))
+    return tiles
+
+
+def _to_device(device: torch.device) -> Callable[[NDArray[np.generic]], Tensor]:
+    def move(array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+    return move
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where seen, minus infinity elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))

@@ -1,0 +1,325 @@
+"""Paged KV as accounting: which block belongs to whom, which can be found again by its content.
+
+Owns: block tables, reference counts, the prefix cache, eviction, `check_integrity`. Refuses to know: tensors
+(the runner holds them), requests (it is given slots, tokens and salts) and when to run what (the scheduler).
+
+Layers that keep their KV alike form a group with its own pool: full attention keeps all blocks of a sequence,
+a sliding window only those it still reaches. A sequence has the same block boundaries in every group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that share block tables; `window` counts the token itself, None is full attention."""
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
+class BlockKey(NamedTuple):
+    """What a full block holds: the digest names it, parent and tokens are compared on a hit."""
+
+    digest: bytes
+    parent: bytes
+    tokens: bytes
+
+
+class BlockHasher:
+    """Chained 128-bit keyed BLAKE2b over (parent, tokens, media); salts and adapter are in the chain's root.
+
+    The key is drawn per process, so nobody can prepare a collision.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._secret = os.urandom(32)
+
+    def root(self, owner: str, cache_salt: str, adapter: str | None) -> bytes:
+        """The parent of a sequence's first block: sequences of different roots never share one."""
+        digest = hashlib.blake2b(digest_size=16, key=self._secret)
+        for part in (owner, cache_salt, adapter or ""):
+            data = part.encode("utf-8", "surrogatepass")
+            digest.update(struct.pack("<Q", len(data)) + data)
+        return digest.digest()
+
+    def extend(
+        self,
+        chain: list[BlockKey],
+        root: bytes,
+        tokens: NDArray[np.int32],
+        media: Sequence[tuple[int, int, bytes]] = (),
+    ) -> None:
+        """Append the keys of the full blocks of `tokens` that `chain` lacks; media: (offset, length, hash).
+        """
+        size = self._block_size
+        parent = chain[-1].digest if chain else root
+        for start in range(len(chain) * size, len(tokens) - size + 1, size):
+            data = tokens[start : start + size].tobytes()
+            digest = hashlib.blake2b(parent + data, digest_size=16, key=self._secret)
+            for offset, length, content in media:
+                if offset < start + size and offset + length > start:
+                    digest.update(struct.pack("<qQ", offset - start, length) + content)
+            chain.append(BlockKey(digest.digest(), parent, data))
+            parent = chain[-1].digest
+
+
+class BlockPool:
+    """The blocks of one group: each is free, cached (unreferenced but findable) or used."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._by_digest: dict[bytes, int] = {}
+        self._keys: dict[int, BlockKey] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation could take."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take blocks, evicting the least recently used cached ones; the caller has checked `num_available`.
+        """
+        taken = []
+        for _ in range(count):
+            if self._free:
+                block = self._free.pop()
+            else:
+                block, _ = self._cached.popitem(last=False)
+                self._unpublish(block)
+            self._references[block] = 1
+            taken.append(block)
+        return taken
+
+    def retain(self, blocks: Iterable[int]) -> None:
+        """Add a reference to blocks found by `find`."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._cached[block]
+            self._references[block] += 1
+
+    def release(self, blocks: Sequence[int], *, forget: bool = False) -> list[int]:
+        """Drop a reference; the last block given is evicted first later on. Returns those nobody refers to
+        now.
+
+        `forget`: their content is bad, they must never be found again.
+        """
+        unreferenced = []
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            unreferenced.append(block)
+            if forget:
+                self._unpublish(block)
+            if block in self._keys:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+        return unreferenced
+
+    def publish(self, block: int, key: BlockKey) -> None:
+        """Let a full, computed block be found; of two with the same content the first one stays."""
+        if key.digest not in self._by_digest and block not in self._keys:
+            self._by_digest[key.digest] = block
+            self._keys[block] = key
+
+    def find(self, key: BlockKey) -> int | None:
+        """The block with this content, if there is one."""
+        block = self._by_digest.get(key.digest)
+        return block if block is not None and self._keys[block] == key else None
+
+    def is_cached(self, block: int) -> bool:
+        """True when nobody refers to the block."""
+        return self._references[block] == 0
+
+    def _unpublish(self, block: int) -> None:
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._by_digest[key.digest]
+
+    def check(self, used: dict[int, int]) -> None:
+        """Raise AssertionError unless `used` (block: references) and the books agree."""
+        referenced = {block: count for block, count in enumerate(self._references) if count}
+        assert referenced == used, f"references differ: books {referenced}, tables {used}"
+        assert len(self._free) + len(self._cached) + len(used) == self.num_blocks, (
+            "free + cached + used != total"
+        )
+        parts = set(self._free) | set(self._cached) | set(used)
+        assert len(parts) == self.num_blocks, "a block is in two places"
+        assert not set(self._free) & set(self._keys), "a free block can be found"
+        assert set(self._cached) <= set(self._keys), "a cached block cannot be found"
+        assert {key.digest: block for block, key in self._keys.items()} == self._by_digest
+
+
+class Hit(NamedTuple):
+    """A cached prefix of `num_blocks` blocks: for each group its first live block, and the blocks from there
+    on.
+    """
+
+    num_blocks: int
+    starts: tuple[int, ...]
+    blocks: tuple[list[int], ...]
+
+
+class KVCache:
+    """Block tables of all groups, by slot (a running sequence's place in the batch arrays)."""
+
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup],
+        num_blocks: Sequence[int],
+        block_size: int,
+        max_seqs: int,
+        max_len: int,
+    ) -> None:
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.pools = tuple(BlockPool(count) for count in num_blocks)
+        width = -(-max_len // block_size)
+        self.tables: tuple[NDArray[np.int32], ...] = tuple(
+            np.zeros((max_seqs, width), np.int32) for _ in groups
+        )
+        self.num_blocks = np.zeros(max_seqs, np.int64)  # blocks a slot has had; the live ones end here
+        self.starts = np.zeros((len(groups), max_seqs), np.int64)  # and begin here
+        self.num_releases = 0  # grows whenever blocks may have become available
+
+    def match(self, chain: Sequence[BlockKey], limit: int) -> Hit:
+        """The longest cached prefix of at most `limit` blocks that every group can go on from."""
+        num_blocks = min(limit, len(chain))
+        for group, pool in zip(self.groups, self.pools, strict=True):
+            if group.window is None:
+                found = next((i for i in range(num_blocks) if pool.find(chain[i]) is None), num_blocks)
+                num_blocks = found
+        while num_blocks:
+            missing = self._missing_in_window(chain, num_blocks)
+            if missing is None:
+                break
+            num_blocks = missing  # no prefix that ends behind a missing block and still reaches it will do
+        starts = tuple(self._first_live(group, num_blocks * self.block_size) for group in self.groups)
+        blocks = []
+        for pool, start in zip(self.pools, starts, strict=True):
+            found_blocks = [pool.find(key) for key in chain[start:num_blocks]]
+            blocks.append([block for block in found_blocks if block is not None])
+        return Hit(num_blocks, starts, tuple(blocks))
+
+    def _missing_in_window(self, chain: Sequence[BlockKey], num_blocks: int) -> int | None:
+        """The last block that a window group needs for this prefix and does not have."""
+        for group, pool in zip(self.groups, self.pools, strict=True):
+            if group.window is None:
+                continue
+            first = self._first_live(group, num_blocks * self.block_size)
+            for i in range(num_blocks - 1, first - 1, -1):
+                if pool.find(chain[i]) is None:
+                    return i
+        return None
+
+    def _first_live(self, group: LayerGroup, num_computed: int) -> int:
+        """The first block that the token at position `num_computed` can still reach."""
+        if group.window is None:
+            return 0
+        return max(0, num_computed - group.window + 1) // self.block_size
+
+    def fits(self, hit: Hit, num_tokens: int, max_chunk: int) -> bool:
+        """True when a sequence of `num_tokens` that starts from `hit` could be computed without taking from
+        others.
+        """
+        total = -(-num_tokens // self.block_size)
+        for group, pool, blocks in zip(self.groups, self.pools, hit.blocks, strict=True):
+            needed = total - hit.num_blocks
+            if group.window is not None:
+                needed = min(needed, -(-(group.window + max_chunk) // self.block_size) + 2)
+            revived = sum(pool.is_cached(block) for block in blocks)
+            if needed + revived > pool.num_available:
+                return False
+        return True
+
+    def attach(self, slot: int, hit: Hit) -> None:
+        """Begin a slot's tables with a hit's blocks."""
+        for g, pool in enumerate(self.pools):
+            pool.retain(hit.blocks[g])
+            self.tables[g][slot, hit.starts[g] : hit.num_blocks] = hit.blocks[g]
+            self.starts[g, slot] = hit.starts[g]
+        self.num_blocks[slot] = hit.num_blocks
+
+    def grow(self, slot: int, num_tokens: int) -> bool:
+        """Give a slot blocks for its first `num_tokens` tokens, or change nothing and return False."""
+        held = int(self.num_blocks[slot])
+        needed = -(-num_tokens // self.block_size) - held
+        if needed <= 0:
+            return True
+        if any(pool.num_available < needed for pool in self.pools):
+            return False
+        for pool, table in zip(self.pools, self.tables, strict=True):
+            table[slot, held : held + needed] = pool.allocate(needed)
+        self.num_blocks[slot] = held + needed
+        return True
+
+    def publish(self, slot: int, chain: Sequence[BlockKey], first: int, last: int) -> None:
+        """Let the slot's blocks `first..last-1`, full and computed, be found."""
+        for g, pool in enumerate(self.pools):
+            start = max(first, int(self.starts[g, slot]))
+            for i, block in enumerate(self.tables[g][slot, start:last].tolist(), start):
+                pool.publish(block, chain[i])
+
+    def trim(self, slot: int, num_computed: int) -> None:
+        """Release blocks that have left their group's window."""
+        for g, group in enumerate(self.groups):
+            start, live = int(self.starts[g, slot]), self._first_live(group, num_computed)
+            if live > start:
+                self.num_releases += 1
+                self.pools[g].release(self.tables[g][slot, start:live].tolist())
+                self.starts[g, slot] = live
+
+    def release(self, slot: int, *, forget: bool = False) -> list[list[int]]:
+        """Give a slot's blocks back; returns, by group, those that nobody refers to now (see
+        `BlockPool.release`).
+        """
+        self.num_releases += 1
+        count = int(self.num_blocks[slot])
+        unreferenced = []
+        for g, pool in enumerate(self.pools):
+            blocks = self.tables[g][slot, int(self.starts[g, slot]) : count].tolist()
+            unreferenced.append(pool.release(blocks, forget=forget))
+            self.starts[g, slot] = 0
+        self.num_blocks[slot] = 0
+        return unreferenced
+
+    @property
+    def has_windows(self) -> bool:
+        return any(group.window is not None for group in self.groups)
+
+    def check_integrity(self, slots: Iterable[int]) -> None:
+        """Raise AssertionError unless every block is free, cached, or in the tables of just these slots."""
+        slots = list(slots)
+        for g, pool in enumerate(self.pools):
+            used: dict[int, int] = {}
+            for slot in slots:
+                for block in self.tables[g][
+                    slot, int(self.starts[g, slot]) : int(self.num_blocks[slot])
+                ].tolist():
+                    used[block] = used.get(block, 0) + 1
+            pool.check(used)
+        idle = np.delete(self.num_blocks, slots) if slots else self.num_blocks
+        assert not idle.any(), "a slot without a sequence holds blocks"

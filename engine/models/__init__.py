@@ -1,0 +1,115 @@
+"""Decoder models: one door, two tiers.
+
+Owns: the interface every model has towards the runner, and the choice of tier: a native family (rows of flags
+in `families`, computed by `decoder`), or any other transformers decoder through its attention interface
+(`general`). Refuses to know: requests, schedules and sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.blocks import LayerGroup
+from engine.folder import read_config
+from engine.types import LoadError
+from engine.weights import Checkpoint
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What the rest of the engine needs to know of a loaded model.
+
+    `vocab_size` counts rows of the embedding; `max_positions` is where the positions end that it was made
+    for; `groups` partition the layers by the kind of KV they keep.
+    """
+
+    architecture: str
+    vocab_size: int
+    max_positions: int
+    num_parameters: int
+    groups: tuple[LayerGroup, ...]
+    dtype: torch.dtype
+    fingerprint: bytes
+
+
+class Attention(Protocol):
+    """What a model calls once a layer: stores `k` and `v` in the paged cache and attends over it."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
+        ...
+
+
+class Model(Protocol):
+    """A decoder over flattened tokens; it holds weights and no state of any request."""
+
+    spec: ModelSpec
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor
+    ) -> Tensor:
+        """token_ids, positions [T], logits_at [R] indices into T -> logits [R, vocab_size], in the compute
+        dtype.
+        """
+        ...
+
+
+# parameters: below, `dtype="auto"` computes in f32, so that a resumed run repeats itself exactly
+F32_BELOW = 200_000_000
+
+
+def load_model(folder: Path, *, dtype: str, device: torch.device, max_model_len: int | None) -> Model:
+    """Load the decoder of `folder`; `dtype` is auto, float32, bfloat16 or float16.
+
+    Raises LoadError, in one line, for what cannot be served.
+    """
+    from engine.models import families
+
+    config = read_config(folder)
+    _refuse(config)
+    checkpoint = Checkpoint(folder)
+    compute = _compute_dtype(dtype, checkpoint)
+    if families.is_native(config):
+        from engine.models.decoder import NativeDecoder
+
+        shape = families.parse(config, max_model_len)
+        return NativeDecoder.load(shape, checkpoint, compute, device)
+    from engine.models.general import GeneralDecoder
+
+    return GeneralDecoder.load(folder, checkpoint, compute, device, max_model_len)
+
+
+def _compute_dtype(dtype: str, checkpoint: Checkpoint) -> torch.dtype:
+    named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype in named:
+        return named[dtype]
+    if dtype != "auto":
+        raise LoadError(f"dtype {dtype!r} is none of auto, {', '.join(named)}")
+    if checkpoint.num_parameters < F32_BELOW or checkpoint.dtype is torch.float64:
+        return torch.float32
+    return checkpoint.dtype
+
+
+def _refuse(config: dict[str, Any]) -> None:
+    """Refuse, before anything is read, what no tier serves."""
+    architecture = (config.get("architectures") or [config.get("model_type", "?")])[0]
+    if "quantization_config" in config:
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise LoadError(f"{architecture} is quantized ({method}); load the unquantized checkpoint")
+    if config.get("is_encoder_decoder"):
+        raise LoadError(f"{architecture} is an encoder-decoder; only decoders are served")

@@ -1,0 +1,282 @@
+"""The device's owner: the model, the KV pools and the step's tensors.
+
+Owns: sizing and allocating the KV pools, turning a `StepPlan` of plain arrays into device tensors, the
+forward and the draw as two launches, and fetching what was drawn. Refuses to know: requests, slots, queues,
+text.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine import sampler
+from engine.attention import GroupStep, Workspace, make_tiles, paged_attention, write_kv
+from engine.inbox import RowLogprobs
+from engine.models import Model
+from engine.rows import StepPlan
+from engine.types import LoadError
+
+
+@dataclass(slots=True)
+class Progress:
+    """When the device was last seen to move (time.monotonic seconds); None while there is nothing to do."""
+
+    at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step drew: ids [R]; for rows that failed, why; log probabilities by row where asked for; and
+    those of the prompt tokens that were scored, in the plan's order.
+    """
+
+    ids: NDArray[np.int64]
+    failed: dict[int, str]
+    logprobs: dict[int, RowLogprobs]
+    prompt_logprobs: list[RowLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """A launched forward: logits [R + P, V] on the device."""
+
+    logits: Tensor
+
+
+class StepAttention:
+    """What the model calls once a layer (`models.Attention`): this step's cache views and metadata."""
+
+    def __init__(self, runner: Runner, groups: Sequence[GroupStep]) -> None:
+        self._runner = runner
+        self._groups = groups
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        runner = self._runner
+        runner.progress.at = time.monotonic()
+        group, k_cache, v_cache = runner.layers[layer]
+        step = self._groups[group]
+        write_kv(k, v, k_cache, v_cache, step)
+        return paged_attention(
+            q, k_cache, v_cache, step, runner.workspace, scale=scale, softcap=softcap, sinks=sinks
+        )
+
+
+class Runner:
+    """Runs plans on one device. Not thread-safe: the engine thread owns it."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_blocks: Sequence[int],
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.vocab_size = vocab_size  # ids that decode; rows of the embedding beyond them are never drawn
+        self.device = device
+        self.progress = Progress()
+        self.workspace = Workspace()
+        spec = model.spec
+        self.pools: list[Tensor] = []
+        views: dict[int, tuple[int, Tensor, Tensor]] = {}
+        for g, (group, count) in enumerate(zip(spec.groups, num_blocks, strict=True)):
+            # a block is contiguous over all layers of its group, so that it can move between tiers in one
+            # piece
+            shape = (count, len(group.layers), 2, block_size, group.num_kv_heads, group.head_dim)
+            pool = _zeros(shape, spec.dtype, device)
+            self.pools.append(pool)
+            for i, layer in enumerate(group.layers):
+                views[layer] = (g, pool[:, i, 0], pool[:, i, 1])
+        self.layers = [views[layer] for layer in sorted(views)]
+
+    def forward(self, plan: StepPlan) -> Forwarded:
+        """Launch the model over a plan; its KV is in the cache afterwards."""
+        attention = StepAttention(self, [self._group_step(plan, g) for g in range(len(self.pools))])
+        logits = self.model.forward(
+            self._move(plan.token_ids), self._move(plan.positions), attention, self._move(plan.logits_at)
+        )
+        return Forwarded(logits[:, : self.vocab_size])
+
+    def draw(
+        self, forwarded: Forwarded, plan: StepPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
+    ) -> StepResult:
+        """Draw the plan's tokens and fetch them; `masks` as in `sampler.draw`."""
+        count = len(plan.draw.temperature)
+        logits = forwarded.logits
+        if not len(logits):
+            return StepResult(np.zeros(0, np.int64), {}, {}, [])
+        drawn = sampler.draw(logits[:count], plan.draw, mask_rows, masks) if count else None
+        prompt = []
+        if len(plan.prompt_targets):
+            scored = sampler.score(logits[count:], self._move(plan.prompt_targets), plan.prompt_top)
+            prompt = _fetch_logprobs(plan.prompt_targets, *scored)
+        if drawn is None:
+            return StepResult(np.zeros(0, np.int64), {}, {}, prompt)
+        ids = drawn.ids.cpu().numpy()
+        return StepResult(ids, _failures(drawn), _row_logprobs(drawn, ids), prompt)
+
+    def clear(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Zero blocks, by group: what a failed row leaves behind must not reach its next owner as NaN."""
+        for pool, own in zip(self.pools, blocks, strict=True):
+            if own:
+                pool[torch.tensor(list(own), device=self.device)] = 0
+
+    def _group_step(self, plan: StepPlan, g: int) -> GroupStep:
+        group, pool = self.model.spec.groups[g], self.pools[g]
+        tiles = make_tiles(
+            plan.block_tables[g],
+            plan.query_start,
+            plan.seq_lens,
+            block_size=self.block_size,
+            window=group.window,
+            block_bytes=self.block_size * group.num_kv_heads * group.head_dim * pool.element_size(),
+            dtype=pool.dtype,
+            device=self.device,
+        )
+        return GroupStep(
+            block_tables=self._move(plan.block_tables[g]),
+            query_start=self._move(plan.query_start),
+            seq_lens=self._move(plan.seq_lens),
+            slot_blocks=self._move(plan.slot_blocks[g]),
+            slot_offsets=self._move(plan.slot_offsets),
+            window=group.window,
+            tiles=tiles,
+        )
+
+    def _move(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy's zeros are the system's untouched pages: a large pool costs memory only where it is used
+    size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
+
+
+def _fetch_logprobs(
+    token_ids: NDArray[np.int64], chosen: Tensor, top_ids: Tensor, top: Tensor
+) -> list[RowLogprobs]:
+    rows = zip(token_ids.tolist(), chosen.tolist(), top_ids.tolist(), top.tolist(), strict=True)
+    return [RowLogprobs(token_id, own, tuple(ids), tuple(values)) for token_id, own, ids, values in rows]
+
+
+def _row_logprobs(drawn: sampler.Drawn, ids: NDArray[np.int64]) -> dict[int, RowLogprobs]:
+    if drawn.logprobs is None or drawn.top_ids is None or drawn.top_logprobs is None:
+        return {}
+    rows = drawn.logprob_rows
+    fetched = _fetch_logprobs(ids[rows], drawn.logprobs, drawn.top_ids, drawn.top_logprobs)
+    return dict(zip(rows.tolist(), fetched, strict=True))
+
+
+def _failures(drawn: sampler.Drawn) -> dict[int, str]:
+    failed = {}
+    finite = torch.isfinite(drawn.peak)
+    if not bool(finite.all()):
+        for row in torch.nonzero(~finite)[:, 0].tolist():
+            failed[row] = "the model produced logits that are not finite"
+    if drawn.allowed is not None and not bool(drawn.allowed.all()):
+        for row in torch.nonzero(~drawn.allowed)[:, 0].tolist():
+            failed.setdefault(row, "grammar, bans and min_tokens together allow no token")
+    return failed
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Sizing
+
+
+def size_pools(
+    model: Model,
+    *,
+    block_size: int,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    max_chunk: int,
+    device: torch.device,
+    kv_cache_bytes: int | None,
+    num_blocks: int | None,
+) -> tuple[list[int], int]:
+    """Blocks for each layer group, and the context length that they serve.
+
+    `num_blocks` counts those of the first group; the others hold as many sequences. Without `max_model_len`
+    the context is the model's, or what memory allows; with it, raises LoadError when one such sequence would
+    not fit.
+    """
+    spec = model.spec
+    if max_model_len is not None and max_model_len > spec.max_positions:
+        raise LoadError(
+            f"max_model_len {max_model_len} is beyond the {spec.max_positions} positions of the model"
+        )
+    item = torch.empty(0, dtype=spec.dtype).element_size()
+    block_bytes = [2 * len(g.layers) * block_size * g.num_kv_heads * g.head_dim * item for g in spec.groups]
+
+    def blocks_for(length: int) -> list[int]:
+        # a window group holds what the window reaches, and a prefill chunk before it is trimmed
+        longest = -(-length // block_size)
+        return [
+            longest if g.window is None else min(longest, -(-(g.window + max_chunk) // block_size) + 2)
+            for g in spec.groups
+        ]
+
+    def bytes_for(length: int) -> int:
+        return sum(count * size for count, size in zip(blocks_for(length), block_bytes, strict=True))
+
+    length = max_model_len or spec.max_positions
+    usual, most = _memory_for_kv(device)
+    if num_blocks is not None:
+        fits = num_blocks >= blocks_for(length)[0]
+        ratio = num_blocks / blocks_for(length)[0]
+        most_length = num_blocks * block_size
+    else:
+        available = kv_cache_bytes if kv_cache_bytes is not None else min(most, max(usual, bytes_for(length)))
+        fits = available >= bytes_for(length)
+        ratio = min(available / bytes_for(length), max_num_seqs)
+        most_length = length
+        while bytes_for(most_length) > available and most_length > block_size:
+            most_length -= max(block_size, most_length // 64)
+    if not fits:
+        if max_model_len is not None or most_length <= block_size:
+            gib = bytes_for(length) / 2**30
+            raise LoadError(f"the KV cache cannot hold one sequence of {length} tokens ({gib:.2f} GiB)")
+        return [max(1, math.ceil(count)) for count in blocks_for(most_length)], most_length
+    return [int(count * ratio) for count in blocks_for(length)], length
+
+
+def _memory_for_kv(device: torch.device) -> tuple[int, int]:
+    """Bytes that KV takes unasked, and the most it may take to hold one whole context.
+
+    CPU: an eighth of what is free up to 4 GiB, at most half; GPU: 85 % of what is free.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.85), int(free * 0.85)
+    available = 8 << 30
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        available = int(fields["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError, IndexError):
+        pass  # not Linux: assume a small machine
+    return min(4 << 30, available // 8), available // 2

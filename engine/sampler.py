@@ -1,0 +1,244 @@
+"""Drawing one token for each row of a batch.
+
+Owns: penalties, bias, masks, temperature, top-k, top-p, min-p, the keyed noise and log probabilities. Refuses
+to know: requests, schedules, text. Everything is batched tensor code for any device.
+
+A draw is Gumbel-max: argmax of scaled logits plus noise, where the noise is a counter-based function of (the
+row's key, output index, vocabulary id). So a draw never depends on the neighbours in the batch, nor on what
+was filtered away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.rows import DrawPlan
+
+_CANDIDATES = (64, 1024)  # sizes tried, in turn, for the set that top-k and top-p leave, before a full sort
+_NOISE_ELEMENTS = 1 << 18  # noise is made for this many candidates at a time, so that it stays in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """R tokens, still on the device: ids [R]; `peak` [R], the highest raw logit (not finite: the row has
+    failed); `allowed` [R], False where masks and bans left no token; and log probabilities where rows asked
+    for them: `logprob_rows` [L], `logprobs` [L], `top_ids` and `top_logprobs` [L, k].
+    """
+
+    ids: Tensor
+    peak: Tensor
+    allowed: Tensor | None
+    logprob_rows: NDArray[np.int64]
+    logprobs: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
+
+
+def draw(logits: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]) -> Drawn:
+    """Draw a token for each row of logits [R, V].
+
+    masks [M, ceil(V / 32)]: bit sets of allowed ids for the rows `mask_rows` [M].
+    """
+    raw = logits.float()
+    peak, greedy = raw.max(dim=-1)
+    scores, allowed = _adjust(raw, plan, mask_rows, masks)
+    if scores is not raw:
+        best, greedy = scores.max(dim=-1)
+        allowed = best > float("-inf")
+    ids = greedy
+    sampled = np.flatnonzero(plan.temperature > 0)
+    if len(sampled):
+        ids = _sample(scores, plan, sampled, greedy)
+    rows = np.flatnonzero(plan.logprobs >= 0)
+    if not len(rows):
+        return Drawn(ids, peak, allowed, rows)
+    at = _tensor(rows, raw)
+    chosen, top_ids, top = score(raw[at], ids[at], int(plan.logprobs.max()))
+    return Drawn(ids, peak, allowed, rows, chosen, top_ids, top)
+
+
+def score(logits: Tensor, targets: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log probabilities of targets [L] under raw logits [L, V], and the `top` best: [L], ids [L, k], values
+    [L, k].
+    """
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    values, ids = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
+    return logprobs.gather(1, targets[:, None])[:, 0], ids, values
+
+
+def _tensor(array: NDArray[np.generic], like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like.device, non_blocking=True)
+
+
+def _adjust(
+    raw: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
+) -> tuple[Tensor, Tensor | None]:
+    """Penalties, then bias and bans, then grammar masks; `raw` itself when there are none."""
+    if not (len(plan.penalized) or len(plan.bias_rows) or len(mask_rows)):
+        return raw, None
+    scores = raw.clone()
+    if len(plan.penalized):
+        _penalize(scores, plan)
+    if len(plan.bias_rows):
+        at = (_tensor(plan.bias_rows, raw), _tensor(plan.bias_ids, raw))
+        scores.index_put_(at, _tensor(plan.bias_values, raw), accumulate=True)
+    if len(mask_rows):
+        at_rows = _tensor(mask_rows, raw)
+        words = _tensor(masks, raw)
+        bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=raw.device)) & 1
+        banned = bits.view(len(words), -1)[:, : raw.shape[1]] == 0
+        if banned.shape[1] < raw.shape[1]:
+            banned = torch.nn.functional.pad(banned, (0, raw.shape[1] - banned.shape[1]), value=True)
+        scores[at_rows] = scores[at_rows].masked_fill(banned, float("-inf"))
+    return scores, None
+
+
+def _penalize(scores: Tensor, plan: DrawPlan) -> None:
+    """Repetition (over prompt and output; Keskar et al. 2019), frequency and presence (over output; OpenAI).
+    """
+    rows = _tensor(plan.penalized, scores)
+    part = scores[rows]
+    at = (_tensor(plan.history_rows, scores), _tensor(plan.history_ids, scores))
+    is_output = _tensor(plan.history_is_output, scores)
+    seen = torch.zeros(part.shape, dtype=torch.bool, device=part.device)
+    seen.index_put_(at, torch.ones_like(is_output))
+    counts = torch.zeros_like(part).index_put_(at, is_output.to(part.dtype), accumulate=True)
+    repetition = _tensor(plan.repetition, scores)[:, None]
+    repeated = torch.where(part > 0, part / repetition, part * repetition)
+    part = torch.where(seen, repeated, part)
+    part -= _tensor(plan.frequency, scores)[:, None] * counts
+    part -= _tensor(plan.presence, scores)[:, None] * (counts > 0)
+    scores[rows] = part
+
+
+def _sample(scores: Tensor, plan: DrawPlan, rows: NDArray[np.int64], greedy: Tensor) -> Tensor:
+    """Replace the greedy ids of `rows` by keyed draws."""
+    ids = greedy.clone()
+    keys = draw_keys(_tensor(plan.noise, scores), _tensor(plan.draw_index, scores))
+    vocab = scores.shape[1]
+    top_k = np.where((plan.top_k == 0) | (plan.top_k > vocab), vocab, plan.top_k)
+    filtered = (top_k < vocab) | (plan.top_p < 1)
+    for kind in (False, True):
+        own = rows[filtered[rows] == kind]
+        if not len(own):
+            continue
+        at = _tensor(own, scores)
+        # a row without any filter is all of `scores` in the commonest batch: no copy then
+        part = scores if len(own) == len(scores) else scores[at]
+        scaled = part / _tensor(plan.temperature[own], scores)[:, None]
+        min_p = plan.min_p[own]
+        if min_p.any():
+            floor = scaled.max(dim=-1, keepdim=True).values + _tensor(min_p, scores).log()[:, None]
+            scaled = scaled.masked_fill(scaled < floor, float("-inf"))
+        if kind:
+            ids[at] = _draw_filtered(scaled, keys[at], top_k[own], plan.top_p[own])
+        else:
+            every = torch.arange(vocab, dtype=torch.int32, device=scores.device)[None]
+            ids[at] = gumbel_argmax(scaled, every, keys[at])
+    return ids
+
+
+def _draw_filtered(
+    scaled: Tensor, keys: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float32]
+) -> Tensor:
+    """Draw from what top-k leaves, and of that from the smallest set that holds `top_p` of the probability.
+
+    Rows whose set certainly lies within the few best candidates never sort the vocabulary.
+    """
+    vocab = scaled.shape[1]
+    ids = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
+    left = np.arange(len(scaled))
+    k_on, p_on = _tensor(top_k, scaled)[:, None], _tensor(top_p, scaled)[:, None]
+    whole = scaled.logsumexp(dim=-1, keepdim=True)
+    for size in (*_CANDIDATES, vocab):
+        if not len(left):
+            break
+        if size > vocab:
+            continue
+        at = _tensor(left, scaled)
+        values, candidates = (
+            scaled[at].sort(-1, descending=True) if size == vocab else scaled[at].topk(size, -1)
+        )
+        k, p = k_on[at], p_on[at]
+        rank = torch.arange(size, device=scaled.device)[None]
+        values = values.masked_fill(rank >= k, float("-inf"))
+        # top-p is of what top-k left; where top-k reaches beyond the candidates their own sum will not do
+        total = torch.where(k <= size, values.logsumexp(dim=-1, keepdim=True), whole[at])
+        mass = (values - total).exp().cumsum(dim=-1)
+        before = mass - (values - total).exp()
+        values = values.masked_fill((before >= p) & (rank > 0), float("-inf"))
+        chosen = candidates.gather(1, gumbel_argmax(values, candidates.int(), keys[at])[:, None])[:, 0]
+        ids[at] = chosen
+        if size == vocab:
+            break
+        # k <= size: top-k ends among the candidates; else top-k must be off and the mass reached
+        sure = (top_k[left] <= size) | ((top_k[left] == vocab) & ((mass[:, -1:] >= p)[:, 0].cpu().numpy()))
+        left = left[~sure]
+    return ids
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The noise
+
+
+def _int64(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _int64(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = _int64(0xBF58476D1CE4E5B9), _int64(0x94D049BB133111EB)
+
+
+def draw_keys(noise: Tensor, draw_index: Tensor) -> Tensor:
+    """The key of each row's draw [R] int64: SplitMix64 (Steele et al. 2014) of its base key at the draw's
+    index.
+    """
+    x = noise + (draw_index + 1) * _GOLDEN  # int64 arithmetic wraps
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_1
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_2
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def noise_bits(keys: Tensor, ids: Tensor) -> Tensor:
+    """32 bits of noise [R, K] int32 for keys [R] int64 and vocabulary ids [R or 1, K] int32."""
+    low = (keys & 0xFFFFFFFF).to(torch.int64)
+    low = torch.where(low >= 1 << 31, low - (1 << 32), low).int()[:, None]
+    high = (keys >> 32).int()[:, None]
+    return _mix_(_mix_(ids ^ low).bitwise_xor_(high))
+
+
+def _mix_(x: Tensor) -> Tensor:
+    """A bijective 32-bit finaliser (`lowbias32`, constants by T. Ettinger), in place; int32 products wrap."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x21F0AAAD
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x735A2D97
+    x ^= (x >> 15) & 0x1FFFF
+    return x
+
+
+def gumbel_argmax(values: Tensor, ids: Tensor, keys: Tensor) -> Tensor:
+    """argmax over K of values [R, K] plus the Gumbel noise of ids [R or 1, K]; -> [R] indices into K."""
+    rows = max(1, _NOISE_ELEMENTS // values.shape[1])
+    best = [
+        (part + gumbel(noise_bits(keys[i : i + rows], ids if len(ids) == 1 else ids[i : i + rows]))).argmax(
+            dim=-1
+        )
+        for i, part in ((i, values[i : i + rows]) for i in range(0, len(values), rows))
+    ]
+    return best[0] if len(best) == 1 else torch.cat(best)
+
+
+def gumbel(bits: Tensor) -> Tensor:
+    """Standard Gumbel noise in f32 from 32 random bits, of which 31 are used; in place where it can.
+
+    -log(-log1p(-u)): u is exact where it is small, so the upper tail reaches 22 and rare tokens keep their
+    chance.
+    """
+    u = (bits & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
+    return u.neg_().log1p_().neg_().log_().neg_()

@@ -1,0 +1,373 @@
+"""Who runs in the next step, and with how many tokens.
+
+Owns: the waiting queue (fair between owners, by priority), the running batch, admission, chunked prefill
+under one token budget, preemption, and the slot and blocks of every sequence. Refuses to know: tensors,
+threads, what a token means.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.blocks import BlockHasher, BlockKey, Hit, KVCache
+from engine.inbox import RowLogprobs, Submit
+from engine.rows import PROMPT_LOGPROBS_CHUNK, Ints, Rows, noise_key
+from engine.types import GenerateRequest
+
+if TYPE_CHECKING:
+    from engine.grammar import Matcher
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request on its way. While it runs its tokens are in its slot's row; otherwise in `tokens`."""
+
+    handle: int
+    request: GenerateRequest
+    matcher: Matcher | None
+    tokens: NDArray[np.int32]
+    root: bytes
+    stop_ids: frozenset[int]  # token ids that end it, end-of-turn ids among them
+    limit: int  # tokens of prompt and output together at which it ends
+    credit: int  # tokens that may still be drawn before the consumer takes some
+    slot: int = -1
+    chain: list[BlockKey] = field(default_factory=list)
+    num_published: int = 0
+    cached_tokens: int | None = None
+    first_sent: bool = False
+    prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.request.sampling.prompt_logprobs is not None and not self.first_sent
+
+
+class WaitingQueue:
+    """Sequences that wait: the lowest priority number first, within it owner after owner, within an owner in
+    order.
+    """
+
+    def __init__(self) -> None:
+        self._classes: dict[int, OrderedDict[str, deque[Sequence]]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, sequence: Sequence, *, front: bool = False) -> None:
+        """Add a sequence; `front`: it ran before and is next of its priority."""
+        owner = sequence.request.owner
+        owners = self._classes.setdefault(sequence.request.priority, OrderedDict())
+        queue = owners.setdefault(owner, deque())
+        if front:
+            queue.appendleft(sequence)
+            owners.move_to_end(owner, last=False)
+        else:
+            queue.append(sequence)
+        self._size += 1
+
+    def peek(self) -> Sequence | None:
+        """The one whose turn it is."""
+        if not self._classes:
+            return None
+        owners = self._classes[min(self._classes)]
+        return next(iter(owners.values()))[0]
+
+    def pop(self) -> None:
+        """Take out the one that `peek` shows; the next turn is another owner's."""
+        sequence = self.peek()
+        assert sequence is not None
+        self.remove(sequence)
+        owners = self._classes.get(sequence.request.priority)
+        if owners and sequence.request.owner in owners:
+            owners.move_to_end(sequence.request.owner)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out any sequence."""
+        priority, owner = sequence.request.priority, sequence.request.owner
+        owners = self._classes[priority]
+        owners[owner].remove(sequence)
+        if not owners[owner]:
+            del owners[owner]
+        if not owners:
+            del self._classes[priority]
+        self._size -= 1
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start; see `EngineStats`."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the next step computes: `counts[i]` tokens of `sequences[i]`."""
+
+    sequences: list[Sequence]
+    slots: Ints
+    counts: Ints
+
+
+class Scheduler:
+    """The queues and the batch. Not thread-safe: the engine thread owns it."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        rows: Rows,
+        *,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        max_undelivered: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self.kv = kv
+        self.rows = rows
+        self.counters = Counters()
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []  # in the order of admission
+        self._parked: dict[int, Sequence] = {}  # preempted, and their consumers have yet to catch up
+        self._live: dict[int, Sequence] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._hasher = BlockHasher(kv.block_size)
+        self._budget = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._max_undelivered = max_undelivered
+        self._eos = eos_token_ids
+        self._held_back: tuple[int, int] | None = (
+            None  # (handle, releases): it did not fit, and nothing changed
+        )
+
+    # -- requests come and go --------------------------------------------------------------------------------
+
+    def add(self, submit: Submit) -> None:
+        """Queue a request; its checks are done, it fits the context."""
+        request, sampling = submit.request, submit.request.sampling
+        prefix = [token for chunk in request.prefix for token in chunk]
+        stops = set(sampling.stop_token_ids)
+        # a grammar allows the end of turn only where the shape may end: it always ends the sequence then
+        if not sampling.ignore_eos or submit.matcher is not None:
+            stops |= set(self._eos)
+        sequence = Sequence(
+            handle=submit.handle,
+            request=request,
+            matcher=submit.matcher,
+            tokens=np.array([*request.prompt_ids, *prefix], np.int32),
+            root=self._hasher.root(request.owner, request.cache_salt, request.adapter),
+            stop_ids=frozenset(stops),
+            limit=min(len(request.prompt_ids) + sampling.max_tokens, self._max_model_len),
+            credit=self._max_undelivered,
+        )
+        self._live[submit.handle] = sequence
+        self.waiting.push(sequence)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, submit.handle))
+
+    def credit(self, handle: int, num_tokens: int) -> None:
+        """The consumer took tokens; a sequence that was held back for it goes on."""
+        sequence = self._live.get(handle)
+        if sequence is None:
+            return
+        sequence.credit += num_tokens
+        if sequence.credit > 0 and self._parked.pop(handle, None):
+            self.waiting.push(sequence, front=True)
+
+    def find(self, handle: int) -> Sequence | None:
+        """A sequence that has not ended."""
+        return self._live.get(handle)
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Sequences whose deadline has passed; each is named once."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, handle = heapq.heappop(self._deadlines)
+            if handle in self._live:
+                late.append(self._live[handle])
+        return late
+
+    @property
+    def next_deadline(self) -> float | None:
+        """time.monotonic seconds of the earliest deadline, perhaps of a sequence that is gone."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def finish(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:
+        """Drop a sequence wherever it is; returns its blocks by group if their content is bad (`forget`)."""
+        del self._live[sequence.handle]
+        blocks: list[list[int]] = []
+        if sequence.slot >= 0:
+            self.running.remove(sequence)
+            blocks = self._vacate(sequence, forget=forget)
+        elif self._parked.pop(sequence.handle, None) is None:
+            self.waiting.remove(sequence)
+        return blocks if forget else []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self._parked)
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Batch | None:
+        """Choose the next step's tokens: first those that decode, then begun prefills, then new sequences."""
+        chosen: dict[int, tuple[Sequence, int]] = {}
+        left = self._schedule_running(chosen, self._budget)
+        self._admit(chosen, left)
+        if not chosen:
+            return None
+        sequences = [sequence for sequence, _ in chosen.values()]
+        slots = np.fromiter((sequence.slot for sequence in sequences), np.int64, len(sequences))
+        counts = np.fromiter((count for _, count in chosen.values()), np.int64, len(sequences))
+        return Batch(sequences, slots, counts)
+
+    def _schedule_running(self, chosen: dict[int, tuple[Sequence, int]], left: int) -> int:
+        running = list(self.running)
+        slots = np.fromiter((sequence.slot for sequence in running), np.int64, len(running))
+        remaining = (self.rows.num_tokens[slots] - self.rows.num_computed[slots]).tolist()
+        for decoding in (True, False):
+            for sequence, wanted in zip(running, remaining, strict=True):
+                if left <= 0:
+                    return left
+                # a slot below 0: preempted for one that came before
+                if (wanted == 1) != decoding or sequence.slot < 0 or sequence.credit <= 0:
+                    continue
+                count = self._chunk(sequence, wanted, left)
+                if self._grow(sequence, count, chosen):
+                    chosen[sequence.handle] = (sequence, count)
+                    left -= count
+        return left
+
+    def _chunk(self, sequence: Sequence, wanted: int, left: int) -> int:
+        return min(wanted, left, PROMPT_LOGPROBS_CHUNK if sequence.wants_prompt_logprobs else left)
+
+    def _grow(self, sequence: Sequence, count: int, chosen: dict[int, tuple[Sequence, int]]) -> bool:
+        """Find blocks for `count` more tokens, at the cost of those admitted last; False: it was itself the
+        last.
+        """
+        needed = int(self.rows.num_computed[sequence.slot]) + count
+        while not self.kv.grow(sequence.slot, needed):
+            victim = self._victim()
+            chosen.pop(victim.handle, None)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _victim(self) -> Sequence:
+        """One that waits for its consumer, else the last admitted."""
+        return next((s for s in reversed(self.running) if s.credit <= 0), self.running[-1])
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks; it will be computed again (mostly from the prefix cache)."""
+        self.counters.preemptions += 1
+        sequence.tokens = self.rows.tokens[sequence.slot, : self.rows.num_tokens[sequence.slot]].copy()
+        self.running.remove(sequence)
+        self._vacate(sequence)
+        if sequence.credit > 0:
+            self.waiting.push(sequence, front=True)
+        else:
+            self._parked[sequence.handle] = sequence
+
+    def _vacate(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:
+        blocks = self.kv.release(sequence.slot, forget=forget)
+        self.rows.give_back(sequence.slot)
+        sequence.slot = -1
+        sequence.num_published = 0
+        sequence.prompt_logprobs.clear()
+        self._held_back = None
+        return blocks
+
+    def _admit(self, chosen: dict[int, tuple[Sequence, int]], left: int) -> None:
+        while left > 0 and self.rows.num_free and (sequence := self.waiting.peek()) is not None:
+            if self._held_back == (sequence.handle, self.kv.num_releases):
+                break
+            self._hasher.extend(sequence.chain, sequence.root, sequence.tokens, _media(sequence.request))
+            # the last token is always computed: its logits are wanted
+            limit = 0 if sequence.wants_prompt_logprobs else (len(sequence.tokens) - 1) // self.kv.block_size
+            hit = self.kv.match(sequence.chain, limit)
+            if hit.num_blocks < limit and self._is_being_computed(
+                sequence.chain[hit.num_blocks], hit.num_blocks
+            ):
+                break  # another sequence computes the same prompt right now: wait for its blocks
+            if not self.kv.fits(hit, min(len(sequence.tokens) + 1, self._max_model_len), self._budget):
+                paused = [other for other in self.running if other.credit <= 0]
+                if not paused:
+                    self._held_back = (sequence.handle, self.kv.num_releases)
+                    break
+                self._preempt(paused[-1])
+                continue
+            self.waiting.pop()
+            self._start(sequence, hit)
+            wanted = len(sequence.tokens) - hit.num_blocks * self.kv.block_size
+            count = self._chunk(sequence, wanted, left)
+            if self._grow(sequence, count, chosen):
+                chosen[sequence.handle] = (sequence, count)
+                left -= count
+
+    def _is_being_computed(self, key: BlockKey, index: int) -> bool:
+        rows = self.rows
+        return any(
+            len(other.chain) > index
+            and other.chain[index].digest == key.digest
+            and rows.num_computed[other.slot] <= index * self.kv.block_size
+            for other in self.running
+            if other.credit > 0
+        )
+
+    def _start(self, sequence: Sequence, hit: Hit) -> None:
+        request = sequence.request
+        num_prompt, num_hit = len(request.prompt_ids), hit.num_blocks * self.kv.block_size
+        slot = self.rows.take(
+            request,
+            sequence.tokens,
+            noise_key(request.sampling.seed, request.choice, request.generation),
+            np.array(sorted(sequence.stop_ids), np.int64),
+            sequence.matcher is not None,
+        )
+        sequence.slot = slot
+        sequence.num_published = hit.num_blocks
+        self.rows.num_computed[slot] = num_hit
+        self.kv.attach(slot, hit)
+        self.running.append(sequence)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(num_hit, num_prompt)
+            self.counters.prefix_queries += num_prompt
+            self.counters.prefix_hits += sequence.cached_tokens
+            self.counters.prompt_tokens += num_prompt
+
+    def computed(self, batch: Batch) -> None:
+        """Book a step's tokens as computed: publish full blocks, release those that left a window."""
+        self.rows.num_computed[batch.slots] += batch.counts
+        self.counters.steps += 1
+        computed = self.rows.num_computed[batch.slots]
+        full = (computed // self.kv.block_size).tolist()
+        for sequence, num_full, num_computed in zip(batch.sequences, full, computed.tolist(), strict=True):
+            if num_full > sequence.num_published:
+                tokens = self.rows.tokens[sequence.slot, :num_computed]
+                self._hasher.extend(sequence.chain, sequence.root, tokens, _media(sequence.request))
+                self.kv.publish(sequence.slot, sequence.chain, sequence.num_published, num_full)
+                sequence.num_published = num_full
+                if self.kv.has_windows:
+                    self.kv.trim(sequence.slot, num_computed)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when blocks, slots and queues do not add up."""
+        self.kv.check_integrity(sequence.slot for sequence in self.running)
+        assert len(self._live) == len(self.running) + self.num_waiting, "a sequence is nowhere, or twice"
+        assert self.rows.num_free + len(self.running) == len(self.rows.num_tokens), "a slot is lost"
+
+
+def _media(request: GenerateRequest) -> list[tuple[int, int, bytes]]:
+    return [(span.offset, span.length, span.content_hash) for span in request.media]

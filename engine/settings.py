@@ -1,0 +1,36 @@
+"""How a local engine is started: every choice in one frozen value.
+
+Owns: names, units and defaults. Refuses to know: what anybody does with them, torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What `LocalEngine` was given. None means: derive it from the checkpoint and the machine."""
+
+    model: str | Path
+    name: str | None = None
+    dtype: Dtype = "auto"  # auto: float32 below 200 M parameters, else the checkpoint's
+    device: Device = "auto"
+    max_model_len: int | None = None  # tokens of prompt and output together
+    max_waiting: int = 512  # requests that wait for a place in the batch; more are refused
+    max_num_seqs: int = 256  # sequences in the batch
+    max_num_batched_tokens: int = 2048  # tokens one step computes, decode and prefill together
+    block_size: int = 16  # tokens of a KV block
+    kv_cache_bytes: int | None = None
+    num_blocks: int | None = None  # of the full-attention layers; wins over kv_cache_bytes
+    chat_template: str | None = None
+    dialect: str | None = None
+    generation_config: Literal["auto", "none"] = "auto"
+    num_threads: int | None = None  # of torch, within one operation
+    step_timeout_s: float = 10.0  # without progress for this long the engine counts as dead
+    max_undelivered: int = 256  # tokens a slow consumer may leave lying before its request pauses

@@ -1,0 +1,382 @@
+"""The values that cross the engine's door.
+
+Owns: every frozen type that server and engine exchange, and the engine's errors. Refuses to know: HTTP, SQL,
+torch. Everything here is picklable, so that the engine can move to another process without touching its callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+# ---------------------------------------------------------------------------------------------------------------
+# Requests
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn; every field resolved, nothing optional but what is off.
+
+    The noise of a draw is a counter-based function of (seed, choice, generation, output index, vocabulary id), so
+    a draw never depends on the batch.
+    """
+
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0  # presence and frequency count output tokens only
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0  # counts prompt and output tokens
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()  # ended by the reader of the text; never part of it
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: off; k: the chosen token and the k most likely (0..20)
+    prompt_logprobs: int | None = None  # the same for prompt tokens, in the first chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ToolShape:
+    """A function the model may be made to call: its name and the JSON Schema text of its arguments."""
+
+    name: str
+    parameters: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A shape that the decoder enforces: `kind="calls"` is one call (or up to `max_calls`) of one of `tools`."""
+
+    kind: Literal["calls"]
+    tools: tuple[ToolShape, ...] = ()
+    max_calls: int | None = None  # None: one or more
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderParams:
+    """How generated tokens are read as text: plain, or by the model's dialect."""
+
+    dialect: bool = True  # False: everything is text (completions)
+    calls: bool = False  # tools were offered, so call markup means calls; otherwise it is text
+    max_calls: int | None = None  # end the generation after this many calls
+    starts_in: Literal["text", "reasoning"] = "text"  # where the prompt leaves the model (`Prompt.starts_in`)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """A non-text span of the prompt (none yet): `length` tokens at `offset`, content addressed."""
+
+    offset: int
+    length: int
+    content_hash: bytes
+    handle: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One generation: a prompt, and how to go on from it.
+
+    `prefix` holds the token ids of this generation's durable chunks, oldest first: they are replayed to the reader
+    (their chunks come out first, `replayed=True`) and count as output for penalties, limits and the draw index.
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    reader: ReaderParams = ReaderParams()
+    constraint: Constraint | None = None
+    prefix: tuple[tuple[int, ...], ...] = ()
+    choice: int = 0  # which of n
+    generation: int = 0  # which generation of the run
+    owner: str = ""  # fairness key and first part of the prefix cache's salt
+    cache_salt: str = ""
+    priority: int = 0  # lower runs first
+    adapter: str | None = None
+    media: tuple[MediaSpan, ...] = ()
+    deadline: float | None = None  # time.monotonic() seconds; past it the request ends with DeadlineExceeded
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered prompt. `starts_in` tells whether the template has already opened a reasoning block."""
+
+    ids: tuple[int, ...]
+    starts_in: Literal["text", "reasoning"] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class RenderInput:
+    """What a chat template is given, in the form Hugging Face templates expect.
+
+    messages: dicts with role and content, and reasoning_content, tool_calls [{id, type: "function", function:
+    {name, arguments: str}}], tool_call_id, name where they apply. tools: {"type": "function", "function": {...}}.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+    now: float = 0.0  # unix seconds, for templates that print a date
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What comes out
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token's log probability (natural log) and the most likely alternatives, best first."""
+
+    token_id: int
+    token: str
+    data: bytes  # the token's own bytes, which need not be whole characters
+    logprob: float
+    top: tuple[tuple[int, str, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Visible text; `logprobs` are those of the tokens that this text (and text held back before it) came from."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of a reasoning block, without its tags."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call of a function begins; its name is known."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArgs:
+    """More of the current call's arguments, as JSON text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The current call's arguments are whole (`complete`), or the generation ended inside them."""
+
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The generation ended: `stop` (end of turn, stop string or token, calls done) or `length` (max_tokens or
+    the context is full). `stop` is the stop string or stop token id that ended it, None for the end of turn."""
+
+    reason: Literal["stop", "length"]
+    stop: str | int | None = None
+
+
+Delta = Text | Reasoning | CallStart | CallArgs | CallEnd | Done
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one engine step (or several, coalesced) produced for one request; `Done` is the last delta of the last.
+
+    `token_ids` are exactly the tokens that count as output (a stop string cuts them); `logprobs` align with them
+    when asked for. `reasoning_tokens` counts those of `token_ids` inside reasoning blocks, tags included.
+    `cached_tokens` (prompt tokens found in the prefix cache) and `prompt_logprobs` come with the first chunk.
+    """
+
+    token_ids: tuple[int, ...]
+    deltas: tuple[Delta, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning_tokens: int = 0
+    cached_tokens: int | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    replayed: bool = False
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The engine itself
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The checkpoint's generation_config.json, where it says something."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a served model is and can do.
+
+    `fingerprint` names weights, tokenizer, template and dialect: a run goes on only behind the same one.
+    capabilities: exact_resume, grammar, logprobs, token_ids, ...
+    """
+
+    name: str
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults = SamplingDefaults()
+    capabilities: frozenset[str] = frozenset()
+    dialect: str = "plain"
+    modalities: frozenset[str] = frozenset({"text"})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine's counters; totals grow, the rest are gauges."""
+
+    waiting: int = 0
+    running: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0  # referenced by running requests
+    kv_blocks_cached: int = 0  # unreferenced, kept for prefix hits
+    prefix_queries_total: int = 0  # prompt tokens looked up
+    prefix_hits_total: int = 0  # prompt tokens found
+    prompt_tokens_total: int = 0
+    output_tokens_total: int = 0
+    preemptions_total: int = 0
+    steps_total: int = 0
+
+
+class Engine(Protocol):
+    """Tokens in, deltas out. All methods are called on one asyncio loop; none blocks it."""
+
+    async def start(self) -> ModelInfo:
+        """Load the model and start the engine thread; raises EngineError when it cannot serve."""
+        ...
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model served; only after `start`."""
+        ...
+
+    async def render(self, messages: RenderInput) -> Prompt:
+        """Render messages by the chat template; raises RenderError (template refused the messages)."""
+        ...
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Encode text."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Decode ids, special tokens included."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """One token's text, for log probabilities and token lists."""
+        ...
+
+    async def check(self, constraint: Constraint) -> None:
+        """Compile a constraint ahead of time; raises ConstraintError naming what cannot be honoured."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+        """Generate; closing the generator aborts the request and frees its KV within a step.
+
+        Raises QueueFull at the first step, PromptTooLong, ConstraintError, DeadlineExceeded, RequestFailed (only
+        this request), EngineDead (the engine is gone for all).
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters for metrics."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when free + cached + used blocks do not add up."""
+        ...
+
+    async def dead(self) -> BaseException:
+        """Wait until the engine has died; returns why."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine thread; requests still running end with EngineDead."""
+        ...
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Errors
+
+
+class EngineError(Exception):
+    """The root:
+
+    EngineError
+    +- RequestError                the caller's fault, this request only
+    |  +- PromptTooLong            more tokens than the context holds
+    |  +- ConstraintError          a schema or grammar that cannot be honoured
+    |  +- RenderError              the chat template refused the messages
+    +- QueueFull                   too many waiting; try again
+    +- DeadlineExceeded            the request's deadline passed
+    +- RequestFailed               this request failed inside the engine; others go on
+    +- EngineDead                  the engine stopped for all
+    +- LoadError                   the model cannot be loaded; says why in one line
+    """
+
+
+class RequestError(EngineError):
+    """The request cannot be honoured; the message says why."""
+
+
+class PromptTooLong(RequestError):
+    """`num_tokens` prompt tokens leave no room in a context of `limit`."""
+
+    def __init__(self, num_tokens: int, limit: int) -> None:
+        super().__init__(num_tokens, limit)
+        self.num_tokens, self.limit = num_tokens, limit
+
+    def __str__(self) -> str:
+        return f"the prompt has {self.num_tokens} tokens; the context holds {self.limit}"
+
+
+class ConstraintError(RequestError):
+    """A schema or grammar cannot be honoured."""
+
+
+class RenderError(RequestError):
+    """The chat template refused the messages."""
+
+
+class QueueFull(EngineError):
+    """`max_waiting` requests wait already."""
+
+
+class DeadlineExceeded(EngineError):
+    """The request's deadline passed before it ended."""
+
+
+class RequestFailed(EngineError):
+    """This request failed inside the engine."""
+
+
+class EngineDead(EngineError):
+    """The engine stopped; nothing runs until the process is started again."""
+
+
+class LoadError(EngineError):
+    """The checkpoint cannot be loaded."""

@@ -1,0 +1,118 @@
+"""A checkpoint folder's tensors: found by name, read lazily, never all at once in a second copy.
+
+Owns: safetensors files and their index, the checkpoint's fingerprint. Refuses to know: what a tensor means
+(see `models`), and transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from engine.types import LoadError
+
+_WHOLE = 64 << 20  # files up to this many bytes are hashed whole
+_SAMPLE = 1 << 16  # of larger ones: this many bytes at each of `_SAMPLES` evenly spaced offsets
+_SAMPLES = 64
+
+
+class Checkpoint:
+    """The tensors of one folder of safetensors files, single or sharded.
+
+    Raises LoadError when the folder holds none, or when its index names a file that is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = _safetensors_files(folder)
+        self._handles = {path: safe_open(path, framework="pt") for path in self.files}
+        self._where = {name: path for path, handle in self._handles.items() for name in handle.keys()}  # noqa: SIM118
+        self._unread = set(self._where)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def take(self, name: str) -> Tensor:
+        """Read one tensor in the dtype it is stored in, and mark it as used."""
+        path = self._where.get(name)
+        if path is None:
+            raise LoadError(f"{self.folder} has no tensor {name!r}")
+        self._unread.discard(name)
+        tensor: Tensor = self._handles[path].get_tensor(name)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor, without reading it."""
+        return tuple(self._handles[self._where[name]].get_slice(name).get_shape())
+
+    def unread(self) -> list[str]:
+        """Names that nobody took: a loader that leaves some has misunderstood the model."""
+        return sorted(self._unread)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors together."""
+        return sum(_elements(self.shape(name)) for name in self._where)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The stored dtype that holds the most elements."""
+        sizes: dict[str, int] = {}
+        for name, path in self._where.items():
+            part = self._handles[path].get_slice(name)
+            sizes[part.get_dtype()] = sizes.get(part.get_dtype(), 0) + _elements(tuple(part.get_shape()))
+        largest = max(sizes, key=lambda dtype: sizes[dtype])
+        known = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        if largest not in known:
+            raise LoadError(f"{self.folder} stores its weights as {largest}, which this engine does not read")
+        return known[largest]
+
+    def fingerprint(self) -> bytes:
+        """16 bytes that name these weights, the same for every copy of the folder.
+
+        Small files are hashed whole; of large ones the header (names, shapes, offsets) and evenly spaced
+        samples.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for path in self.files:
+            size = path.stat().st_size
+            digest.update(struct.pack("<Q", size))
+            with path.open("rb") as file:
+                if size <= _WHOLE:
+                    digest.update(file.read())
+                    continue
+                (header,) = struct.unpack("<Q", file.read(8))
+                digest.update(file.read(header))
+                for i in range(_SAMPLES):
+                    file.seek(8 + header + (size - 8 - header - _SAMPLE) * i // (_SAMPLES - 1))
+                    digest.update(file.read(_SAMPLE))
+        return digest.digest()
+
+
+def _elements(shape: Iterable[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _safetensors_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files = [folder / name for name in names]
+        missing = [path.name for path in files if not path.exists()]
+        if missing:
+            raise LoadError(f"{folder} lacks {missing[0]}, which its index names")
+        return files
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise LoadError(f"{folder} holds no .safetensors file")
+    return files

@@ -1,0 +1,247 @@
+"""Completions without state: generations side by side, written as chunks, streamed or folded.
+
+Owns what the chat and the completions view share: running the choices of one request, the envelope around their
+parts, usage, and the end of a stream. Refuses to know what a part looks like: a `Writer` per choice makes parts of
+engine chunks and folds them again, so what is streamed and what is not cannot differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import orjson
+
+from engine import Chunk, Engine, GenerateRequest
+from server.errors import to_api_error
+from server.telemetry import Telemetry
+
+Part = dict[str, Any]
+T = TypeVar("T")
+
+log = logging.getLogger("antiphon")
+
+DONE = b"data: [DONE]\n\n"
+PATIENCE_S = 0.05
+"""How long headers wait for the first chunk, so that what fails at once is an HTTP error and not an event."""
+
+
+class Writer(Protocol):
+    """How one choice is written: engine chunks to parts (the `choices` entries of a stream), parts to the whole."""
+
+    def write(self, chunk: Chunk) -> list[Part]:
+        """The parts of one engine chunk, in order; the last chunk's last part has the finish reason."""
+        ...
+
+    def fold(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The choice that all its parts make."""
+        ...
+
+
+class Usage:
+    """Counts of one request. A prompt counts once however many choices share it, and its cached tokens are those
+    that every choice found."""
+
+    def __init__(self, prompt_tokens: Sequence[int], num_choices: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._cached: list[int | None] = [None] * num_choices
+        self._completion = 0
+        self._reasoning = 0
+
+    def add(self, choice: int, chunk: Chunk, *, silent: bool = False) -> None:
+        """Count a chunk; a silent one's tokens are not part of the answer."""
+        if chunk.cached_tokens is not None:
+            self._cached[choice] = chunk.cached_tokens
+        if not silent:
+            self._completion += len(chunk.token_ids)
+            self._reasoning += chunk.reasoning_tokens
+
+    def totals(self) -> dict[str, Any]:
+        """The official usage object."""
+        prompt = sum(self._prompt_tokens)
+        each = len(self._cached) // len(self._prompt_tokens)
+        per_prompt = [self._cached[start : start + each] for start in range(0, len(self._cached), each)]
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._completion,
+            "total_tokens": prompt + self._completion,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(min(found or 0 for found in choices) for choices in per_prompt)
+            },
+            "completion_tokens_details": {"reasoning_tokens": self._reasoning},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The choices of one request, ready to run once.
+
+    requests: one per choice, prompt after prompt. head: what every body and chunk says (id, created, model, ...).
+    silent: the tokens that come are not part of the answer (no token was asked for).
+    """
+
+    engine: Engine
+    telemetry: Telemetry
+    requests: Sequence[GenerateRequest]
+    writers: Sequence[Writer]
+    head: dict[str, Any]
+    usage: Usage
+    silent: bool = False
+
+    async def parts(self) -> AsyncGenerator[list[Part]]:
+        """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them all."""
+        chunks = side_by_side(self.engine, self.requests)
+        last = [time.perf_counter()] * len(self.requests)
+        started = [False] * len(self.requests)
+        async with aclosing(chunks):
+            async for choice, chunk in chunks:
+                now = time.perf_counter()
+                if not started[choice]:
+                    started[choice] = True
+                    self.telemetry.first_token(now - last[choice])
+                elif chunk.token_ids:
+                    self.telemetry.tokens(len(chunk.token_ids), now - last[choice])
+                last[choice] = now
+                self.usage.add(choice, chunk, silent=self.silent)
+                parts = self.writers[choice].write(chunk)
+                if parts:
+                    yield parts
+
+    async def whole(self, object_name: str) -> bytes:
+        """The body of a reply that is not streamed. Raises the engine's errors."""
+        gathered: list[list[Part]] = [[] for _ in self.requests]
+        async with aclosing(self.parts()) as stream:
+            async for parts in stream:
+                for part in parts:
+                    gathered[part["index"]].append(part)
+        choices = [writer.fold(parts) for writer, parts in zip(self.writers, gathered, strict=True)]
+        return orjson.dumps(
+            {**self.head, "object": object_name, "choices": choices, "usage": self.usage.totals()}
+        )
+
+    async def frames(self, object_name: str, *, include_usage: bool) -> AsyncGenerator[bytes]:
+        """The frames of a streamed reply: one write per engine chunk, usage if asked for, then [DONE].
+
+        What goes wrong before the first frame is raised; after it, it is the last event, and [DONE] does not come.
+        """
+        opening = b"data: " + orjson.dumps({**self.head, "object": object_name})[:-1] + b',"choices":['
+        closing = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        begun = False
+        try:
+            async with aclosing(self.parts()) as stream:
+                async for parts in stream:
+                    frames = [opening + orjson.dumps(part) + closing for part in parts]
+                    yield frames[0] if len(frames) == 1 else b"".join(frames)
+                    begun = True
+        except Exception as exc:
+            # The one place where a failure after the headers is told: the status is out, so it becomes an event.
+            if not begun:
+                raise
+            yield error_frame(exc)
+            return
+        if include_usage:
+            yield opening + b'],"usage":' + orjson.dumps(self.usage.totals()) + b"}\n\n"
+        yield DONE
+
+
+def error_frame(exc: Exception) -> bytes:
+    """The event of a failure: the official error object alone, which makes SDKs raise."""
+    error = to_api_error(exc)
+    if error.status >= 500:
+        log.error("a stream failed", exc_info=exc)
+    return b"data: " + error.body() + b"\n\n"
+
+
+async def side_by_side(
+    engine: Engine, requests: Sequence[GenerateRequest]
+) -> AsyncGenerator[tuple[int, Chunk]]:
+    """(choice, chunk) of all requests as they come; the first failure ends them all, and so does closing it."""
+    if len(requests) == 1:
+        async with aclosing(engine.generate(requests[0])) as only:
+            async for chunk in only:
+                yield 0, chunk
+        return
+    # Room for one chunk a choice: a slow reader holds the choices back, not memory.
+    queue: asyncio.Queue[tuple[int, Chunk] | BaseException | None] = asyncio.Queue(len(requests))
+
+    async def pull(choice: int, request: GenerateRequest) -> None:
+        try:
+            async with aclosing(engine.generate(request)) as chunks:
+                async for chunk in chunks:
+                    await queue.put((choice, chunk))
+        except Exception as exc:
+            await queue.put(exc)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(pull(choice, request)) for choice, request in enumerate(requests)]
+    try:
+        running = len(tasks)
+        while running:
+            found = await queue.get()
+            if found is None:
+                running -= 1
+            elif isinstance(found, BaseException):
+                raise found
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Begun(AsyncIterator[bytes]):
+    """Frames whose first was asked for already; see `begin`."""
+
+    def __init__(self, frames: AsyncGenerator[bytes]) -> None:
+        self._frames = frames
+        self._first: asyncio.Task[bytes] | None = asyncio.ensure_future(_next(frames))
+
+    async def settle(self, patience_s: float) -> None:
+        """Wait a moment for the first frame; raises what it raised."""
+        assert self._first is not None
+        await asyncio.wait({self._first}, timeout=patience_s)
+        if self._first.done() and self._first.exception() is not None:
+            await self.aclose()
+            self._first.result()
+
+    async def __anext__(self) -> bytes:
+        first, self._first = self._first, None
+        if first is None:
+            return await anext(self._frames)
+        try:
+            return await first
+        except asyncio.CancelledError:
+            self._first = first  # whoever closes us cancels it
+            raise
+
+    async def aclose(self) -> None:
+        """Abort what runs; safe at any time, and needed even when no frame was ever taken."""
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
+        await self._frames.aclose()
+
+
+async def _next(frames: AsyncGenerator[bytes]) -> bytes:
+    return await anext(frames)
+
+
+async def begin(frames: AsyncGenerator[bytes], patience_s: float = PATIENCE_S) -> Begun:
+    """Start a stream before its headers go out: what fails within `patience_s` is raised here.
+
+    A prompt that takes longer to read does not hold the headers back; proxies count silence from the request on.
+    """
+    begun = Begun(frames)
+    try:
+        await begun.settle(patience_s)
+    except asyncio.CancelledError:
+        await begun.aclose()
+        raise
+    return begun

@@ -1,0 +1,223 @@
+"""The command `antiphon`.
+
+Owns the grammar of the command line and the exit codes: 0 done, 1 a check failed, 2 refused. Refuses to know what a
+command does: each imports its own module when it is chosen, so that `--help` stays quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from server import __version__
+
+if TYPE_CHECKING:
+    from server.config import Loaded
+
+REFUSED = 2
+
+COMMANDS = {
+    "serve": "run the server",
+    "chat": "talk to a running server in the terminal",
+    "migrate": "bring the database to this version's schema",
+    "config": "show every setting, its value and where it came from",
+    "doctor": "check that this machine can serve",
+    "keys": "create, list and revoke API keys",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="antiphon", description="A self-hosted, stateful server for language models."
+    )
+    parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((arg for arg in args if arg in COMMANDS), None)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        if name == chosen:
+            _ARGUMENTS[name](command)
+    options = parser.parse_args(args)
+    try:
+        return _RUN[options.command](options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        return 0
+
+
+def _refuse(message: object) -> int:
+    print(f"antiphon: {message}", file=sys.stderr)
+    return REFUSED
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Settings as flags
+
+
+def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
+    from server.config import settings
+
+    group = parser.add_argument_group("settings")
+    for row in settings():
+        if only and row.name not in only:
+            continue
+        unit = f" [{row.unit}]" if row.unit else ""
+        default = "" if row.default == "-" else f" (default {row.default})"
+        group.add_argument(
+            row.flag,
+            dest=row.name,
+            action="append" if row.repeatable else "store",
+            default=None,
+            choices=row.choices or None,
+            metavar=None if row.choices else row.name.rpartition("_")[2].upper(),
+            help=f"{row.help}{unit}{default}".replace("%", "%%"),
+        )
+
+
+def _load(options: argparse.Namespace) -> Loaded | int:
+    """The configuration, or the exit code of a refusal."""
+    from server.config import Config, ConfigError, load
+
+    try:
+        return load({name: getattr(options, name, None) for name in Config.model_fields})
+    except ConfigError as exc:
+        return _refuse(exc)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Commands
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_settings(parser)
+    parser.add_argument("--workers", type=int, default=1, help="only 1: the engine lives in the server's process")
+
+
+def _serve(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    if options.workers != 1:
+        return _refuse("--workers: one process serves, because the engine and its KV cache live in it")
+    from server.serve import serve, set_up_logging
+
+    set_up_logging(loaded.config.log_level)
+    return serve(loaded.config)
+
+
+def _config(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    from server.config import settings, shown
+
+    rows = [
+        (row.name, shown(getattr(loaded.config, row.name)), row.unit, loaded.sources[row.name], row.env)
+        for row in settings()
+    ]
+    head = ("SETTING", "VALUE", "UNIT", "FROM", "VARIABLE")
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(4)]
+    for row in (head, *rows):
+        print("  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4])))
+    for name in loaded.strangers:
+        print(f"antiphon: {name} is in the environment but no setting", file=sys.stderr)
+    return 0
+
+
+def _storage_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_settings(parser, only=("data", "db"))
+
+
+def _migrate(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    import asyncio
+
+    from server.config import shown
+    from storage import StorageError, open_storage
+
+    async def run() -> None:
+        storage = await open_storage(loaded.config.db, runner="migrate")
+        await storage.close()
+
+    try:
+        asyncio.run(run())
+    except (StorageError, ValueError) as exc:
+        return _refuse(exc)
+    print(f"{shown(loaded.config.db)} has this version's schema")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    from server.doctor import examine
+
+    return examine(loaded.config)
+
+
+def _keys_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="create|list|revoke", required=True)
+    create = verbs.add_parser("create", help="make a key and print it, this once")
+    create.add_argument("--name", default="", help="what the key is for")
+    create.add_argument("--owner", default=None, help="whose rows it may see (default: a new owner)")
+    listing = verbs.add_parser("list", help="show all keys, never the keys themselves")
+    revoke = verbs.add_parser("revoke", help="end a key")
+    revoke.add_argument("id", help="the key's id, as `list` shows it")
+    for verb in (create, listing, revoke):
+        _storage_arguments(verb)
+
+
+def _keys(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    from server.keyring import KeyringError, run
+
+    try:
+        for line in run(loaded.config, options):
+            print(line)
+    except KeyringError as exc:
+        return _refuse(exc)
+    return 0
+
+
+def _chat_arguments(parser: argparse.ArgumentParser) -> None:
+    from server.terminal import add_arguments
+
+    add_arguments(parser)
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from server.terminal import chat
+
+    return chat(options)
+
+
+_ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "serve": _serve_arguments,
+    "chat": _chat_arguments,
+    "migrate": _storage_arguments,
+    "config": _add_settings,
+    "doctor": _add_settings,
+    "keys": _keys_arguments,
+}
+_RUN: dict[str, Callable[[Any], int]] = {
+    "serve": _serve,
+    "chat": _chat,
+    "migrate": _migrate,
+    "config": _config,
+    "doctor": _doctor,
+    "keys": _keys,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""Every setting in one place: name, unit, default, environment variable, flag.
+
+Owns the settings, and where each value came from: flag, environment, file, default, in that order of rank. Refuses
+to know what a setting changes; no other module reads the environment.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+
+SHIPPED_MODEL = "antiphon-tiny"
+"""The model that comes with the package; every other value of `model` is a folder or a Hugging Face id."""
+
+FILE_NAME = "antiphon.toml"
+
+
+class ConfigError(Exception):
+    """A setting has a value that it cannot have; the message names the setting and its source, on one line."""
+
+
+def _split(value: Any) -> Any:
+    """Lists come from the environment as one string with commas."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _path(value: Any) -> Any:
+    return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
+Folder = Annotated[Path, BeforeValidator(_path)]
+
+
+def default_data() -> Path:
+    """Where this platform keeps an application's data."""
+    if sys.platform == "darwin":
+        return Path("~/Library/Application Support/antiphon").expanduser()
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "antiphon"
+
+
+def _setting(default: Any, help: str, *, unit: str = "", **bounds: Any) -> Any:
+    """One row: `help` is a phrase without a full stop; `bounds` are pydantic's (ge, le, gt, min_length)."""
+    given = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(description=help, json_schema_extra={"unit": unit}, **given, **bounds)
+
+
+class Config(BaseModel):
+    """All settings. `ANTIPHON_<NAME>` in the environment and `--<name>` on the command line set one each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=())
+
+    # Where it listens, and to whom
+    host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
+    port: int = _setting(8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
+    api_key: Secrets = _setting((), "a key that is accepted (repeatable); more in `antiphon keys`")
+    cors_origin: Names = _setting((), "origin that browsers may call from (repeatable); * for any; default none")
+
+    # What it keeps
+    data: Folder = _setting(default_data, "folder for the database, the lock and antiphon.toml")
+    db: str = _setting(lambda values: f"sqlite+aiosqlite:///{values['data']}/antiphon.db", "database URL")
+
+    # What it serves
+    engine: Literal["local", "scripted"] = _setting("local", "local runs a model; scripted answers without one")
+    model: str = _setting(SHIPPED_MODEL, "folder or Hugging Face id of a decoder model; default: the shipped one")
+    served_model_name: Names = _setting((), "name in /v1/models (repeatable: aliases); default: the model's own")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
+        "auto", "type of weights and KV; auto: float32 for small models on a CPU, else the checkpoint's"
+    )
+    device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs; auto: a GPU where there is one")
+    max_model_len: int | None = _setting(None, "longest context; default: the checkpoint's", unit="tokens", gt=0)
+    max_num_seqs: int = _setting(256, "sequences that are generated at once", unit="sequences", gt=0)
+    max_num_batched_tokens: int = _setting(2048, "tokens that one engine step computes", unit="tokens", ge=16)
+    kv_cache_bytes: int | None = _setting(None, "size of the KV cache; default: by the machine", unit="bytes", gt=0)
+    num_threads: int | None = _setting(None, "threads of one operation on a CPU; default: torch's choice", gt=0)
+    generation_config: Literal["auto", "none"] = _setting(
+        "auto", "auto takes unset sampling fields from the checkpoint's generation_config.json"
+    )
+
+    # What it refuses
+    max_body_bytes: int = _setting(32 << 20, "largest request body", unit="bytes", gt=0)
+    max_header_bytes: int = _setting(64 << 10, "largest request line and headers together", unit="bytes", ge=1024)
+    max_json_depth: int = _setting(128, "deepest nesting of a request body", unit="levels", ge=8, le=512)
+    max_waiting: int = _setting(512, "requests that wait for the engine before 429", unit="requests", gt=0)
+    max_n: int = _setting(16, "most choices of one chat or completions request", unit="choices", ge=1)
+    max_tools: int = _setting(128, "most tools of one request", unit="tools", ge=1)
+    max_tools_bytes: int = _setting(1 << 20, "most JSON of the tools of one request", unit="bytes", ge=1024)
+
+    # How long it waits
+    resume_grace_s: float = _setting(60.0, "a stored run goes on this long without a reader", unit="s", ge=0)
+    tool_timeout_s: float = _setting(600.0, "a run waits this long for tool outputs", unit="s", gt=0)
+    keepalive_s: float = _setting(10.0, "silence on a stream before a comment is sent", unit="s", gt=0)
+    send_timeout_s: float = _setting(30.0, "a reader that takes nothing for this long is cut", unit="s", gt=0)
+    body_timeout_s: float = _setting(30.0, "a request body may stall this long before 408", unit="s", gt=0)
+    step_timeout_s: float = _setting(10.0, "an engine step without progress counts as death", unit="s", gt=0)
+    tick_s: float = _setting(0.0, "pause between chunks of the scripted engine", unit="s", ge=0)
+    drain_grace_s: float = _setting(30.0, "work in flight may take this long at SIGTERM", unit="s", ge=0)
+
+    # What it says
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe log lines to print")
+
+    def secrets(self) -> list[str]:
+        """The configured keys, in the clear."""
+        return [key.get_secret_value() for key in self.api_key]
+
+    @property
+    def loopback(self) -> bool:
+        """True when only this machine can connect."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address (or `localhost`) is this machine's own."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Settings as rows
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as `antiphon config` and the flags show it."""
+
+    name: str
+    help: str
+    unit: str
+    repeatable: bool
+    choices: tuple[str, ...]
+    default: str  # printable
+
+    @property
+    def env(self) -> str:
+        """Its environment variable."""
+        return f"ANTIPHON_{self.name.upper()}"
+
+    @property
+    def flag(self) -> str:
+        """Its command line flag."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+def settings() -> list[Setting]:
+    """All settings, in the order in which Config declares them."""
+    defaults = Config()
+    rows = []
+    for name, field in Config.model_fields.items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        literal = get_origin(field.annotation) is Literal
+        rows.append(
+            Setting(
+                name=name,
+                help=field.description or "",
+                unit=str(extra["unit"]),
+                repeatable=get_origin(field.annotation) is tuple,
+                choices=get_args(field.annotation) if literal else (),
+                default=shown(getattr(defaults, name)),
+            )
+        )
+    return rows
+
+
+def shown(value: Any) -> str:
+    """A value as it may be printed: secrets masked, nothing as a dash."""
+    if isinstance(value, tuple):
+        return ", ".join(shown(each) for each in value) or "-"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "-" if value is None else str(value)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Loading
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration, and per setting where its value came from; `strangers` look like settings but are none."""
+
+    config: Config
+    sources: Mapping[str, str]
+    strangers: Sequence[str]
+
+
+def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Loaded:
+    """Read flags (None: not given), environment and `$ANTIPHON_DATA/antiphon.toml`; ConfigError on the first fault."""
+    env = os.environ if env is None else env
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    rows = settings()
+    values: dict[str, Any] = {}
+    sources = {row.name: "default" for row in rows}
+
+    def take(found: Mapping[str, Any], source: Mapping[str, str]) -> None:
+        for name, value in found.items():
+            values[name] = value
+            sources[name] = source[name]
+
+    from_env = {row.name: env[row.env] for row in rows if env.get(row.env)}
+    data = _path(given.get("data") or from_env.get("data") or default_data())
+    file = data / FILE_NAME
+    from_file = _read_file(file)
+    names = {row.name for row in rows}
+    unknown = sorted(set(from_file) - names)
+    if unknown or "data" in from_file:
+        raise ConfigError(f"{file}: '{(unknown or ['data'])[0]}' is not a setting that a file can hold")
+    take(from_file, {name: f"file {file}" for name in from_file})
+    take(from_env, {row.name: f"environment {row.env}" for row in rows})
+    take(given, {row.name: f"flag {row.flag}" for row in rows})
+    try:
+        config = Config(**values)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        message = f"{name} ({sources.get(name, 'default')}): {first['msg']}"
+        raise ConfigError(message) from None
+    known = {row.env for row in rows}
+    return Loaded(config, sources, sorted(n for n in env if n.startswith("ANTIPHON_") and n not in known))
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{file}: {exc}") from None

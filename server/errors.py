@@ -1,0 +1,178 @@
+"""Errors as clients see them: one exception, one wire shape, one table from the leaves' errors to both.
+
+Owns the official error object and the mapping `engine` and `storage` error -> status, type, code. Refuses to know
+where an error came from: whoever catches one asks `to_api_error`. Source of the shape: the OpenAPI document's
+`ErrorResponse`; all four keys are always there and `code` is a string or null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from engine import (
+    ConstraintError,
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    LoadError,
+    PromptTooLong,
+    QueueFull,
+    RenderError,
+    RequestError,
+    RequestFailed,
+)
+from storage import (
+    ConversationLocked,
+    FolderHeld,
+    ItemConflict,
+    NotFound,
+    NotWaiting,
+    OutputConflict,
+    SchemaTooNew,
+    StorageError,
+    StorageUnavailable,
+    UnknownCall,
+)
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    status: HTTP status. code: what programs test for. param: the field at fault, as a dotted or bracketed path.
+    type: derived from the status unless given. A 409 tells SDKs not to retry unless `headers` say otherwise.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.type = type or _type_of(status)
+        self.headers = dict(headers or {})
+        if status == 409:
+            self.headers.setdefault("x-should-retry", "false")
+
+    def error(self) -> dict[str, Any]:
+        """The inner error object, as it stands in bodies and in the error events of streams."""
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
+    def body(self) -> bytes:
+        """The whole body, `{"error": {...}}`, as UTF-8 JSON."""
+        return orjson.dumps({"error": self.error()})
+
+    def response(self) -> Response:
+        """The reply to send."""
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+
+def _type_of(status: int) -> str:
+    if status == 429:
+        return "rate_limit_exceeded"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """How one leaf error looks outside. `message` is None where the error's own words are fit for a client."""
+
+    status: int
+    code: str | None
+    message: Callable[[Any], str] | None = None
+    headers: Mapping[str, str] | None = None
+    param: str | None = None
+
+
+_SOON = {"retry-after": "1"}
+_LATER = {"retry-after": "5"}
+
+_TABLE: Mapping[type[BaseException], _Row] = {
+    # The engine's. Looked up along the class hierarchy, so a new subclass falls back to its parent's row.
+    PromptTooLong: _Row(
+        400,
+        "context_length_exceeded",
+        lambda e: (
+            f"This model's maximum context length is {e.limit} tokens. However, your input resulted in "
+            f"{e.num_tokens} tokens. Please reduce the length of the input."
+        ),
+    ),
+    ConstraintError: _Row(400, "invalid_schema"),
+    RenderError: _Row(400, "invalid_prompt"),
+    RequestError: _Row(400, "invalid_request"),
+    QueueFull: _Row(429, "queue_full", lambda _: "Too many requests are waiting. Try again shortly.", _SOON),
+    DeadlineExceeded: _Row(408, "deadline_exceeded", lambda _: "The request's deadline passed before it ended."),
+    RequestFailed: _Row(500, "server_error", lambda _: "The request failed inside the engine."),
+    EngineDead: _Row(503, "engine_dead", lambda _: "The engine has stopped; the server is restarting.", _LATER),
+    LoadError: _Row(503, "model_not_loaded", lambda _: "The model could not be loaded.", _LATER),
+    EngineError: _Row(500, "server_error", lambda _: "The engine had an error while processing your request."),
+    # Storage's.
+    NotFound: _Row(404, "not_found", lambda e: f"{e.kind.capitalize()} with id '{e.id}' not found."),
+    ConversationLocked: _Row(
+        400,
+        "conversation_locked",
+        lambda e: (
+            f"Conversation '{e.conversation_id}' is in use by response '{e.holder}'. Wait until it ends, or cancel it."
+        ),
+        param="conversation",
+    ),
+    ItemConflict: _Row(
+        400,
+        "item_id_taken",
+        lambda e: f"There is an item with id '{e.item_id}' and other content. Leave the id out, or give another.",
+        param="items",
+    ),
+    NotWaiting: _Row(400, "response_not_waiting", lambda _: "The response does not wait for tool outputs."),
+    UnknownCall: _Row(
+        400,
+        "unknown_call_id",
+        lambda e: f"No call with id '{e.call_id}' waits for an output in this response.",
+        param="tool_outputs",
+    ),
+    OutputConflict: _Row(
+        409,
+        "tool_output_conflict",
+        lambda e: f"Call '{e.call_id}' was answered already, with another output.",
+        param="tool_outputs",
+    ),
+    FolderHeld: _Row(503, "storage_unavailable", lambda _: "Storage is held by another server.", _LATER),
+    SchemaTooNew: _Row(503, "storage_unavailable", lambda _: "Storage was written by a newer version.", _LATER),
+    StorageUnavailable: _Row(
+        503, "storage_unavailable", lambda _: "Storage cannot be reached now. Try again shortly.", _SOON
+    ),
+    StorageError: _Row(500, "server_error", lambda _: "Storage had an error while processing your request."),
+}
+
+
+def to_api_error(exc: BaseException) -> ApiError:
+    """The answer for any exception; what no row names is a 500 that tells nothing of its cause."""
+    if isinstance(exc, ApiError):
+        return exc
+    if isinstance(exc, HTTPException):
+        return ApiError(exc.status_code, exc.detail, headers=exc.headers)
+    for kind in type(exc).__mro__:
+        row = _TABLE.get(kind)
+        if row is not None:
+            message = row.message(exc) if row.message else str(exc)
+            return ApiError(row.status, message, code=row.code, param=row.param, headers=row.headers)
+    return ApiError(500, "The server had an error while processing your request.", code="server_error")
+
+
+
+def invalid_value(param: str, message: str) -> ApiError:
+    """400 `invalid_value`: `param` is there, and its value cannot be taken."""
+    return ApiError(400, message, code="invalid_value", param=param)

@@ -1,0 +1,95 @@
+"""The models served, by name.
+
+Owns the one table name -> engine and facts, and the choice of engine for a configuration. Refuses to know what an
+engine does and what a request asks of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from engine import Engine, ModelInfo
+from server.config import SHIPPED_MODEL, Config
+from server.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One name under which a model is served; several names may share an engine. `created`: unix seconds."""
+
+    name: str
+    engine: Engine
+    info: ModelInfo
+    created: int
+
+
+class Models:
+    """name -> ServedModel; empty until an engine has started."""
+
+    def __init__(self) -> None:
+        self._table: dict[str, ServedModel] = {}
+
+    def add(self, engine: Engine, names: Sequence[str] = ()) -> None:
+        """Serve a started engine under `names`, by default the model's own; the first name added is the default."""
+        created = int(time.time())
+        for name in names or (engine.info.name,):
+            self._table[name] = ServedModel(name, engine, engine.info, created)
+
+    def get(self, name: str | None) -> ServedModel:
+        """The model of that name, or the default for None; ApiError 404 `model_not_found`, 503 while it loads."""
+        if not self._table:
+            raise ApiError(503, "The model is still loading.", code="not_ready", headers={"retry-after": "1"})
+        if name is None:
+            return next(iter(self._table.values()))
+        model = self._table.get(name)
+        if model is None:
+            raise ApiError(
+                404,
+                f"The model '{name}' does not exist or you do not have access to it.",
+                code="model_not_found",
+                param="model",
+            )
+        return model
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._table
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._table.values())
+
+
+def served_names(config: Config) -> tuple[str, ...]:
+    """The names that the configuration gives the model: the flags', or the last part of its path or id."""
+    if config.served_model_name:
+        return config.served_model_name
+    return ("antiphon-scripted",) if config.engine == "scripted" else (Path(config.model).name,)
+
+
+def build_engine(config: Config) -> Engine:
+    """An engine for the configuration, not yet started. It imports what engines need: call it in a thread."""
+    name = served_names(config)[0]
+    if config.engine == "scripted":
+        from engine import ScriptedEngine
+
+        return ScriptedEngine(name=name, tick_s=config.tick_s, max_waiting=config.max_waiting)
+    from engine import LocalEngine
+
+    shipped = Path(str(files("engine"))) / "tiny" / "checkpoint"
+    return LocalEngine(
+        shipped if config.model == SHIPPED_MODEL else config.model,
+        name=name,
+        dtype=config.dtype,
+        device=config.device,
+        max_model_len=config.max_model_len,
+        max_waiting=config.max_waiting,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_cache_bytes=config.kv_cache_bytes,
+        generation_config=config.generation_config,
+        num_threads=config.num_threads,
+        step_timeout_s=config.step_timeout_s,
+    )

@@ -1,0 +1,76 @@
+"""Query parameters: small parsers, each with the official 400.
+
+Owns how a query is spelled (lists as `include[]=a` or `include=a`, booleans as true and false). Refuses to know what
+a parameter is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+
+from starlette.datastructures import QueryParams
+
+from server.schema.responses import parse_include
+from server.schema.shapes import refuse
+
+MAX_PAGE = 100
+
+
+class PageArgs(TypedDict):
+    """The paging parameters of every list."""
+
+    limit: int
+    order: Literal["asc", "desc"]
+    after: str | None
+
+
+def integer(
+    query: QueryParams, name: str, *, minimum: int | None = None, maximum: int | None = None
+) -> int | None:
+    """A whole number within bounds; None when absent."""
+    raw = query.get(name)
+    if raw is None or raw == "":
+        return None
+    digits = raw.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+        refuse(name, f"Invalid '{name}': expected an integer.")
+    value = int(raw)
+    if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
+        bounds = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
+        refuse(name, f"Invalid '{name}': expected an integer {bounds}.")
+    return value
+
+
+def flag(query: QueryParams, name: str) -> bool:
+    """A boolean, false when absent."""
+    return choice(query, name, ("true", "false", "1", "0")) in ("true", "1")
+
+
+def choice(query: QueryParams, name: str, choices: Sequence[str]) -> str | None:
+    """One of a few words; None when absent."""
+    value = query.get(name)
+    if value is None or value == "":
+        return None
+    if value not in choices:
+        wanted = ", ".join(f"'{known}'" for known in choices)
+        refuse(name, f"Invalid '{name}'. Supported values are: {wanted}.")
+    return value
+
+
+def include(query: QueryParams) -> tuple[str, ...]:
+    """The `include` list in either spelling."""
+    return parse_include([*query.getlist("include[]"), *query.getlist("include")])
+
+
+def timestamp(query: QueryParams, name: str) -> int | None:
+    """Unix seconds, as microseconds."""
+    seconds = integer(query, name, minimum=0, maximum=10**11)
+    return None if seconds is None else seconds * 1_000_000
+
+
+def page_args(query: QueryParams) -> PageArgs:
+    """`limit` (1 to 100, default 20), `order` (default desc) and `after`."""
+    limit: int | None = integer(query, "limit", minimum=1, maximum=MAX_PAGE)
+    order: Any = choice(query, "order", ("asc", "desc")) or "desc"
+    return PageArgs(limit=20 if limit is None else limit, order=order, after=query.get("after") or None)

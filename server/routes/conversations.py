@@ -1,0 +1,156 @@
+"""/v1/conversations: a mutable log of items that turns may append to.
+
+Owns the conversation's wire form and its limits. Refuses to know how items are kept and what a run does with them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.context import context, owner, read_body
+from server.errors import ApiError, invalid_value
+from server.pages import json_reply, page_json
+from server.query import include, page_args
+from server.routes.responses import new_id
+from server.runs.loop import new_item, now_us
+from server.schema.fields import IGNORED_HEADER, ignored_header
+from server.schema.items import normalize_input
+from server.schema.responses import check_metadata
+from server.schema.shapes import missing, mistyped
+from storage import NewItem, Storage, StoredConversation
+
+router = APIRouter(prefix="/v1/conversations")
+
+MAX_ITEMS = 20
+"""Items that one request may add."""
+
+
+@router.post("")
+async def create_conversation(request: Request) -> Response:
+    """Create one, with its first items if there are any."""
+    body = await read_body(request, allow_empty=True)
+    storage, who = context(request).storage, owner(request)
+    items = await _new_items(storage, who, body.get("items") or [])
+    metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
+    conversation_id = f"conv_{secrets.token_hex(24)}"
+    stored = await storage.create_conversation(who, conversation_id, now_us(), metadata, items)
+    return json_reply(_conversation(stored), _ignored(body, ("items", "metadata")))
+
+
+@router.get("/{conversation_id}")
+async def get_conversation(request: Request, conversation_id: str) -> Response:
+    """The conversation, without its items."""
+    stored = await context(request).storage.get_conversation(owner(request), conversation_id)
+    return json_reply(_conversation(stored))
+
+
+@router.post("/{conversation_id}")
+async def update_conversation(request: Request, conversation_id: str) -> Response:
+    """Replace the metadata; null empties it."""
+    body = await read_body(request)
+    if "metadata" not in body:
+        missing("metadata")
+    metadata = orjson.dumps(check_metadata({} if body["metadata"] is None else body["metadata"]))
+    stored = await context(request).storage.update_conversation(owner(request), conversation_id, metadata)
+    return json_reply(_conversation(stored), _ignored(body, ("metadata",)))
+
+
+@router.delete("/{conversation_id}")
+async def delete_conversation(request: Request, conversation_id: str) -> Response:
+    """Make the id unknown; the items that responses refer to stay theirs."""
+    await context(request).storage.delete_conversation(owner(request), conversation_id, now_us())
+    return json_reply(
+        orjson.dumps({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+    )
+
+
+@router.post("/{conversation_id}/items")
+async def add_items(request: Request, conversation_id: str) -> Response:
+    """Append items; answers with what was added, in the order of the request."""
+    include(request.query_params)
+    body = await read_body(request)
+    if body.get("items") is None:
+        missing("items")
+    storage, who = context(request).storage, owner(request)
+    items = await _new_items(storage, who, body["items"])
+    added = await storage.add_conversation_items(who, conversation_id, items)
+    page = page_json([item.body for item in added], [item.id for item in added], has_more=False)
+    return json_reply(page, _ignored(body, ("items", "include")))
+
+
+@router.get("/{conversation_id}/items")
+async def list_items(request: Request, conversation_id: str) -> Response:
+    """One page of the items, newest first unless `order=asc`."""
+    include(request.query_params)
+    page = await context(request).storage.list_conversation_items(
+        owner(request), conversation_id, **page_args(request.query_params)
+    )
+    bodies, ids = [item.body for item in page.data], [item.id for item in page.data]
+    return json_reply(page_json(bodies, ids, has_more=page.has_more))
+
+
+@router.get("/{conversation_id}/items/{item_id}")
+async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
+    """One item, bare."""
+    include(request.query_params)
+    item = await context(request).storage.get_conversation_item(owner(request), conversation_id, item_id)
+    return json_reply(item.body)
+
+
+@router.delete("/{conversation_id}/items/{item_id}")
+async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
+    """Take an item out; answers with the conversation."""
+    stored = await context(request).storage.delete_conversation_item(
+        owner(request), conversation_id, item_id, now_us()
+    )
+    return json_reply(_conversation(stored))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _conversation(stored: StoredConversation) -> bytes:
+    """The official ConversationResource."""
+    return orjson.dumps(
+        {
+            "id": stored.id,
+            "object": "conversation",
+            "created_at": stored.created_at // 1_000_000,
+            "metadata": orjson.Fragment(stored.metadata),
+        }
+    )
+
+
+async def _new_items(storage: Storage, who: str, value: Any) -> list[NewItem]:
+    """A request's items, ready to store; a reference becomes the item it names. Raises ApiError 400, 404."""
+    if not isinstance(value, list):
+        mistyped("items", "an array", value)
+    if len(value) > MAX_ITEMS:
+        raise invalid_value("items", f"Invalid 'items': at most {MAX_ITEMS} are taken, got {len(value)}.")
+    items = normalize_input(value, new_id=new_id, param="items")
+    wanted = [item["id"] for item in items if item["type"] == "item_reference"]
+    found = await storage.get_items(who, wanted) if wanted else {}
+    new: list[NewItem] = []
+    for index, item in enumerate(items):
+        if item["type"] != "item_reference":
+            new.append(new_item(item))
+        elif item["id"] in found:
+            new.append(new_item(orjson.loads(found[item["id"]].body)))
+        else:
+            raise ApiError(
+                404, f"Item with id '{item['id']}' not found.", code="not_found", param=f"items[{index}].id"
+            )
+    return new
+
+
+def _ignored(body: Mapping[str, Any], known: Iterable[str]) -> dict[str, str]:
+    names: Sequence[str] = [name for name in body if name not in set(known)]
+    value = ignored_header(names)
+    return {IGNORED_HEADER: value} if value else {}

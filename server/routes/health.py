@@ -1,0 +1,45 @@
+"""Alive, ready, version, metrics: what operators and their probes ask."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from server import __version__
+from server.context import life
+from server.telemetry import CONTENT_TYPE
+
+router = APIRouter()
+PROBE = ["GET", "HEAD"]
+
+
+@router.api_route("/health", methods=PROBE)
+async def health(request: Request) -> Response:
+    """200 while the process can do its work, loading and draining included; 503 once it is about to end."""
+    here = life(request)
+    if here.phase == "dead":
+        raise here.refusal()
+    return JSONResponse({"status": here.phase})
+
+
+@router.api_route("/ready", methods=PROBE)
+async def ready(request: Request) -> Response:
+    """200 when a new request would be served: the engine runs and the database answers."""
+    here = life(request)
+    if here.phase != "ready" or here.context is None:
+        raise here.refusal()
+    await here.context.storage.ready()
+    return JSONResponse({"status": "ready", "models": [model.name for model in here.context.models]})
+
+
+@router.get("/version")
+async def version(request: Request) -> Response:
+    """The version of the server."""
+    return JSONResponse({"version": __version__})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus text."""
+    return Response(life(request).telemetry.exposition(), media_type=CONTENT_TYPE)

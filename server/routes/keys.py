@@ -1,0 +1,49 @@
+"""/admin/keys: what `antiphon keys` asks of a server that holds the database.
+
+Reached with the admin token only, which the server leaves in its data folder for its own user.
+"""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server import keyring
+from server.context import context, life, read_body
+from server.errors import ApiError
+from server.pages import json_reply
+from server.runs.loop import now_us
+from server.schema.shapes import mistyped
+
+router = APIRouter(prefix="/admin/keys")
+
+
+@router.post("")
+async def create_key(request: Request) -> Response:
+    """Make a key."""
+    body = await read_body(request, allow_empty=True)
+    name, owner = body.get("name") or "", body.get("owner") or None
+    for field, value in (("name", name), ("owner", owner)):
+        if value is not None and not isinstance(value, str):
+            mistyped(field, "a string", value)
+    made = await keyring.create(context(request).storage, name=name, owner=owner)
+    life(request).keys.forget()
+    return json_reply(orjson.dumps(made))
+
+
+@router.get("")
+async def list_keys(request: Request) -> Response:
+    """All keys, revoked ones too."""
+    found = await context(request).storage.list_keys()
+    return json_reply(orjson.dumps({"object": "list", "data": [keyring.as_json(key) for key in found]}))
+
+
+@router.delete("/{key_id}")
+async def revoke_key(request: Request, key_id: str) -> Response:
+    """End a key, at once on this server."""
+    if not await context(request).storage.revoke_key(key_id, now_us()):
+        raise ApiError(404, f"There is no live key with id '{key_id}'.", code="not_found")
+    life(request).keys.forget()
+    return json_reply(orjson.dumps({"id": key_id, "object": "key", "revoked": True}))

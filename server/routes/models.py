@@ -1,0 +1,37 @@
+"""GET /v1/models and /v1/models/{id}: what is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from server.context import context
+from server.models import ServedModel
+
+router = APIRouter(prefix="/v1")
+
+
+def model_object(model: ServedModel) -> dict[str, Any]:
+    """The official Model object; `max_model_len` is an extension that other servers have too."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "antiphon",
+        "max_model_len": model.info.max_model_len,
+    }
+
+
+@router.get("/models")
+async def list_models(request: Request) -> Response:
+    """Every name, the default model first."""
+    return JSONResponse({"object": "list", "data": [model_object(model) for model in context(request).models]})
+
+
+@router.get("/models/{model_id:path}")
+async def get_model(model_id: str, request: Request) -> Response:
+    """One model; ids may hold slashes."""
+    return JSONResponse(model_object(context(request).models.get(model_id)))

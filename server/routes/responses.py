@@ -1,0 +1,264 @@
+"""POST, GET and DELETE under /v1/responses: what a request asks of `Runs`, and how the answer is sent.
+
+Owns query parameters, headers and status codes. Refuses to know how a run works and how it is stored.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.context import Context, context, owner, read_body, while_connected
+from server.errors import ApiError
+from server.pages import json_reply, page_json
+from server.query import PageArgs, choice, flag, include, integer, page_args, timestamp
+from server.runs import Started
+from server.runs.channel import Frames
+from server.runs.feed import Reader, ReaderLagged
+from server.runs.plan import TERMINAL, RunPlan
+from server.runs.snapshot import response_json, terminal_response
+from server.schema.fields import IGNORED_HEADER, ignored_header
+from server.schema.items import normalize_input
+from server.schema.responses import CreateResponse, parse_create, parse_input_tokens, parse_tool_outputs
+from server.schema.shapes import refuse
+from server.sse import EventStream, StreamCut
+from storage import NotFound, StoredItem, StoredResponse
+
+router = APIRouter(prefix="/v1/responses")
+
+STATUSES = ("queued", "in_progress", *sorted(TERMINAL))
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id for an input item that came without one."""
+    return prefix + secrets.token_hex(24)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Creating
+
+
+@router.post("")
+async def create_response(request: Request) -> Response:
+    """Start a run and answer with its stream, its result, or (background) its beginning."""
+    parsed, ignored = parse_create(await read_body(request))
+    return await _start(request, parsed, _headers(ignored))
+
+
+async def _start(request: Request, parsed: CreateResponse, headers: Mapping[str, str]) -> Response:
+    here = context(request)
+    items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
+    started = await here.runs.create(owner(request), parsed, items)
+    if parsed.stream:
+        return _stream(request, started.reader, headers=headers)
+    if parsed.background:
+        started.reader.close()
+        return json_reply(started.response, headers)
+    try:
+        return json_reply(await while_connected(request, _result(here, started)), headers)
+    finally:
+        started.reader.close()
+
+
+async def _result(here: Context, started: Started) -> bytes:
+    frames = await started.reader.finished()
+    if frames is None:
+        message = f"The server stopped before response '{started.response_id}' was done."
+        raise ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
+    return terminal_response(frames.data)
+
+
+def _headers(ignored: list[str]) -> dict[str, str]:
+    value = ignored_header(ignored)
+    return {IGNORED_HEADER: value} if value else {}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Streaming
+
+
+def _stream(
+    request: Request,
+    reader: Reader,
+    *,
+    after: int = -1,
+    ended: bool = False,
+    headers: Mapping[str, str] | None = None,
+) -> EventStream:
+    """The stream of a reader; `id:` lines only for clients that ask for an event stream by `Accept`, because they
+    break an SDK that does not."""
+    numbered = "text/event-stream" in request.headers.get("accept", "")
+    return EventStream(_frames(reader, after, ended, numbered), headers, on_close=reader.close)
+
+
+async def _frames(reader: Reader, after: int, ended: bool, numbered: bool) -> AsyncIterator[bytes]:
+    terminal = ended
+    try:
+        async with aclosing(reader.frames(after, ended=ended)) as stream:
+            async for frames in stream:
+                terminal = frames.terminal
+                yield _with_ids(frames) if numbered else frames.data
+    except ReaderLagged:
+        terminal = False
+    if not terminal:
+        raise StreamCut
+
+
+def _with_ids(frames: Frames) -> bytes:
+    first = frames.first_seq
+    return b"".join(b"id: %d\n" % (first + offset) + frame for offset, frame in enumerate(frames.split()))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+@router.get("")
+async def list_responses(request: Request) -> Response:
+    """The owner's stored responses, newest first (extension)."""
+    query = request.query_params
+    page = await context(request).storage.list_responses(
+        owner(request),
+        **page_args(query),
+        status=choice(query, "status", STATUSES),
+        created_after=timestamp(query, "created_after"),
+        created_before=timestamp(query, "created_before"),
+    )
+    return json_reply(
+        page_json([response_json(stored) for stored in page.data], [s.id for s in page.data], has_more=page.has_more)
+    )
+
+
+@router.get("/{response_id}")
+async def retrieve_response(request: Request, response_id: str) -> Response:
+    """A response as it stands, or (`stream=true`) its events from any point on."""
+    query = request.query_params
+    include(query)
+    runs = context(request).runs
+    if not flag(query, "stream"):
+        return json_reply(await runs.get(owner(request), response_id))
+    after = _starting_after(request)
+    reader, stored = await runs.follow(owner(request), response_id)
+    ended = stored.status in TERMINAL
+    try:
+        if not ended and after >= await runs.next_seq(response_id):
+            raise ApiError(
+                400,
+                f"Response '{response_id}' has no event {after} yet.",
+                code="cursor_beyond_log",
+                param="starting_after",
+            )
+    except BaseException:
+        reader.close()
+        raise
+    return _stream(request, reader, after=after, ended=ended)
+
+
+def _starting_after(request: Request) -> int:
+    """The last event that the client has: `starting_after`, or an EventSource's Last-Event-ID; -1 for none."""
+    after = integer(request.query_params, "starting_after", minimum=-1)
+    if after is not None:
+        return after
+    last = request.headers.get("last-event-id", "").strip()
+    if last and not (last.isascii() and last.isdigit() and len(last) < 19):
+        refuse("Last-Event-ID", "Last-Event-ID must be the number of an event.")
+    return int(last) if last else -1
+
+
+@router.get("/{response_id}/input_items")
+async def list_input_items(request: Request, response_id: str) -> Response:
+    """The response's own new input, newest first; `scope=all` (extension) adds the history before it."""
+    query = request.query_params
+    include(query)
+    storage, who = context(request).storage, owner(request)
+    args = page_args(query)
+    if choice(query, "scope", ("own", "all")) == "all":
+        history = await storage.history(who, previous_response_id=response_id)
+        items = [e.item for e in history if not (e.response_id == response_id and e.direction == "out")]
+        found, has_more = _slice(items, args)
+    else:
+        page = await storage.input_items(who, response_id, **args)
+        found, has_more = page.data, page.has_more
+    return json_reply(page_json([item.body for item in found], [item.id for item in found], has_more=has_more))
+
+
+def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[StoredItem], bool]:
+    """One page of a list that is whole in memory. Raises NotFound for an unknown `after`."""
+    ordered = list(items) if args["order"] == "asc" else list(reversed(items))
+    if args["after"] is not None:
+        ids = [item.id for item in ordered]
+        if args["after"] not in ids:
+            raise NotFound("item", args["after"])
+        ordered = ordered[ids.index(args["after"]) + 1 :]
+    return ordered[: args["limit"]], len(ordered) > args["limit"]
+
+
+@router.post("/input_tokens")
+async def count_input_tokens(request: Request) -> Response:
+    """How many prompt tokens a request would have, through the very rendering that a run uses."""
+    parsed, ignored = parse_input_tokens(await read_body(request, allow_empty=True))
+    items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
+    count = await context(request).runs.count_input(owner(request), parsed, items)
+    return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}), _headers(ignored))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Changing
+
+
+@router.delete("/{response_id}")
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Delete a response, its events and what only it refers to; one in flight is cancelled."""
+    await context(request).runs.delete(owner(request), response_id)
+    return json_reply(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
+
+
+@router.post("/{response_id}/cancel")
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """Cancel a run in flight; SDKs send an empty body, which is not read."""
+    return json_reply(await context(request).runs.cancel(owner(request), response_id))
+
+
+@router.post("/{response_id}/tool_outputs")
+async def submit_tool_outputs(request: Request, response_id: str) -> Response:
+    """Feed a waiting run, or continue a response that completed with unanswered calls (extension)."""
+    outputs, ignored = parse_tool_outputs(await read_body(request), new_id=new_id)
+    runs, who = context(request).runs, owner(request)
+    stored, pending = await runs.pending(who, response_id)
+    if stored.status != "completed" or not pending:
+        return json_reply(await runs.feed_outputs(who, stored, outputs.items), _headers(ignored))
+    missing = pending.keys() - {item["call_id"] for item in outputs.items}
+    if missing:
+        message = f"Outputs of all pending calls are needed; missing: {', '.join(sorted(missing))}."
+        refuse("tool_outputs", message)
+    body = _continuation(stored, list(outputs.items), stream=outputs.stream)
+    return await _start(request, parse_create(body)[0], _headers(ignored))
+
+
+def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:
+    """The request that goes on where a completed response stopped, with everything its parent asked for."""
+    parent = orjson.loads(b"{" + stored.echo + b"}")
+    plan = RunPlan.load(stored.plan)
+    inherited = ("model", "instructions", "tools", "text", "metadata", "background", "store", "parallel_tool_calls",
+                 "max_output_tokens", "truncation", "conversation")  # fmt: skip
+    body = {name: parent[name] for name in inherited if parent.get(name) is not None}
+    if parent.get("reasoning", {}).get("effort"):
+        body["reasoning"] = {"effort": parent["reasoning"]["effort"]}
+    if "conversation" not in body:
+        body["previous_response_id"] = stored.id
+    sampling = {name: value for name, value in plan.sampling.items() if name != "logprobs"}
+    if plan.logprobs:
+        body |= {
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": plan.sampling.get("logprobs", 0),
+        }
+    if plan.template_kwargs:
+        body["chat_template_kwargs"] = plan.template_kwargs
+    return {**body, **sampling, "input": items, "stream": stream}

@@ -1,0 +1,85 @@
+"""/tokenize and /detokenize, as other open servers have them.
+
+Bodies: `{"model", "prompt"}` or `{"model", "messages", "tools", ...}` -> `{"count", "max_model_len", "tokens"}`;
+`{"model", "tokens"}` -> `{"prompt"}`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine import RenderInput
+from server.context import context, read_body
+from server.models import ServedModel
+from server.pages import json_reply
+from server.schema.shapes import missing, mistyped, refuse
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request) -> Response:
+    """Token ids of a text, or of messages through the chat template, exactly as a generation would see them."""
+    body = await read_body(request)
+    model = _model(request, body)
+    if body.get("messages") is not None:
+        ids = await _rendered(model, body)
+    else:
+        prompt = body.get("prompt")
+        if prompt is None:
+            missing("prompt")
+        if not isinstance(prompt, str):
+            mistyped("prompt", "a string", prompt)
+        ids = await model.engine.tokenize(prompt, add_special_tokens=_flag(body, "add_special_tokens", True))
+    reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.info.max_model_len, "tokens": ids}
+    if _flag(body, "return_token_strs", False):
+        reply["token_strs"] = [model.engine.token_text(token_id) for token_id in ids]
+    return json_reply(orjson.dumps(reply))
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    body = await read_body(request)
+    model = _model(request, body)
+    tokens = body.get("tokens")
+    if tokens is None:
+        missing("tokens")
+    if not isinstance(tokens, list):
+        mistyped("tokens", "an array", tokens)
+    for index, token_id in enumerate(tokens):
+        if type(token_id) is not int or not 0 <= token_id < model.info.vocab_size:
+            refuse(f"tokens[{index}]", f"Invalid 'tokens[{index}]': not a token id of this model.")
+    return json_reply(orjson.dumps({"prompt": await model.engine.detokenize(tokens)}))
+
+
+async def _rendered(model: ServedModel, body: dict[str, Any]) -> tuple[int, ...]:
+    messages, tools = body["messages"], body.get("tools") or []
+    for name, value in (("messages", messages), ("tools", tools)):
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            mistyped(name, "an array of objects", value)
+    rendered = await model.engine.render(
+        RenderInput(messages, tools, add_generation_prompt=_flag(body, "add_generation_prompt", True))
+    )
+    return rendered.ids
+
+
+def _model(request: Request, body: dict[str, Any]) -> ServedModel:
+    name = body.get("model")
+    if name is not None and not isinstance(name, str):
+        mistyped("model", "a string", name)
+    return context(request).models.get(name)
+
+
+def _flag(body: dict[str, Any], name: str, default: bool) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        mistyped(name, "a boolean", value)
+    return value

@@ -1,0 +1,134 @@
+"""What a run does next: a pure function of its plan, its output so far and its counters.
+
+Owns the decision. Refuses to know how a step is done, where items are stored and who is watching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from server.runs.assembler import pending_server_call
+from server.runs.prompt import OUTPUT_KINDS
+
+Item = dict[str, Any]
+
+MAX_GENERATIONS = 64
+"""A loop of server-run tools ends `incomplete` after this many generations."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """A run's counters, over all its generations; rebuilt from its records when another owner goes on.
+
+    input_tokens: sum of the prompts' lengths. ended: how the last generation ended, None while one is at work.
+    """
+
+    generations: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    ended: Literal["stop", "length"] | None = None
+
+    def add(self, facts: Mapping[str, Any], num_tokens: int) -> None:
+        """Count a record: its facts (`generation`, `input_tokens` and `cached_tokens` with the first one of a
+        generation, `ended` and `reasoning_tokens` with the last) and its tokens."""
+        self.output_tokens += num_tokens
+        if "generation" in facts:
+            self.generations = facts["generation"] + 1
+            self.input_tokens += facts["input_tokens"]
+            self.cached_tokens += facts["cached_tokens"]
+            self.ended = None
+        if "ended" in facts:
+            self.reasoning_tokens += facts["reasoning_tokens"]
+            self.ended = facts["ended"]
+
+    def usage(self) -> dict[str, Any]:
+        """The official usage object."""
+        return {
+            "input_tokens": self.input_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": self.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "total_tokens": self.input_tokens + self.output_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ListTools:
+    """Show the tools of these server labels as items, once."""
+
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Run the model; `forced` says whether the request's tool choice still holds (first generation only)."""
+
+    forced: bool
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallTools:
+    """Run these server tools."""
+
+    calls: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitClient:
+    """Wait for the client's outputs of these calls."""
+
+    call_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over."""
+
+    status: Literal["completed", "incomplete"]
+    reason: str | None = None  # incomplete_details.reason
+
+
+Step = ListTools | Generate | CallTools | AwaitClient | Finish
+
+
+def pending_calls(items: Sequence[Item]) -> dict[str, str]:
+    """Calls that the client has not answered: call_id -> name, oldest first."""
+    answered = {item.get("call_id") for item in items if item["type"] in OUTPUT_KINDS}
+    return {
+        item["call_id"]: item["name"]
+        for item in items
+        if item["type"] in OUTPUT_KINDS.values() and item["call_id"] not in answered
+    }
+
+
+def next_step(
+    output: Sequence[Item],
+    progress: Progress,
+    *,
+    unlisted: Sequence[str],
+    waits: bool,
+    max_output_tokens: int | None,
+) -> Step:
+    """Decide. `unlisted`: server labels whose tools were not shown yet; `waits`: the client feeds outputs in place."""
+    left = None if max_output_tokens is None else max_output_tokens - progress.output_tokens
+    if progress.generations == 0:
+        return ListTools(tuple(unlisted)) if unlisted else Generate(forced=True, max_tokens=left)
+    if progress.ended == "length":
+        return Finish("incomplete", "max_output_tokens")
+    running = tuple(item for item in output if pending_server_call(item))
+    if running:
+        return CallTools(running)
+    waiting = tuple(pending_calls(output))
+    if waiting:
+        return AwaitClient(waiting) if waits else Finish("completed")
+    answered_last = bool(output) and (output[-1]["type"] in OUTPUT_KINDS or output[-1]["type"] == "mcp_call")
+    if not answered_last:
+        return Finish("completed")
+    if progress.generations >= MAX_GENERATIONS or (left is not None and left < 1):
+        return Finish("incomplete", "max_output_tokens")
+    return Generate(forced=False, max_tokens=left)

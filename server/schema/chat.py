@@ -1,0 +1,121 @@
+"""The body of POST /v1/chat/completions.
+
+Owns its fields and the rules between them. Refuses to know messages (`schema.messages`), tools (`schema.tools`) and
+what the model does with any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from server.schema.fields import SamplingFields, sampling_fields, screen
+from server.schema.items import Item
+from server.schema.messages import to_items
+from server.schema.responses import StreamOptions, check_format, check_metadata, check_template_kwargs
+from server.schema.shapes import from_pydantic, mapping, missing, refuse
+from server.schema.tools import parse_tool_choice, parse_tools, unoffered
+
+MAX_CHOICES = 16
+
+Tokens = Annotated[int, Field(ge=1, lt=1 << 31)]
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class ChatStreamOptions(StreamOptions):
+    """`stream_options`: `include_usage` asks for one more chunk, last, with the usage."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """A request for a chat completion, checked; null and absent are one.
+
+    `messages` as they came, `items` what they say (ids mean nothing outside). Tools and tool choice are in the flat
+    form of Responses. `sampling` has `max_tokens` and `logprobs` resolved.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    model: Name | None = None
+    messages: list[dict[str, Any]]
+    items: list[Item]
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream: bool = False
+    stream_options: ChatStreamOptions = ChatStreamOptions()
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    sampling: SamplingFields = SamplingFields()
+
+
+def parse_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
+    """A body of POST /v1/chat/completions: the request, and the names for `x-antiphon-ignored`.
+
+    Raises ApiError 400 naming the path of what is wrong.
+    """
+    screened = screen("chat", body)
+    values, ignored = screened.body, screened.ignored
+    if "messages" not in values:
+        missing("messages")
+    values["items"] = to_items(values["messages"], new_id=_unnamed)
+    if any(message.get("name") is not None for message in values["messages"]):
+        ignored.append("messages.name")
+    if "tools" in values:
+        values["tools"] = _tools(values["tools"])
+        ignored += unoffered(values["tools"])
+    if "tool_choice" in values:
+        values["tool_choice"] = parse_tool_choice(values["tool_choice"])
+    if "chat_template_kwargs" in values:
+        values["chat_template_kwargs"] = check_template_kwargs(values["chat_template_kwargs"])
+    if "metadata" in values:
+        check_metadata(values["metadata"])
+    try:
+        request = ChatRequest(**values)
+    except ValidationError as error:
+        raise from_pydantic(error) from None
+    _check_rules(request, body)
+    limit = request.max_completion_tokens or request.max_tokens
+    logprobs = request.top_logprobs or 0 if request.logprobs else None
+    sampling = sampling_fields(values, max_tokens=limit, logprobs=logprobs)
+    return request.model_copy(update={"sampling": sampling}), ignored
+
+
+def _unnamed(prefix: str) -> str:
+    """Chat's items live for one prompt, so they need no names."""
+    return prefix
+
+
+def _tools(value: Any) -> list[dict[str, Any]]:
+    for index, tool in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(tool, dict) and tool.get("type") == "custom":
+            message = "Custom tools cannot be honoured yet; they come with the next release."
+            refuse(f"tools[{index}]", message, "unsupported_parameter")
+    return parse_tools(value, strict=False)
+
+
+def _check_rules(request: ChatRequest, body: Mapping[str, Any]) -> None:
+    check_format(request.response_format, "response_format")
+    if body.get("stream_options") is not None and not request.stream:
+        refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
+    if request.top_logprobs is not None and not request.logprobs:
+        refuse("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
+    if request.continue_final_message:
+        if request.add_generation_prompt:
+            message = "Only one of 'continue_final_message' and 'add_generation_prompt' can be true."
+            refuse("continue_final_message", message)
+        last = mapping(request.messages[-1], "messages")
+        if last["role"] != "assistant" or last.get("tool_calls"):
+            message = "To continue the final message, it must be an assistant's without tool calls."
+            refuse(f"messages[{len(request.messages) - 1}]", message)

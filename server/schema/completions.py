@@ -1,0 +1,84 @@
+"""The body of POST /v1/completions.
+
+Owns its fields and the forms of a prompt. Refuses to know how text becomes tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from server.schema.chat import MAX_CHOICES, ChatStreamOptions, Name
+from server.schema.fields import SamplingFields, sampling_fields, screen
+from server.schema.shapes import from_pydantic, missing, mistyped, refuse
+
+MAX_PROMPTS = 128
+DEFAULT_MAX_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+class CompletionRequest(BaseModel):
+    """A request for completions, checked. `prompts`: one or more, each a text or token ids."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    model: Name | None = None
+    prompts: list[Prompt]
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
+    stream: bool = False
+    stream_options: ChatStreamOptions = ChatStreamOptions()
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] = DEFAULT_MAX_TOKENS
+    add_special_tokens: bool = True
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    sampling: SamplingFields = SamplingFields()
+
+
+def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[str]]:
+    """A body of POST /v1/completions: the request, and the names for `x-antiphon-ignored`. Raises ApiError 400."""
+    screened = screen("completions", body)
+    values = screened.body
+    if "prompt" not in values:
+        missing("prompt")
+    values["prompts"] = _prompts(values.pop("prompt"))
+    try:
+        request = CompletionRequest(**values)
+    except ValidationError as error:
+        raise from_pydantic(error) from None
+    if request.best_of not in (None, request.n):
+        message = "'best_of' other than 'n' cannot be honoured yet; it comes with the next release."
+        refuse("best_of", message, "unsupported_parameter")
+    if body.get("stream_options") is not None and not request.stream:
+        refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
+    if len(request.prompts) * request.n > MAX_PROMPTS:
+        refuse("prompt", f"At most {MAX_PROMPTS} completions can be asked for at once.")
+    # No token may be wanted, but the engine generates one at least; the view leaves it out.
+    limit = max(request.max_tokens, 1)
+    prompt_logprobs = request.logprobs if request.echo else None
+    sampling = sampling_fields(
+        values, max_tokens=limit, logprobs=request.logprobs, prompt_logprobs=prompt_logprobs
+    )
+    return request.model_copy(update={"sampling": sampling}), screened.ignored
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """The four official forms: a text, texts, token ids, lists of token ids."""
+    several = value if isinstance(value, list) and not _is_ids(value) else [value]
+    if not 0 < len(several) <= MAX_PROMPTS:
+        refuse("prompt", f"Invalid 'prompt': expected 1 to {MAX_PROMPTS} prompts, but got {len(several)}.")
+    prompts: list[Prompt] = []
+    for index, prompt in enumerate(several):
+        path = f"prompt[{index}]" if several is value else "prompt"
+        if not isinstance(prompt, str) and not (isinstance(prompt, list) and _is_ids(prompt)):
+            mistyped(path, "a string or an array of token ids", prompt)
+        prompts.append(prompt)
+    return prompts
+
+
+def _is_ids(value: list[Any]) -> bool:
+    return bool(value) and all(type(token_id) is int for token_id in value)

@@ -1,0 +1,324 @@
+"""Every request field of every API, in one table, and the sampling fields that the APIs share.
+
+Owns what becomes of a field: honoured, taken as a hint, refused, or ignored and named. Refuses to know how a
+field is honoured. No field is ignored in silence: one that this table does not list passes, and is named in
+the header `x-antiphon-ignored`; one that it lists as refused is a 400 `unsupported_parameter`, unless it asks
+for the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from server.schema.shapes import from_pydantic, refuse
+
+Api = Literal["responses", "input_tokens", "chat", "completions"]
+Kind = Literal["honoured", "hint", "refused", "extension"]
+
+IGNORED_HEADER = "x-antiphon-ignored"
+MAX_IGNORED_NAMES = 16
+MAX_IGNORED_BYTES = 512
+MAX_STOPS = 16
+MAX_BIASES = 1024
+INT64 = 1 << 63
+
+# ------------------------------------------------------------------------------------------------------------
+# The table
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What becomes of one field.
+
+    honoured: official, and does what it says. hint: official, accepted, no promise. extension: ours,
+    honoured. refused: known, and not to be had here. `accepts`, where given, are the only values taken: those
+    which ask for nothing (they are dropped when the field is refused). `because` tells the client what to do
+    instead.
+    """
+
+    kind: Kind
+    accepts: tuple[Any, ...] | None = None
+    because: str = ""
+
+
+HONOURED = Rule("honoured")
+HINT = Rule("hint")
+EXTENSION = Rule("extension")
+
+
+def _refused(*accepts: Any, because: str = "") -> Rule:
+    return Rule("refused", accepts, because)
+
+
+def _each(rule: Rule, names: str) -> dict[str, Rule]:
+    """One rule for several fields."""
+    return dict.fromkeys(names.split(), rule)
+
+
+_LATER = _refused(because="Structured output comes with the next release.")
+
+_HINTS: Mapping[str, Rule] = {
+    "metadata": HINT,
+    "user": HINT,
+    "safety_identifier": HINT,
+    "prompt_cache_key": HINT,
+    "prompt_cache_retention": HINT,
+    "prompt_cache_options": HINT,
+    "service_tier": HINT,
+    "client_metadata": HINT,  # Codex sends it; not in the public schema
+}
+
+# Sampling beyond what each official API has; the same names everywhere.
+_EXTENSIONS: Mapping[str, Rule] = _each(
+    EXTENSION,
+    "seed stop top_k min_p repetition_penalty frequency_penalty presence_penalty logit_bias ignore_eos "
+    "min_tokens stop_token_ids cache_salt",
+)
+
+# What other open servers take and this one does not: a client that relies on it must hear so.
+_FOREIGN: Mapping[str, Rule] = {
+    **_each(_LATER, "guided_json guided_regex guided_choice guided_grammar structured_outputs"),
+    "use_beam_search": _refused(False),
+    "length_penalty": _refused(1.0),
+    "bad_words": _refused([]),
+    "allowed_token_ids": _refused([]),
+    "truncate_prompt_tokens": _refused(),
+    "prompt_logprobs": _refused(),
+    "include_stop_str_in_output": _refused(False),
+    "skip_special_tokens": _refused(True),
+    "spaces_between_special_tokens": _refused(True),
+    "return_token_ids": _refused(False),
+    "chat_template": _refused(because="Templates come with the model; pass chat_template_kwargs."),
+}
+
+_RESPONSES: Mapping[str, Rule] = {
+    **_HINTS,
+    **_EXTENSIONS,
+    **_FOREIGN,
+    **_each(
+        HONOURED,
+        "model input instructions previous_response_id conversation store background stream include tools "
+        "tool_choice parallel_tool_calls max_tool_calls max_output_tokens temperature top_p top_logprobs "
+        "truncation text",
+    ),
+    "reasoning": HINT,
+    "stream_options": HINT,
+    "chat_template_kwargs": EXTENSION,
+    "await_tool_outputs": EXTENSION,
+    "tool_timeout_s": EXTENSION,
+    "prompt": _refused(because="This server keeps no prompt templates; send instructions and input."),
+    "moderation": _refused(),
+    "context_management": _refused([], because="Compaction is not built yet; see truncation 'auto'."),
+}
+
+_INPUT_TOKENS: Mapping[str, Rule] = {
+    **_each(
+        HONOURED,
+        "model input instructions previous_response_id conversation tools tool_choice parallel_tool_calls "
+        "text truncation",
+    ),
+    "reasoning": HINT,
+    "chat_template_kwargs": EXTENSION,
+    "personality": _refused(),
+}
+
+_CHAT: Mapping[str, Rule] = {
+    **_HINTS,
+    **_EXTENSIONS,
+    **_FOREIGN,
+    **_each(
+        HONOURED,
+        "model messages temperature top_p frequency_penalty presence_penalty stop logit_bias logprobs "
+        "top_logprobs max_tokens max_completion_tokens n seed stream stream_options tools tool_choice "
+        "parallel_tool_calls response_format",
+    ),
+    "modalities": Rule("hint", (["text"],), "This server answers in text only."),
+    "prediction": HINT,
+    "verbosity": HINT,
+    "reasoning_effort": HINT,
+    "chat_template_kwargs": EXTENSION,
+    "continue_final_message": EXTENSION,
+    "add_generation_prompt": EXTENSION,
+    "store": _refused(False, because="Chat completions are stateless here; POST /v1/responses stores."),
+    "audio": _refused(),
+    "web_search_options": _refused(),
+    "moderation": _refused(),
+    "functions": _refused([], because="It is deprecated; use tools."),
+    "function_call": _refused("none", "auto", because="It is deprecated; use tool_choice."),
+    "best_of": _refused(1),
+}
+
+_COMPLETIONS: Mapping[str, Rule] = {
+    **_EXTENSIONS,
+    **_FOREIGN,
+    **_each(
+        HONOURED,
+        "model prompt best_of echo frequency_penalty presence_penalty logit_bias logprobs max_tokens n seed "
+        "stop stream stream_options temperature top_p",
+    ),
+    "user": HINT,
+    "add_special_tokens": EXTENSION,
+    "suffix": _refused("", because="The model cannot fill in the middle."),
+}
+
+FIELDS: Mapping[str, Mapping[str, Rule]] = {
+    "responses": _RESPONSES,
+    "input_tokens": _INPUT_TOKENS,
+    "chat": _CHAT,
+    "completions": _COMPLETIONS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """A body with only fields that somebody reads, and the names of those nobody does, in request order."""
+
+    body: dict[str, Any]
+    ignored: list[str]
+
+
+def screen(api: Api, body: Mapping[str, Any]) -> Screened:
+    """Sort a request's fields by the table: null means absent, unknown fields are named, refused ones raise.
+
+    Raises ApiError 400 `unsupported_parameter` for a refused field that asks for more than the default.
+    """
+    rules = FIELDS[api]
+    kept: dict[str, Any] = {}
+    ignored: list[str] = []
+    for name, value in body.items():
+        rule = rules.get(name)
+        if value is None:
+            continue
+        if rule is None:
+            ignored.append(name)
+        elif rule.accepts is None:
+            kept[name] = value
+        elif not any(_same(value, accepted) for accepted in rule.accepts):
+            message = (
+                f"Unsupported parameter: '{name}' cannot be honoured by this server. {rule.because}".rstrip()
+            )
+            refuse(name, message, "unsupported_parameter")
+        elif rule.kind != "refused":
+            kept[name] = value
+    return Screened(kept, ignored)
+
+
+def _same(value: Any, accepted: Any) -> bool:
+    """Equality as JSON has it: true is not 1, 1 is 1.0."""
+    return isinstance(value, bool) == isinstance(accepted, bool) and bool(value == accepted)
+
+
+def ignored_header(names: Iterable[str]) -> str | None:
+    """The value of `x-antiphon-ignored`: percent-encoded names, comma separated, at most 16 and 512 bytes."""
+    value = ""
+    for count, name in enumerate(dict.fromkeys(names)):
+        longer = f"{value},{quote(name, safe='')}" if value else quote(name, safe="")
+        if count == MAX_IGNORED_NAMES or len(longer) > MAX_IGNORED_BYTES:
+            break
+        value = longer
+    return value or None
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Sampling
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Temperature = Annotated[Number, Field(ge=0, le=2)]
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class SamplingFields(BaseModel):
+    """The sampling fields of a request, checked; None is unset (the checkpoint's, then the API's default
+    holds).
+
+    `max_tokens`, `logprobs` (how many alternatives; None is off) and `prompt_logprobs` are resolved by each
+    API, which knows them by other names. `stop` is a list, `logit_bias` maps token ids to what is added to
+    their logits. The dump validates again unchanged, after JSON too, so that a plan can keep it.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    temperature: Temperature | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    stop: list[str] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @field_validator("top_p")
+    @classmethod
+    def _smallest_nucleus(cls, top_p: float | None) -> float | None:
+        # 0 is official and means the likeliest token only; samplers want a nucleus that is not empty.
+        return 1e-6 if top_p == 0 else top_p
+
+    @field_validator("top_k")
+    @classmethod
+    def _top_k_off(cls, top_k: int | None) -> int | None:
+        return 0 if top_k == -1 else top_k  # -1 is off elsewhere, 0 here
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop_list(cls, stop: Any) -> Any:
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+            raise ValueError("expected a string or an array of strings")
+        if len(stops) > MAX_STOPS:
+            raise ValueError(f"expected at most {MAX_STOPS} stop strings")
+        if not all(stops):
+            raise ValueError("a stop string must not be empty")
+        return stops
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _bias_by_id(cls, bias: Any) -> Any:
+        if not isinstance(bias, dict):
+            raise ValueError("expected an object of token ids and biases")
+        if len(bias) > MAX_BIASES:
+            raise ValueError(f"expected at most {MAX_BIASES} token ids")
+        out: dict[str, float] = {}
+        for token_id, value in bias.items():
+            if not (
+                isinstance(token_id, str) and token_id.isascii() and token_id.isdigit() and len(token_id) <= 9
+            ):
+                raise ValueError("the keys must be token ids")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+                raise ValueError("a bias must be a number between -100 and 100")
+            out[token_id] = float(value)
+        return out
+
+
+_SAMPLING_NAMES = frozenset(SamplingFields.model_fields) - {"max_tokens", "logprobs", "prompt_logprobs"}
+
+
+def sampling_fields(
+    body: Mapping[str, Any],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> SamplingFields:
+    """The sampling fields of a screened body, with what the API resolved; raises ApiError 400 naming the
+    field."""
+    values = {name: body[name] for name in _SAMPLING_NAMES if name in body}
+    try:
+        return SamplingFields(
+            **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+        )
+    except ValidationError as error:
+        raise from_pydantic(error) from None

@@ -1,0 +1,152 @@
+"""Input items, leniently read and normalised to the official resource form.
+
+Owns how clients abbreviate items, and the ids of those that come without. Refuses to know what an item does
+to a prompt and where it is kept. Everything that this server returns is accepted back unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from server.schema.kinds import ASSISTANT_PART, KINDS, MESSAGE, PREFIXES, USER_PART, identifier
+from server.schema.shapes import missing, mistyped, refuse, shorten
+
+Item = dict[str, Any]
+NewId = Callable[[str], str]
+
+_FAKE_ID = "__fake_id__"  # openai-agents' placeholder: an item that no server has named yet
+
+# ------------------------------------------------------------------------------------------------------------
+# Normalising
+
+
+def normalize_input(value: Any, *, new_id: NewId, param: str = "input") -> list[Item]:
+    """A request's input, a string or a list of items, as normalised items, one for one.
+
+    new_id: prefix -> a fresh id; called once for each item that has none. `item_reference` comes back as
+    `{"type", "id"}` for the caller to resolve. Raises ApiError 400 naming the path of what is wrong.
+    """
+    if isinstance(value, str):
+        return [message("user", value, new_id(PREFIXES["message"]))]
+    if not isinstance(value, list):
+        mistyped(param, "a string or an array", value)
+    items = [normalize_item(item, f"{param}[{index}]", new_id) for index, item in enumerate(value)]
+    for index, item in enumerate(items[:-1]):
+        if item["type"] == "compaction_trigger":
+            refuse(f"{param}[{index}]", "A compaction_trigger must be the final input item.")
+    return items
+
+
+def message(role: str, content: str, item_id: str) -> Item:
+    """A message of one text, in resource form."""
+    part: dict[str, Any] = (
+        {"type": "output_text", "text": content, "annotations": [], "logprobs": []}
+        if role == "assistant"
+        else {"type": "input_text", "text": content}
+    )
+    return {"type": "message", "id": item_id, "status": "completed", "role": role, "content": [part]}
+
+
+def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
+    """One item in the official resource form; see `normalize_input`."""
+    if not isinstance(value, dict):
+        mistyped(path, "an object", value)
+    kind = _type_of(value, path)
+    if kind == "message":
+        return _message(value, path, new_id)
+    if kind == "item_reference":
+        return {"type": kind, "id": identifier(value.get("id"), f"{path}.id")}
+    if kind == "function" and isinstance(value.get("function"), dict):
+        kind, value = "function_call", _flat_call(value)
+    row = KINDS.get(kind)
+    if row is None:
+        refuse(
+            f"{path}.type", f"Invalid value: '{shorten(kind)}' is not an item type that this server knows."
+        )
+    fields = row.shape(value, path)
+    item_id = _id_of(fields, path) or (None if row.needs_id else new_id(row.prefix))
+    if item_id is None:
+        missing(f"{path}.id")
+    if kind == "local_shell_call_output":
+        fields.setdefault("call_id", item_id)  # the resource's schema requires both
+    return {"type": kind, "id": item_id, **{key: fields[key] for key in fields if key not in ("type", "id")}}
+
+
+def _type_of(value: Mapping[str, Any], path: str) -> str:
+    """The item's type; easy messages and references may leave it out."""
+    kind = value.get("type")
+    if isinstance(kind, str):
+        return kind
+    if kind is not None:
+        mistyped(f"{path}.type", "a string", kind)
+    if "role" in value:
+        return "message"
+    if value.keys() <= {"id", "type"} and "id" in value:
+        return "item_reference"
+    missing(f"{path}.type")
+
+
+def _id_of(fields: Mapping[str, Any], path: str) -> str | None:
+    """The client's own id; None where there is none worth the name."""
+    item_id = fields.get("id")
+    if item_id is None or item_id in ("", _FAKE_ID):
+        return None
+    found: str = identifier(item_id, f"{path}.id")
+    return found
+
+
+def _flat_call(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A call nested in chat's way: its id is the call's."""
+    rest = {key: value[key] for key in value if key not in ("type", "id", "function")}
+    return {"call_id": value.get("id"), **rest, **value["function"]}
+
+
+def _message(value: Mapping[str, Any], path: str, new_id: NewId) -> Item:
+    fields = MESSAGE(value, path)
+    role = fields["role"]
+    content = value.get("content")
+    item_id = _id_of(fields, path) or new_id(PREFIXES["message"])
+    if isinstance(content, str):
+        item = message(role, content, item_id)
+        item["status"] = fields["status"]
+    elif isinstance(content, list):
+        part = ASSISTANT_PART if role == "assistant" else USER_PART
+        parts = [part(element, f"{path}.content[{index}]") for index, element in enumerate(content)]
+        item = {"type": "message", "id": item_id, "status": fields["status"], "role": role, "content": parts}
+    elif content is None:
+        missing(f"{path}.content")
+    else:
+        mistyped(f"{path}.content", "a string or an array", content)
+    return item | {key: fields[key] for key in fields if key not in item}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What a text model cannot read
+
+
+UNSUPPORTED_KINDS: Mapping[str, str] = {
+    "input_image": "image",
+    "computer_screenshot": "image",
+    "input_file": "file",
+    "input_audio": "audio",
+}
+"""Parts that are not text, and the modality that a model needs to read them."""
+
+
+def unsupported_parts(
+    items: Iterable[Item], *, modalities: frozenset[str] = frozenset({"text"}), param: str = "input"
+) -> list[tuple[str, str]]:
+    """(path, modality) of every part of normalised `items` that a model of these modalities cannot read."""
+    found: list[tuple[str, str]] = []
+    for index, item in enumerate(items):
+        if item["type"] == "computer_call_output":
+            found.append((f"{param}[{index}].output", "image"))
+            continue
+        for field in ("content", "output"):
+            parts = item.get(field)
+            for position, part in enumerate(parts if isinstance(parts, list) else ()):
+                modality = UNSUPPORTED_KINDS.get(str(part.get("type"))) if isinstance(part, dict) else None
+                if modality is not None:
+                    found.append((f"{param}[{index}].{field}[{position}]", modality))
+    return [(path, modality) for path, modality in found if modality not in modalities]

@@ -1,0 +1,137 @@
+"""Chat messages, read as items: the one way from the chat API's history to that of Responses.
+
+Owns the shapes of messages and their content parts. Refuses to know templates: what a model is shown is built from
+items (`server.runs.prompt`), so that both APIs share one prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.schema.items import UNSUPPORTED_KINDS, Item, NewId, normalize_item
+from server.schema.kinds import identifier
+from server.schema.shapes import (
+    NAME,
+    STRING,
+    array,
+    missing,
+    mistyped,
+    one_of,
+    record,
+    refuse,
+    tagged,
+)
+
+_ROLE = one_of("developer", "system", "user", "assistant", "tool")
+_CALLS = array(
+    tagged(
+        {
+            "function": record({"id": identifier, "function": record({"name": NAME, "arguments": STRING})}),
+            "custom": record({"id": identifier, "custom": record({"name": NAME, "input": STRING})}),
+        }
+    )
+)
+_IMAGE = record({"image_url": record({"url": STRING}, {"detail": STRING})})
+_FILE = record({"file": record({}, {"file_id": STRING, "filename": STRING, "file_data": STRING})})
+_PARTS: Mapping[str, str] = {"image_url": "input_image", "file": "input_file"}
+"""Chat's content parts that items name otherwise; `text` and `refusal` they share."""
+
+
+def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[Item]:
+    """Messages, oldest first, as normalised items; raises ApiError 400 naming the path of what is wrong.
+
+    What an assistant message holds (reasoning, content, calls) becomes an item each, in this order.
+    """
+    if not isinstance(messages, list):
+        mistyped(param, "an array", messages)
+    if not messages:
+        refuse(param, f"Invalid '{param}': empty array. Expected at least 1 message.")
+    items: list[Item] = []
+    for index, message in enumerate(messages):
+        path = f"{param}[{index}]"
+        if not isinstance(message, dict):
+            mistyped(path, "an object", message)
+        if message.get("role") == "function" or message.get("function_call") is not None:
+            refuse(path, "Function messages are deprecated; use tool calls.", "unsupported_parameter")
+        role = _ROLE(message.get("role"), f"{path}.role")
+        if role == "assistant":
+            items += _assistant(message, path, new_id)
+        elif role == "tool":
+            items.append(_tool(message, path, new_id))
+        else:
+            items.append(_said(role, message.get("content"), path, new_id))
+    return items
+
+
+def _said(role: str, content: Any, path: str, new_id: NewId) -> Item:
+    if isinstance(content, list):
+        content = [_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
+    return normalize_item({"type": "message", "role": role, "content": content}, path, new_id)
+
+
+def _part(part: Any, path: str) -> Any:
+    """A content part under its name in items."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "image_url":
+        image = part["image_url"] if isinstance(part.get("image_url"), str) else _IMAGE(part, path)["image_url"]
+        image = {"url": image} if isinstance(image, str) else image
+        return {"type": _PARTS[kind], "image_url": image["url"], "detail": image.get("detail")}
+    if kind == "file":
+        return {"type": _PARTS[kind], **_FILE(part, path)["file"]}
+    return part
+
+
+def _assistant(message: Mapping[str, Any], path: str, new_id: NewId) -> list[Item]:
+    items: list[Item] = []
+    for field in ("reasoning_content", "reasoning"):
+        thought = message.get(field)
+        if thought is None or items:
+            continue
+        parts = [{"type": "reasoning_text", "text": STRING(thought, f"{path}.{field}")}]
+        items.append(normalize_item({"type": "reasoning", "content": parts}, path, new_id))
+    calls = message.get("tool_calls")
+    content = message.get("content")
+    if content is None and message.get("refusal") is not None:
+        content = [{"type": "refusal", "refusal": STRING(message["refusal"], f"{path}.refusal")}]
+    if content is None and not calls and not items:
+        missing(f"{path}.content")
+    if content not in (None, "") or not (calls or items):
+        items.append(_said("assistant", content, path, new_id))
+    for call in _CALLS(calls, f"{path}.tool_calls") if calls is not None else ():
+        items.append(_call(call, path, new_id))
+    return items
+
+
+def _call(call: Mapping[str, Any], path: str, new_id: NewId) -> Item:
+    if call["type"] == "function":
+        return normalize_item({"type": "function_call", "call_id": call["id"], **call["function"]}, path, new_id)
+    return normalize_item({"type": "custom_tool_call", "call_id": call["id"], **call["custom"]}, path, new_id)
+
+
+def _tool(message: Mapping[str, Any], path: str, new_id: NewId) -> Item:
+    call_id, content = message.get("tool_call_id"), message.get("content")
+    for field, value in (("tool_call_id", call_id), ("content", content)):
+        if value is None:
+            missing(f"{path}.{field}")
+    identifier(call_id, f"{path}.tool_call_id")
+    if isinstance(content, list):
+        content = [_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
+    elif not isinstance(content, str):
+        mistyped(f"{path}.content", "a string or an array", content)
+    return normalize_item({"type": "function_call_output", "call_id": call_id, "output": content}, path, new_id)
+
+
+def unsupported_in(
+    messages: Sequence[Mapping[str, Any]], *, modalities: frozenset[str], param: str = "messages"
+) -> list[tuple[str, str]]:
+    """(path, modality) of every part of checked `messages` that a model of these modalities cannot read."""
+    found: list[tuple[str, str]] = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        for position, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part["type"]
+            modality = UNSUPPORTED_KINDS.get(_PARTS.get(kind, kind))
+            if modality is not None and modality not in modalities:
+                found.append((f"{param}[{index}].content[{position}]", modality))
+    return found

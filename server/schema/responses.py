@@ -1,0 +1,344 @@
+"""The bodies of the Responses API: what a client may ask for, and the echo of what it asked.
+
+Owns the fields of a request, the rules between them and their echo in the Response object. Refuses to know
+the input's items (`schema.items`), the stored past and what the model does with any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from server.schema.fields import Api, Number, SamplingFields, sampling_fields, screen
+from server.schema.items import Item, NewId, normalize_item
+from server.schema.kinds import identifier
+from server.schema.shapes import from_pydantic, mapping, missing, mistyped, record, refuse, shorten
+from server.schema.tools import parse_tool_choice, parse_tools, unoffered
+
+MIN_OUTPUT_TOKENS = 16
+MAX_TOOL_TIMEOUT_S = 7 * 24 * 3600
+MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
+
+INCLUDES = frozenset(
+    {
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "message.input_image.image_url",
+        "message.output_text.logprobs",
+        "reasoning.encrypted_content",
+    }
+)
+"""Every official value; those that concern tools nobody runs here fill nothing and are taken."""
+
+# What a template gets from us; a client's argument of the same name would collide with it.
+_TEMPLATE_NAMES = frozenset(
+    {"messages", "tools", "documents", "conversation", "chat_template", "add_generation_prompt", "tokenize",
+     "continue_final_message", "return_dict", "return_tensors", "self"}
+)  # fmt: skip
+
+Text = Annotated[str, Field(max_length=10_485_760)]
+Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class TextOptions(_Part):
+    """`text`: only plain text for now; `verbosity` is a hint."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(_Part):
+    """`reasoning`: hints. `generate_summary` is the deprecated name of `summary`."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
+
+
+class StreamOptions(_Part):
+    """`stream_options`."""
+
+    include_obfuscation: bool | None = None
+
+
+def check_metadata(value: Any, param: str = "metadata") -> dict[str, str]:
+    """At most 16 pairs of strings, keys up to 64 and values up to 512 characters; raises ApiError 400."""
+    mapping(value, param)
+    if len(value) > 16:
+        refuse(param, f"Invalid '{param}': too many properties; at most 16 are taken, got {len(value)}.")
+    for key, element in value.items():
+        path = f"{param}.{shorten(key)}"
+        if not isinstance(element, str):
+            mistyped(path, "a string", element)
+        if len(key) > 64 or len(element) > 512:
+            refuse(path, f"Invalid '{path}': keys may have 64 characters and values 512.")
+    return dict(value)
+
+
+def check_template_kwargs(value: Any, param: str = "chat_template_kwargs") -> dict[str, Any]:
+    """Arguments for the chat template: an object of at most 64 KiB without the names that we pass
+    ourselves."""
+    mapping(value, param)
+    taken = _TEMPLATE_NAMES & value.keys()
+    if taken:
+        refuse(f"{param}.{min(taken)}", f"Invalid '{param}': '{min(taken)}' is set by the server.")
+    if any(not key.isidentifier() for key in value):
+        refuse(param, f"Invalid '{param}': the keys must be identifiers.")
+    try:
+        size = len(orjson.dumps(value))
+    except orjson.JSONEncodeError as error:
+        refuse(param, f"Invalid '{param}': {error}.")
+    if size > MAX_TEMPLATE_KWARGS_BYTES:
+        refuse(param, f"Invalid '{param}': larger than {MAX_TEMPLATE_KWARGS_BYTES} bytes.")
+    return dict(value)
+
+
+def _id(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("ids must be printable")
+    return value
+
+
+Id = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_id)]
+
+
+class CreateResponse(BaseModel):
+    """A request to create a response, checked; null and absent are one.
+
+    `input` is as it came (see `schema.items.normalize_input`), None when absent. `tools` and `tool_choice`
+    are in their flat form. `tool_timeout_s`: None is the server's default. `sampling` leaves `max_tokens` and
+    `logprobs` unset: they follow from `max_output_tokens`, and from `top_logprobs` with `include`.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", arbitrary_types_allowed=True)
+
+    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    input: Any = None
+    instructions: Text | None = None
+    previous_response_id: Id | None = None
+    conversation_id: Id | None = None
+    store: bool = True
+    background: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    include: tuple[str, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    max_tool_calls: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=MIN_OUTPUT_TOKENS, lt=1 << 31)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+    text: TextOptions = TextOptions()
+    reasoning: ReasoningOptions | None = None
+    metadata: dict[str, str] = Field(default_factory=dict)
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = None
+    user: Annotated[str, Field(max_length=1024)] | None = None
+    await_tool_outputs: bool = False
+    tool_timeout_s: Annotated[Number, Field(gt=0, le=MAX_TOOL_TIMEOUT_S)] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    sampling: SamplingFields = SamplingFields()
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """The sampling fields that are set, as JSON values that `SamplingFields` takes back."""
+        return self.sampling.model_dump(exclude_none=True)
+
+
+def parse_create(body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]]:
+    """A body of POST /responses: the request, and the names for `x-antiphon-ignored`. Raises ApiError 400."""
+    request, ignored = _parse("responses", body)
+    if request.input is None and request.previous_response_id is None and request.conversation_id is None:
+        message = "One of 'input', 'previous_response_id' or 'conversation' must be provided."
+        refuse("input", f"Missing required parameter. {message}", "missing_required_parameter")
+    if request.background and not request.store:
+        refuse("background", "Background responses are stored: 'store' cannot be false.")
+    if "stream_options" in body and body["stream_options"] is not None and not request.stream:
+        refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
+    if request.await_tool_outputs and not (request.stream or request.background):
+        refuse("await_tool_outputs", "'await_tool_outputs' needs 'stream' or 'background'.")
+    return request, ignored
+
+
+def parse_input_tokens(body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]]:
+    """A body of POST /responses/input_tokens, as the request whose prompt is counted. Raises ApiError 400."""
+    return _parse("input_tokens", body)
+
+
+def _parse(api: Api, body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]]:
+    screened = screen(api, body)
+    values, ignored = screened.body, screened.ignored
+    if "conversation" in values:
+        values["conversation_id"] = _conversation_id(values.pop("conversation"))
+        if "previous_response_id" in values:
+            message = "'previous_response_id' cannot be used in conjunction with 'conversation'."
+            refuse("previous_response_id", message, "mutually_exclusive_parameters")
+    if "include" in values:
+        values["include"] = parse_include(values["include"])
+    if "tools" in values:
+        values["tools"] = tuple(parse_tools(values["tools"]))
+        ignored += unoffered(values["tools"])
+    if "tool_choice" in values:
+        values["tool_choice"] = parse_tool_choice(values["tool_choice"])
+    if "metadata" in values:
+        values["metadata"] = check_metadata(values["metadata"])
+    if "chat_template_kwargs" in values:
+        values["chat_template_kwargs"] = check_template_kwargs(values["chat_template_kwargs"])
+    values["sampling"] = sampling_fields(values, max_tokens=None)
+    for name, part in (
+        ("text", TextOptions),
+        ("reasoning", ReasoningOptions),
+        ("stream_options", StreamOptions),
+    ):
+        if isinstance(values.get(name), dict):
+            ignored += [f"{name}.{key}" for key in values[name] if key not in part.model_fields]
+    try:
+        request = CreateResponse(**values)
+    except ValidationError as error:
+        raise from_pydantic(error) from None
+    check_format(request.text.format, "text.format")
+    return request, ignored
+
+
+def check_format(value: Mapping[str, Any] | None, param: str) -> None:
+    """Only plain text for now: a JSON format is a 400 `unsupported_parameter`."""
+    kind = (value or {"type": "text"}).get("type")
+    if kind in ("json_schema", "json_object"):
+        message = f"Unsupported parameter: '{param}' of type '{kind}' comes with the next release."
+        refuse(param, message, "unsupported_parameter")
+    if kind != "text":
+        refuse(f"{param}.type", "Invalid value. Supported values are: 'text', 'json_schema', 'json_object'.")
+
+
+def _conversation_id(value: Any) -> str:
+    if isinstance(value, dict):
+        value, path = record({"id": identifier})(value, "conversation")["id"], "conversation.id"
+    else:
+        path = "conversation"
+    found: str = identifier(value, path)
+    return found
+
+
+def parse_include(value: Any, param: str = "include") -> tuple[str, ...]:
+    """An `include` list, of a body or a query; raises ApiError 400 for a value that is not official."""
+    if not isinstance(value, list):
+        mistyped(param, "an array", value)
+    for index, name in enumerate(value):
+        if not isinstance(name, str):
+            mistyped(f"{param}[{index}]", "a string", name)
+        if name not in INCLUDES:
+            wanted = ", ".join(f"'{known}'" for known in sorted(INCLUDES))
+            message = f"Invalid value: '{shorten(name)}'. Supported values are: {wanted}."
+            refuse(f"{param}[{index}]", message)
+    return tuple(dict.fromkeys(value))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Tool outputs
+
+
+class ToolOutputs(BaseModel):
+    """A body of POST /responses/{id}/tool_outputs: normalised `function_call_output` items, one per call
+    id."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    items: tuple[Item, ...]
+    stream: bool = False
+
+
+def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> tuple[ToolOutputs, list[str]]:
+    """Read both forms: `{"tool_outputs": [{"call_id", "output"}]}` and `{"tool_call_id", "output"}`.
+
+    Raises ApiError 400, also for a call answered twice. Returns the ignored names as well.
+    """
+    known = {"tool_outputs", "tool_call_id", "call_id", "output", "stream"}
+    ignored = [name for name, value in body.items() if name not in known and value is not None]
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        mistyped("stream", "a boolean", stream)
+    several = body.get("tool_outputs")
+    if several is None:
+        items = [_tool_output(body, "", new_id)]
+    elif not isinstance(several, list):
+        mistyped("tool_outputs", "an array", several)
+    else:
+        items = [_tool_output(entry, f"tool_outputs[{index}]", new_id) for index, entry in enumerate(several)]
+    if not items:
+        refuse("tool_outputs", "Invalid 'tool_outputs': at least one output is needed.")
+    call_ids = [item["call_id"] for item in items]
+    for index, call_id in enumerate(call_ids):
+        if call_id in call_ids[:index]:
+            refuse(f"tool_outputs[{index}].call_id", f"Call '{shorten(call_id)}' is answered twice.")
+    return ToolOutputs(items=tuple(items), stream=bool(stream)), ignored
+
+
+def _tool_output(entry: Any, path: str, new_id: NewId) -> Item:
+    if not isinstance(entry, dict):
+        mistyped(path, "an object", entry)
+    dot = f"{path}." if path else ""
+    call_id = entry.get("call_id") if entry.get("call_id") is not None else entry.get("tool_call_id")
+    for name, value in (("call_id", call_id), ("output", entry.get("output"))):
+        if value is None:
+            missing(f"{dot}{name}")
+    item = {"type": "function_call_output", "call_id": call_id, "output": entry["output"]}
+    return normalize_item(item, path or "tool_outputs", new_id)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The echo
+
+
+def echo(request: CreateResponse, *, model: str, temperature: float, top_p: float) -> dict[str, Any]:
+    """The part of a Response object that never changes: the request's fields at their effective values.
+
+    model: as resolved. temperature, top_p: as drawn with. Every field that the official schema or the Open
+    Responses suite asks for is there, and numbers are never null, but for limits that are off.
+    """
+    reasoning = request.reasoning or ReasoningOptions()
+    fields: dict[str, Any] = {
+        "background": request.background,
+        "conversation": {"id": request.conversation_id} if request.conversation_id is not None else None,
+        "frequency_penalty": request.sampling.frequency_penalty or 0.0,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata,
+        "model": model,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "presence_penalty": request.sampling.presence_penalty or 0.0,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "prompt_cache_retention": None,  # no promise is made, whatever was asked
+        # No summaries are made, so the effective value is null even where one was asked for.
+        "reasoning": {"effort": reasoning.effort, "summary": None, "context": reasoning.context},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",  # there is one tier
+        "store": request.store,
+        "temperature": temperature,
+        "text": {"format": {"type": "text"}, "verbosity": request.text.verbosity or "medium"},
+        "tool_choice": request.tool_choice,
+        "tools": list(request.tools),
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": top_p,
+        "truncation": request.truncation,
+    }
+    if request.user is not None:
+        fields["user"] = request.user  # not nullable in the schema
+    return fields

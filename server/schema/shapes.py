@@ -1,0 +1,252 @@
+"""Shapes of JSON values, as data, and the official error for a value that does not fit.
+
+Owns the small algebra in which the tables of items and tools are written: a shape takes a value and its path,
+and returns the value (normalised) or raises ApiError 400 naming the path. Refuses to know any particular
+item, tool or request. The rule throughout: null means absent, unknown keys are kept, and no JSON value raises
+anything but ApiError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from server.errors import ApiError
+
+Shape = Callable[[Any, str], Any]
+
+
+def refuse(param: str | None, message: str, code: str = "invalid_value") -> NoReturn:
+    """Raise the 400 of a value that cannot be taken; `param` is its dotted and bracketed path."""
+    raise ApiError(400, message, code=code, param=param)
+
+
+_TYPE_NAMES: Mapping[type, str] = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def json_type(value: Any) -> str:
+    """The JSON name of a value's type, with its article, for messages."""
+    return "null" if value is None else _TYPE_NAMES.get(type(value), "an unknown value")
+
+
+def missing(path: str) -> NoReturn:
+    """Raise the 400 of a value that is required and absent."""
+    refuse(path, f"Missing required parameter: '{path}'.", "missing_required_parameter")
+
+
+def mistyped(path: str, wanted: str, value: Any) -> NoReturn:
+    """Raise the 400 of a value of another type."""
+    refuse(
+        path,
+        f"Invalid type for '{path}': expected {wanted}, but got {json_type(value)} instead.",
+        "invalid_type",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Leaves
+
+
+def text(min_length: int = 0, max_length: int | None = None) -> Shape:
+    """A string of bounded length, in characters."""
+
+    def shape(value: Any, path: str) -> Any:
+        if not isinstance(value, str):
+            mistyped(path, "a string", value)
+        if len(value) < min_length:
+            refuse(path, f"Invalid '{path}': empty string.")
+        if max_length is not None and len(value) > max_length:
+            refuse(path, f"Invalid '{path}': string too long, expected at most {max_length} characters.")
+        return value
+
+    return shape
+
+
+def whole(minimum: int | None = None, maximum: int | None = None) -> Shape:
+    """An integer within bounds."""
+
+    def shape(value: Any, path: str) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool):
+            mistyped(path, "an integer", value)
+        if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
+            refuse(path, f"Invalid '{path}': the number is out of range.")
+        return value
+
+    return shape
+
+
+def number(value: Any, path: str) -> Any:
+    """A finite number."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        mistyped(path, "a number", value)
+    if isinstance(value, float) and not math.isfinite(value):
+        refuse(path, f"Invalid '{path}': expected a finite number.")
+    return value
+
+
+def boolean(value: Any, path: str) -> Any:
+    """true or false."""
+    if not isinstance(value, bool):
+        mistyped(path, "a boolean", value)
+    return value
+
+
+def anything(value: Any, path: str) -> Any:
+    """Any JSON value, kept as it is."""
+    return value
+
+
+def mapping(value: Any, path: str) -> Any:
+    """Any object, kept as it is."""
+    if not isinstance(value, dict):
+        mistyped(path, "an object", value)
+    return value
+
+
+def one_of(*values: str) -> Shape:
+    """One of these strings."""
+
+    def shape(value: Any, path: str) -> Any:
+        if not isinstance(value, str):
+            mistyped(path, "a string", value)
+        if value not in values:
+            wanted = ", ".join(f"'{allowed}'" for allowed in values)
+            refuse(path, f"Invalid value: '{shorten(value)}'. Supported values are: {wanted}.")
+        return value
+
+    return shape
+
+
+def shorten(value: str, limit: int = 64) -> str:
+    """A client's string, short enough for a message."""
+    return value if len(value) <= limit else value[:limit] + "..."
+
+
+STRING = text()
+NAME = text(1)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Containers
+
+
+def array(item: Shape, min_items: int = 0, max_items: int | None = None) -> Shape:
+    """An array whose elements all have one shape."""
+
+    def shape(value: Any, path: str) -> Any:
+        if not isinstance(value, list):
+            mistyped(path, "an array", value)
+        if len(value) < min_items:
+            refuse(path, f"Invalid '{path}': expected at least {min_items} element(s).")
+        if max_items is not None and len(value) > max_items:
+            refuse(path, f"Invalid '{path}': expected at most {max_items} elements, but got {len(value)}.")
+        return [item(element, f"{path}[{index}]") for index, element in enumerate(value)]
+
+    return shape
+
+
+def map_of(item: Shape) -> Shape:
+    """An object whose values all have one shape."""
+
+    def shape(value: Any, path: str) -> Any:
+        mapping(value, path)
+        return {key: item(element, f"{path}.{shorten(key)}") for key, element in value.items()}
+
+    return shape
+
+
+def record(
+    required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, **defaults: Any
+) -> Shape:
+    """An object with known keys: `required` ones, `optional` ones, and `defaults` for those absent.
+
+    Unknown keys are kept and nulls dropped; a key that must be there and may be null is optional with default
+    None.
+    """
+    known = {**required, **(optional or {})}
+
+    def shape(value: Any, path: str) -> Any:
+        if not isinstance(value, dict):
+            mistyped(path, "an object", value)
+        out: dict[str, Any] = {}
+        for key, element in value.items():
+            if element is None:
+                continue
+            known_shape = known.get(key)
+            out[key] = element if known_shape is None else known_shape(element, f"{path}.{key}")
+        for key, default in defaults.items():
+            if key not in out:
+                out[key] = copy(default)
+        for key in required:
+            if key not in out:
+                missing(f"{path}.{key}")
+        return out
+
+    return shape
+
+
+def tagged(shapes: Mapping[str, Shape], aliases: Mapping[str, str] | None = None) -> Shape:
+    """An object whose `type` says which shape it has; `aliases` are renamed to the official type first."""
+    names = aliases or {}
+
+    def shape(value: Any, path: str) -> Any:
+        if not isinstance(value, dict):
+            mistyped(path, "an object", value)
+        kind = value.get("type")
+        if kind is None:
+            missing(f"{path}.type")
+        if not isinstance(kind, str):
+            mistyped(f"{path}.type", "a string", kind)
+        official = names.get(kind, kind)
+        if official not in shapes:
+            wanted = ", ".join(f"'{allowed}'" for allowed in shapes)
+            refuse(f"{path}.type", f"Invalid value: '{shorten(kind)}'. Supported values are: {wanted}.")
+        return shapes[official](value if official == kind else {**value, "type": official}, path)
+
+    return shape
+
+
+def either(as_string: Shape, as_array: Shape) -> Shape:
+    """A string or an array, each with its shape."""
+
+    def shape(value: Any, path: str) -> Any:
+        if isinstance(value, str):
+            return as_string(value, path)
+        if isinstance(value, list):
+            return as_array(value, path)
+        mistyped(path, "a string or an array", value)
+
+    return shape
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Pydantic's errors
+
+_CODES: Mapping[str, str] = {"missing": "missing_required_parameter"}
+
+
+def from_pydantic(error: ValidationError, prefix: str = "") -> ApiError:
+    """The official 400 for the first problem that pydantic found."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = prefix
+    for step in first["loc"]:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
+    kind = first["type"]
+    if kind == "missing":
+        return ApiError(400, f"Missing required parameter: '{path}'.", code=_CODES[kind], param=path)
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    message = first["msg"].removeprefix("Value error, ")
+    return ApiError(
+        400, f"Invalid '{shorten(path, 200)}': {message[:1].lower()}{message[1:]}.", code=code, param=path
+    )

@@ -1,0 +1,197 @@
+"""Conversations: their items by position, their lock, their turns.
+
+Owns: positions (given once, never again), the lock `active_response_id`, tombstones of items. Refuses to
+know: what a run does while it holds the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from . import garbage, items
+from .records import ConversationLocked, NewItem, NotFound, Order, Page, StoredConversation, StoredItem
+from .tables import conversation_items, conversations
+from .tables import items as item_rows
+
+
+def _live(conn: Connection, owner: str, id: str) -> Row[*tuple[Any, ...]]:
+    query = select(conversations).where(
+        conversations.c.id == id, conversations.c.owner == owner, conversations.c.deleted_at.is_(None)
+    )
+    row = conn.execute(query.with_for_update()).first()
+    if row is None:
+        raise NotFound("conversation", id)
+    return row
+
+
+def _stored(row: Row[*tuple[Any, ...]]) -> StoredConversation:
+    return StoredConversation(row.id, row.created_at, row.metadata, row.active_response_id, row.head)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The lock, for runs
+
+
+def lock(conn: Connection, owner: str, id: str, response_id: str) -> int:
+    """Takes the conversation for a run and returns its head. NotFound; ConversationLocked with the holder."""
+    row = _live(conn, owner, id)
+    if row.active_response_id is not None:
+        raise ConversationLocked(id, row.active_response_id)
+    conn.execute(update(conversations).where(conversations.c.id == id).values(active_response_id=response_id))
+    head: int = row.head
+    return head
+
+
+def unlock(
+    conn: Connection, id: str, response_id: str, turn: Sequence[tuple[str, str]], *, kept: bool
+) -> None:
+    """Gives the lock back and appends the turn: (item id, direction) pairs, input before output.
+
+    kept: the response is stored, so its items name it. A conversation that was deleted meanwhile takes
+    nothing.
+    """
+    query = select(conversations).where(conversations.c.id == id)
+    row = conn.execute(query.with_for_update()).first()
+    if row is None:
+        return
+    if turn and row.deleted_at is None:
+        _append(conn, row, turn, response_id if kept else None)
+    conn.execute(
+        update(conversations)
+        .where(conversations.c.id == id, conversations.c.active_response_id == response_id)
+        .values(active_response_id=None)
+    )
+    garbage.sweep_conversation(conn, id)
+
+
+def _append(
+    conn: Connection, row: Row[*tuple[Any, ...]], turn: Sequence[tuple[str, str]], response_id: str | None
+) -> None:
+    """Appends items that are stored already. An item that the conversation holds keeps its place: ids are
+    unique.
+    """
+    present = set(
+        conn.execute(
+            select(conversation_items.c.item_id).where(
+                conversation_items.c.owner == row.owner,
+                conversation_items.c.item_id.in_([item_id for item_id, _ in turn]),
+                conversation_items.c.conversation_id == row.id,
+                conversation_items.c.deleted_at.is_(None),
+            )
+        )
+        .scalars()
+        .all()
+    )
+    new = {item_id: direction for item_id, direction in turn if item_id not in present}
+    if not new:
+        return
+    conn.execute(
+        insert(conversation_items),
+        [
+            {
+                "conversation_id": row.id,
+                "position": position,
+                "owner": row.owner,
+                "item_id": item_id,
+                "direction": direction,
+                "response_id": response_id,
+            }
+            for position, (item_id, direction) in enumerate(new.items(), row.head)
+        ],
+    )
+    conn.execute(update(conversations).where(conversations.c.id == row.id).values(head=row.head + len(new)))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The client's verbs
+
+
+def create(
+    conn: Connection, owner: str, id: str, created_at: int, metadata: bytes, new: Sequence[NewItem]
+) -> StoredConversation:
+    """Stores a conversation with its first items. ItemConflict."""
+    conn.execute(
+        insert(conversations).values(id=id, owner=owner, created_at=created_at, metadata=metadata, head=0)
+    )
+    add_items(conn, owner, id, new)
+    return get(conn, owner, id)
+
+
+def get(conn: Connection, owner: str, id: str) -> StoredConversation:
+    """NotFound("conversation")."""
+    return _stored(_live(conn, owner, id))
+
+
+def update_metadata(conn: Connection, owner: str, id: str, metadata: bytes) -> StoredConversation:
+    """Replaces the metadata. NotFound("conversation")."""
+    _live(conn, owner, id)
+    conn.execute(update(conversations).where(conversations.c.id == id).values(metadata=metadata))
+    return get(conn, owner, id)
+
+
+def delete(conn: Connection, owner: str, id: str, now: int) -> None:
+    """Makes the id unknown; a run that holds the lock goes on, pinned. NotFound("conversation")."""
+    _live(conn, owner, id)
+    conn.execute(update(conversations).where(conversations.c.id == id).values(deleted_at=now, metadata=b"{}"))
+    garbage.collect_conversation(conn, id)
+
+
+def add_items(conn: Connection, owner: str, id: str, new: Sequence[NewItem]) -> tuple[StoredItem, ...]:
+    """Appends items, under a lock too: the running turn is pinned. NotFound("conversation"), ItemConflict."""
+    row = _live(conn, owner, id)
+    if new:
+        items.put(conn, owner, new)
+        _append(conn, row, [(item.id, "in") for item in new], None)
+    return items.as_stored(new)
+
+
+def list_items(
+    conn: Connection, owner: str, id: str, *, limit: int, order: Order, after: str | None
+) -> Page[StoredItem]:
+    """One page of the items. NotFound("conversation"), or ("item") for an unknown `after`."""
+    _live(conn, owner, id)
+    where = (conversation_items.c.conversation_id == id, conversation_items.c.deleted_at.is_(None))
+    return items.page(conn, conversation_items, where, limit=limit, order=order, after=after)
+
+
+def get_item(conn: Connection, owner: str, id: str, item_id: str) -> StoredItem:
+    """One item. NotFound("conversation" | "item")."""
+    _live(conn, owner, id)
+    query = (
+        select(*items.COLUMNS)
+        .join_from(conversation_items, item_rows, items.joined(conversation_items))
+        .where(
+            conversation_items.c.owner == owner,
+            conversation_items.c.item_id == item_id,
+            conversation_items.c.conversation_id == id,
+            conversation_items.c.deleted_at.is_(None),
+        )
+    )
+    row = conn.execute(query).first()
+    if row is None:
+        raise NotFound("item", item_id)
+    return items.stored_item(row)
+
+
+def delete_item(conn: Connection, owner: str, id: str, item_id: str, now: int) -> StoredConversation:
+    """Takes an item out of the conversation; runs that are pinned still see it. NotFound("conversation" |
+    "item").
+    """
+    row = _live(conn, owner, id)
+    deleted = conn.execute(
+        update(conversation_items)
+        .where(
+            conversation_items.c.owner == owner,
+            conversation_items.c.item_id == item_id,
+            conversation_items.c.conversation_id == id,
+            conversation_items.c.deleted_at.is_(None),
+        )
+        .values(deleted_at=now)
+    )
+    if deleted.rowcount == 0:
+        raise NotFound("item", item_id)
+    garbage.sweep_conversation(conn, id)
+    return _stored(row)

@@ -1,0 +1,109 @@
+"""Items: each stored once per owner, referred to by responses and conversations.
+
+Owns: insertion without duplicates, the page cursor over a list of items. Refuses to know: what an item says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, exists, insert, or_, select
+
+from .records import ItemConflict, NewItem, NotFound, Order, Page, StoredItem
+from .tables import conversation_items, conversations, items, response_items, responses
+
+COLUMNS = (items.c.id, items.c.kind, items.c.body, items.c.call_id, items.c.name)
+
+
+def stored_item(row: Row[*tuple[Any, ...]]) -> StoredItem:
+    """An item from a row that begins with COLUMNS."""
+    return StoredItem(*row[:5])
+
+
+def as_stored(new: Iterable[NewItem]) -> tuple[StoredItem, ...]:
+    return tuple(StoredItem(item.id, item.kind, item.body, item.call_id, item.name) for item in new)
+
+
+def joined(references: FromClause) -> ColumnElement[bool]:
+    """The join of a table of references (owner, item_id) with items."""
+    return and_(items.c.owner == references.c.owner, items.c.id == references.c.item_id)
+
+
+def put(conn: Connection, owner: str, new: Sequence[NewItem]) -> None:
+    """Stores the items that are not there yet; the same id with the same body is the same item.
+
+    ItemConflict for an id whose body differs.
+    """
+    bodies: dict[str, NewItem] = {}
+    for item in new:
+        if bodies.setdefault(item.id, item).body != item.body:
+            raise ItemConflict(item.id)
+    if not bodies:
+        return
+    query = select(items.c.id, items.c.body).where(items.c.owner == owner, items.c.id.in_(list(bodies)))
+    for id, body in conn.execute(query).all():
+        if bodies.pop(id).body != body:
+            raise ItemConflict(id)
+    if bodies:
+        conn.execute(
+            insert(items),
+            [
+                {
+                    "owner": owner,
+                    "id": item.id,
+                    "kind": item.kind,
+                    "call_id": item.call_id,
+                    "name": item.name,
+                    "body": item.body,
+                }
+                for item in bodies.values()
+            ],
+        )
+
+
+def get_live(conn: Connection, owner: str, ids: Sequence[str]) -> dict[str, StoredItem]:
+    """The items among `ids` that a live response or a live conversation refers to."""
+    in_response = exists().where(
+        response_items.c.owner == items.c.owner,
+        response_items.c.item_id == items.c.id,
+        responses.c.id == response_items.c.response_id,
+        responses.c.deleted_at.is_(None),
+    )
+    in_conversation = exists().where(
+        conversation_items.c.owner == items.c.owner,
+        conversation_items.c.item_id == items.c.id,
+        conversation_items.c.deleted_at.is_(None),
+        conversations.c.id == conversation_items.c.conversation_id,
+        conversations.c.deleted_at.is_(None),
+    )
+    query = select(*COLUMNS).where(
+        items.c.owner == owner, items.c.id.in_(list(ids)), or_(in_response, in_conversation)
+    )
+    return {row.id: stored_item(row) for row in conn.execute(query).all()}
+
+
+def page(
+    conn: Connection,
+    references: FromClause,
+    where: Sequence[ColumnElement[bool]],
+    *,
+    limit: int,
+    order: Order,
+    after: str | None,
+) -> Page[StoredItem]:
+    """One page of the items that `references` (with owner, item_id, position) lists, in order of position.
+
+    NotFound("item") for an `after` that is not among them. An item listed twice counts, as a cursor, at its
+    last place in the order asked for, so that paging always ends.
+    """
+    position = references.c.position
+    query = select(*COLUMNS).join_from(references, items, joined(references)).where(*where)
+    if after is not None:
+        places = conn.execute(select(position).where(*where, references.c.item_id == after)).scalars().all()
+        if not places:
+            raise NotFound("item", after)
+        query = query.where(position > max(places) if order == "asc" else position < min(places))
+    query = query.order_by(position.asc() if order == "asc" else position.desc()).limit(limit + 1)
+    rows = conn.execute(query).all()
+    return Page(tuple(stored_item(row) for row in rows[:limit]), len(rows) > limit)

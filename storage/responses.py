@@ -1,0 +1,163 @@
+"""Stored responses: read, listed, deleted.
+
+Owns: which rows an owner sees (stored, not deleted, their own) and the keyset order of lists. Refuses to
+know: how a response comes about (`runs`) and what its bytes say.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, or_, select, update
+
+from . import events, garbage, items
+from .records import NotFound, Order, Page, StoredItem, StoredResponse
+from .tables import conversations, response_items, responses, run_inputs, runs
+from .tables import items as item_rows
+
+
+def visible(owner: str) -> tuple[ColumnElement[bool], ...]:
+    """The conditions under which `owner` sees a response."""
+    return responses.c.owner == owner, responses.c.deleted_at.is_(None), responses.c.store
+
+
+_SELECT = select(responses, (runs.c.state == "waiting").label("waiting")).join_from(
+    responses, runs, runs.c.response_id == responses.c.id, isouter=True
+)
+
+
+def get(conn: Connection, owner: str, id: str) -> StoredResponse:
+    """One response. NotFound("response") if it is unknown, deleted, unstored or another owner's."""
+    row = conn.execute(_SELECT.where(responses.c.id == id, *visible(owner))).first()
+    if row is None:
+        raise NotFound("response", id)
+    return _stored(row, _outputs(conn, [id])[id])
+
+
+def list_(
+    conn: Connection,
+    owner: str,
+    *,
+    limit: int,
+    order: Order,
+    after: str | None,
+    status: str | None,
+    created_after: int | None,
+    created_before: int | None,
+    conversation_id: str | None,
+    model: str | None,
+) -> Page[StoredResponse]:
+    """One page, by time and then id. NotFound("response") for an unknown `after`.
+
+    created_after and created_before are exclusive, in microseconds.
+    """
+    created, id = responses.c.created_at, responses.c.id
+    query = _SELECT.where(*visible(owner))
+    if after is not None:
+        cursor = conn.execute(select(created).where(id == after, *visible(owner))).first()
+        if cursor is None:
+            raise NotFound("response", after)
+        at = cursor[0]
+        if order == "asc":
+            query = query.where(or_(created > at, and_(created == at, id > after)))
+        else:
+            query = query.where(or_(created < at, and_(created == at, id < after)))
+    if status is not None:
+        query = query.where(responses.c.status == status)
+    if created_after is not None:
+        query = query.where(created > created_after)
+    if created_before is not None:
+        query = query.where(created < created_before)
+    if conversation_id is not None:
+        query = query.where(responses.c.conversation_id == conversation_id)
+    if model is not None:
+        query = query.where(responses.c.model == model)
+    keys = (created.asc(), id.asc()) if order == "asc" else (created.desc(), id.desc())
+    rows = conn.execute(query.order_by(*keys).limit(limit + 1)).all()
+    outputs = _outputs(conn, [row.id for row in rows[:limit]])
+    return Page(tuple(_stored(row, outputs[row.id]) for row in rows[:limit]), len(rows) > limit)
+
+
+def _outputs(conn: Connection, ids: Sequence[str]) -> dict[str, list[StoredItem]]:
+    found: dict[str, list[StoredItem]] = defaultdict(list)
+    if ids:
+        query = (
+            select(*items.COLUMNS, response_items.c.response_id)
+            .join_from(response_items, item_rows, items.joined(response_items))
+            .where(response_items.c.response_id.in_(list(ids)), response_items.c.direction == "out")
+            .order_by(response_items.c.response_id, response_items.c.position)
+        )
+        for row in conn.execute(query).all():
+            found[row.response_id].append(items.stored_item(row))
+    return found
+
+
+def _stored(row: Row[*tuple[Any, ...]], output: Sequence[StoredItem]) -> StoredResponse:
+    return StoredResponse(
+        id=row.id,
+        owner=row.owner,
+        created_at=row.created_at,
+        completed_at=row.completed_at,
+        status=row.status,
+        model=row.model,
+        background=row.background,
+        head=row.head,
+        echo=row.echo,
+        plan=row.plan,
+        previous_response_id=row.previous_response_id,
+        conversation_id=row.conversation_id,
+        conversation_head=row.conversation_head,
+        output=tuple(output),
+        waiting=bool(row.waiting),
+    )
+
+
+def input_items(
+    conn: Connection, owner: str, id: str, *, limit: int, order: Order, after: str | None
+) -> Page[StoredItem]:
+    """One page of a response's own input. NotFound("response"), or ("item") for an unknown `after`."""
+    if conn.execute(select(responses.c.id).where(responses.c.id == id, *visible(owner))).first() is None:
+        raise NotFound("response", id)
+    where = (response_items.c.response_id == id, response_items.c.direction == "in")
+    return items.page(conn, response_items, where, limit=limit, order=order, after=after)
+
+
+def own_input(conn: Connection, id: str) -> tuple[StoredItem, ...]:
+    """A response's own input in order, for whoever runs it."""
+    query = (
+        select(*items.COLUMNS)
+        .join_from(response_items, item_rows, items.joined(response_items))
+        .where(response_items.c.response_id == id, response_items.c.direction == "in")
+        .order_by(response_items.c.position)
+    )
+    return tuple(items.stored_item(row) for row in conn.execute(query).all())
+
+
+def delete_one(conn: Connection, owner: str, id: str, now: int) -> bool:
+    """Deletes a response: its log and its run at once, the rest when nothing needs it. True if it was in
+    flight.
+
+    Its owner's next append is lost, and its conversation is free. NotFound("response").
+    """
+    row = conn.execute(
+        select(responses.c.conversation_id).where(responses.c.id == id, *visible(owner))
+    ).first()
+    if row is None:
+        raise NotFound("response", id)
+    ran = conn.execute(delete(runs).where(runs.c.response_id == id)).rowcount > 0
+    events.erase(conn, id)
+    conn.execute(delete(run_inputs).where(run_inputs.c.response_id == id))
+    changes: dict[str, Any] = {"deleted_at": now, "head": b"", "echo": b"", "plan": b""}
+    if ran:
+        changes["status"] = "cancelled"
+    conn.execute(update(responses).where(responses.c.id == id).values(**changes))
+    if row.conversation_id is not None:
+        conn.execute(
+            update(conversations)
+            .where(conversations.c.id == row.conversation_id, conversations.c.active_response_id == id)
+            .values(active_response_id=None)
+        )
+    garbage.collect_response(conn, id)
+    return ran

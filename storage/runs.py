@@ -1,0 +1,467 @@
+"""Runs in flight: their start, their appends, who owns them, what they wait for.
+
+Owns: the `runs` and `run_inputs` tables, the fence, the conversation's lock, every change of a response's
+status. Refuses to know: events, tokens, plans; why a run ends.
+
+A run is written to by one claim at a time. A claim is a fence number: it is raised by whoever takes the run
+over, and an append that carries an older one writes nothing. Each function here is a job for the writer:
+`(conn, ...)` in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    LargeBinary,
+    Row,
+    Select,
+    Text,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+
+from . import conversations, events, items
+from .hot import Keys, by_keys, many
+from .records import (
+    Finish,
+    NewItem,
+    NewResponse,
+    NotFound,
+    NotWaiting,
+    OutputConflict,
+    Record,
+    RunAppend,
+    RunClaim,
+    RunLost,
+    StoredItem,
+    ToolOutput,
+    UnknownCall,
+    WaitingInputs,
+)
+from .tables import items as item_rows
+from .tables import response_items, responses, run_inputs, runs
+
+TERMINAL = ("completed", "failed", "incomplete", "cancelled")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Start
+
+
+def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
+    """Stores a response, its input, its run, its first record, and takes its conversation's lock.
+
+    runner: who owns it from now on; None leaves it queued. NotFound("conversation" | "response"),
+    ConversationLocked, ItemConflict.
+    """
+    head = None
+    if new.conversation_id is not None:
+        head = conversations.lock(conn, new.owner, new.conversation_id, new.id)
+    if new.previous_response_id is not None:
+        live = select(responses.c.id).where(
+            responses.c.id == new.previous_response_id,
+            responses.c.owner == new.owner,
+            responses.c.deleted_at.is_(None),
+            responses.c.store,
+        )
+        if conn.execute(live).first() is None:
+            raise NotFound("response", new.previous_response_id)
+    conn.execute(
+        insert(responses).values(
+            id=new.id,
+            owner=new.owner,
+            created_at=new.created_at,
+            status=new.status,
+            model=new.model,
+            background=new.background,
+            store=new.store,
+            head=new.head,
+            echo=new.echo,
+            plan=new.plan,
+            previous_response_id=new.previous_response_id,
+            conversation_id=new.conversation_id,
+            conversation_head=head,
+        )
+    )
+    if new.store:
+        items.put(conn, new.owner, new.input_items)
+        places = [_place(new.id, "in", i, new.owner, item.id) for i, item in enumerate(new.input_items)]
+        if places:
+            conn.execute(insert(response_items), places)
+    tail = events.Tail(new.id, 0)
+    if new.record is not None:
+        [tail] = events.write(conn, [(tail, [new.record], events.end_of([new.record], 0))])
+    claim = RunClaim(
+        response_id=new.id,
+        owner=new.owner,
+        fence=1,
+        next_seq=tail.next_seq,
+        attempt=0 if runner is None else 1,
+        state="queued" if runner is None else "running",
+        cancel_requested=False,
+        deadline=None,
+    )
+    conn.execute(
+        insert(runs).values(
+            response_id=new.id,
+            owner=new.owner,
+            runner=runner,
+            fence=claim.fence,
+            beat=0,
+            state=claim.state,
+            attempt=claim.attempt,
+            next_seq=tail.next_seq,
+            segment=tail.segment,
+            segment_seq=tail.segment_seq,
+            cancel_requested=False,
+            priority=0,
+        )
+    )
+    return claim
+
+
+def _place(response_id: str, direction: str, position: int, owner: str, item_id: str) -> dict[str, Any]:
+    return {
+        "response_id": response_id,
+        "direction": direction,
+        "position": position,
+        "owner": owner,
+        "item_id": item_id,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Append
+
+
+def append(conn: Connection, batch: Sequence[RunAppend]) -> dict[str, Exception]:
+    """Writes what many runs add, in one transaction; returns those that added nothing: RunLost, or ValueError
+    for a gap in the numbers. Raises what a bad row raises; then nothing of the batch is written.
+
+    The statements are per batch, not per run: 64 streams that advance cost three.
+    """
+    held = {row[0]: row for row in by_keys(conn, _held, [one.response_id for one in batch])}
+    refused: dict[str, Exception] = {}
+    growing: list[tuple[events.Tail, Sequence[Record], int]] = []
+    rest: list[tuple[RunAppend, str]] = []  # with the run's owner
+    for one in batch:
+        response_id = one.response_id
+        if response_id not in held:
+            refused[response_id] = RunLost(response_id)
+            continue
+        _, owner, fence, state, next_seq, segment, segment_seq = held[response_id]
+        if fence != one.fence or state != "running":
+            refused[response_id] = RunLost(response_id)
+            continue
+        if one.records:
+            try:
+                end = events.end_of(one.records, next_seq)
+            except ValueError as gap:
+                refused[response_id] = gap
+                continue
+            growing.append((events.Tail(response_id, next_seq, segment, segment_seq), one.records, end))
+        if one.closed or one.promise or one.head is not None or one.status is not None:
+            rest.append((one, owner))
+    if growing:
+        tails = events.write(conn, growing)
+        many(conn, _ADVANCE, _ADVANCE_NAMES, [(end, segment, seq, id) for id, end, segment, seq in tails])
+    if rest:
+        _append_rest(conn, rest)
+    return refused
+
+
+def _append_rest(conn: Connection, rest: Sequence[tuple[RunAppend, str]]) -> None:
+    """Everything of the appends that is not records."""
+    _close_items(conn, rest)
+    changes = [
+        (
+            one.head,
+            one.status if one.finish is None else one.finish.status,
+            None if one.finish is None else one.finish.completed_at,
+            one.response_id,
+        )
+        for one, _ in rest
+        if one.head is not None or one.status is not None or one.finish is not None
+    ]
+    if many(conn, _CHANGE, _CHANGE_NAMES, changes) != len(changes):
+        raise RunLost(changes[0][-1])  # some response had ended: each is to be tried alone
+    for one, owner in rest:
+        if one.finish is not None:
+            _finish(conn, one.response_id, owner, one.finish)
+        elif one.park is not None:
+            conn.execute(
+                update(runs)
+                .where(runs.c.response_id == one.response_id)
+                .values(state="waiting", runner=None, deadline=one.park.deadline, attempt=0)
+            )
+
+
+def _held(keys: Keys) -> Select[*tuple[Any, ...]]:
+    columns = (
+        runs.c.response_id,
+        runs.c.owner,
+        runs.c.fence,
+        runs.c.state,
+        runs.c.next_seq,
+        runs.c.segment,
+        runs.c.segment_seq,
+    )
+    return select(*columns).where(runs.c.response_id.in_(keys)).with_for_update()
+
+
+_ADVANCE = (
+    update(runs)
+    .where(runs.c.response_id == bindparam("run"))
+    .values(next_seq=bindparam("next"), segment=bindparam("open"), segment_seq=bindparam("open_seq"))
+)
+
+
+_ADVANCE_NAMES = ("next", "open", "open_seq", "run")
+
+_CHANGE = (
+    update(responses)
+    .where(
+        responses.c.id == bindparam("run"),
+        responses.c.status.not_in([literal_column(f"'{s}'") for s in TERMINAL]),
+    )
+    .values(
+        head=func.coalesce(bindparam("new_head", type_=LargeBinary), responses.c.head),
+        status=func.coalesce(bindparam("new_status", type_=Text), responses.c.status),
+        completed_at=func.coalesce(bindparam("ended", type_=BigInteger), responses.c.completed_at),
+    )
+)
+
+
+_CHANGE_NAMES = ("new_head", "new_status", "ended", "run")
+
+
+def _close_items(conn: Connection, rest: Sequence[tuple[RunAppend, str]]) -> None:
+    by_owner: dict[str, list[NewItem]] = {}
+    places = []
+    for one, owner in rest:
+        for closed in one.closed:
+            by_owner.setdefault(owner, []).append(closed.item)
+            places.append(_place(one.response_id, "out", closed.position, owner, closed.item.id))
+    for owner, closing in by_owner.items():
+        items.put(conn, owner, closing)
+    if places:
+        conn.execute(insert(response_items), places)
+
+
+def _finish(conn: Connection, response_id: str, owner: str, finish: Finish) -> None:
+    conn.execute(delete(runs).where(runs.c.response_id == response_id))
+    response = conn.execute(
+        select(responses.c.conversation_id, responses.c.store).where(responses.c.id == response_id)
+    ).one()
+    if not response.store:
+        conn.execute(delete(responses).where(responses.c.id == response_id))
+    if response.conversation_id is None:
+        return
+    turn: list[tuple[str, str]] = []
+    if finish.append and response.store:
+        own = select(response_items.c.item_id, response_items.c.direction).where(
+            response_items.c.response_id == response_id
+        )
+        own = own.order_by(response_items.c.direction, response_items.c.position)
+        turn = [(row.item_id, row.direction) for row in conn.execute(own).all()]
+    elif finish.append:
+        items.put(conn, owner, (*finish.inputs, *finish.outputs))
+        turn = [(item.id, "in") for item in finish.inputs] + [(item.id, "out") for item in finish.outputs]
+    conversations.unlock(conn, response.conversation_id, response_id, turn, kept=response.store)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Claims
+
+
+def claim(conn: Connection, response_id: str, runner: str) -> RunClaim | None:
+    """Takes a run over, whatever its state; None if it has ended.
+
+    attempt counts how often a run was taken up without getting to a wait: parking sets it back to zero.
+    """
+    query = select(runs).where(runs.c.response_id == response_id)
+    run = conn.execute(query.with_for_update()).first()
+    return None if run is None else _claim(conn, run, runner)
+
+
+def _claim(conn: Connection, run: Row[*tuple[Any, ...]], runner: str) -> RunClaim:
+    conn.execute(
+        update(runs)
+        .where(runs.c.response_id == run.response_id, runs.c.fence == run.fence)
+        .values(fence=run.fence + 1, runner=runner, state="running", attempt=run.attempt + 1, deadline=None)
+    )
+    return RunClaim(
+        response_id=run.response_id,
+        owner=run.owner,
+        fence=run.fence + 1,
+        next_seq=run.next_seq,
+        attempt=run.attempt + 1,
+        state=run.state,
+        cancel_requested=run.cancel_requested,
+        deadline=run.deadline,
+    )
+
+
+def claim_dead(conn: Connection, runner: str) -> tuple[RunClaim, ...]:
+    """Takes over every run that is running or queued, oldest first; only for the holder of the folder's lock.
+
+    Unstored runs died with their process: their rows go, and with them the lock of their conversation.
+    """
+    unstored = select(responses.c.id, responses.c.conversation_id).where(~responses.c.store)
+    for row in conn.execute(unstored).all():
+        conn.execute(delete(runs).where(runs.c.response_id == row.id))
+        conn.execute(delete(responses).where(responses.c.id == row.id))
+        if row.conversation_id is not None:
+            conversations.unlock(conn, row.conversation_id, row.id, [], kept=False)
+    query = (
+        select(runs)
+        .join_from(runs, responses, responses.c.id == runs.c.response_id)
+        .where(or_(runs.c.state == "running", runs.c.state == "queued"))
+        .order_by(responses.c.created_at, responses.c.id)
+    )
+    return tuple(_claim(conn, run, runner) for run in conn.execute(query).all())
+
+
+def claim_due(conn: Connection, runner: str, now: int) -> tuple[RunClaim, ...]:
+    """Takes over every waiting run whose deadline has come."""
+    query = select(runs).where(runs.c.state == "waiting", runs.c.deadline <= now).order_by(runs.c.deadline)
+    return tuple(_claim(conn, run, runner) for run in conn.execute(query.with_for_update()).all())
+
+
+def next_deadline(conn: Connection) -> int | None:
+    """When the first waiting run runs out of time; None if none waits."""
+    query = select(runs.c.deadline).where(runs.c.state == "waiting").order_by(runs.c.deadline).limit(1)
+    deadline: int | None = conn.execute(query).scalar()
+    return deadline
+
+
+def request_cancel(conn: Connection, owner: str, response_id: str) -> None:
+    """Marks a run in flight as to be cancelled; nothing for one that has ended. NotFound."""
+    _live(conn, owner, response_id)
+    conn.execute(update(runs).where(runs.c.response_id == response_id).values(cancel_requested=True))
+
+
+def _live(conn: Connection, owner: str, response_id: str) -> None:
+    query = select(responses.c.id).where(
+        responses.c.id == response_id,
+        responses.c.owner == owner,
+        responses.c.deleted_at.is_(None),
+        responses.c.store,
+    )
+    if conn.execute(query).first() is None:
+        raise NotFound("response", response_id)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Tool outputs
+
+
+def add_tool_outputs(
+    conn: Connection, owner: str, response_id: str, outputs: Sequence[ToolOutput], now: int
+) -> WaitingInputs:
+    """Stores outputs for calls of a waiting run, all or none. The last pending one makes it queued: runnable.
+
+    The same output again changes nothing, whatever state the run is in. NotFound, UnknownCall,
+    OutputConflict, NotWaiting.
+    """
+    _live(conn, owner, response_id)
+    run = conn.execute(select(runs).where(runs.c.response_id == response_id).with_for_update()).first()
+    known = {row.call_id: row.body_hash for row in _inputs(conn, response_id)}
+    calls = _calls(conn, response_id)
+    new: dict[str, ToolOutput] = {}
+    for output in outputs:
+        earlier = known.get(output.call_id)
+        if earlier is None and output.call_id in new:
+            earlier = new[output.call_id].body_hash
+        if earlier is not None:
+            if earlier != output.body_hash:
+                raise OutputConflict(output.call_id)
+        elif output.call_id not in calls:
+            raise UnknownCall(output.call_id)
+        elif calls[output.call_id] is None:
+            raise OutputConflict(output.call_id)
+        else:
+            new[output.call_id] = output
+    if new and (run is None or run.state != "waiting"):
+        raise NotWaiting(response_id)
+    if new:
+        conn.execute(
+            insert(run_inputs),
+            [
+                {
+                    "response_id": response_id,
+                    "call_id": output.call_id,
+                    "item_id": output.item_id,
+                    "kind": output.kind,
+                    "body": output.body,
+                    "body_hash": output.body_hash,
+                    "created_at": now,
+                }
+                for output in new.values()
+            ],
+        )
+    pending = {} if run is None else _pending(calls, known.keys() | new.keys())
+    if run is not None and run.state == "waiting" and not pending:
+        conn.execute(
+            update(runs).where(runs.c.response_id == response_id).values(state="queued", deadline=None)
+        )
+        return WaitingInputs({}, True)
+    return WaitingInputs(pending, run is not None and run.state == "queued" and not pending)
+
+
+def pending_calls(conn: Connection, owner: str, response_id: str) -> WaitingInputs:
+    """Which calls a waiting run still waits for; none for any other run. NotFound."""
+    _live(conn, owner, response_id)
+    run = conn.execute(select(runs.c.state).where(runs.c.response_id == response_id)).first()
+    if run is None or run.state != "waiting":
+        return WaitingInputs({}, run is not None and run.state == "queued")
+    answered = {row.call_id for row in _inputs(conn, response_id)}
+    return WaitingInputs(_pending(_calls(conn, response_id), answered), False)
+
+
+def waiting_inputs(conn: Connection, response_id: str) -> tuple[StoredItem, ...]:
+    """The outputs that were posted to a run and are not yet among its items, in the order of its calls."""
+    calls = _calls(conn, response_id)
+    posted = {row.call_id: row for row in _inputs(conn, response_id)}
+    return tuple(
+        StoredItem(posted[id].item_id, posted[id].kind, posted[id].body, id)
+        for id, name in calls.items()
+        if name is not None and id in posted
+    )
+
+
+def _inputs(conn: Connection, response_id: str) -> Sequence[Row[*tuple[Any, ...]]]:
+    return conn.execute(select(run_inputs).where(run_inputs.c.response_id == response_id)).all()
+
+
+def _calls(conn: Connection, response_id: str) -> dict[str, str | None]:
+    """The client's calls of a response, in order: call id -> name, or None once its output is an item."""
+    query = (
+        select(item_rows.c.call_id, item_rows.c.name)
+        .join_from(response_items, item_rows, items.joined(response_items))
+        .where(
+            response_items.c.response_id == response_id,
+            response_items.c.direction == "out",
+            item_rows.c.call_id.is_not(None),
+        )
+        .order_by(response_items.c.position)
+    )
+    calls: dict[str, str | None] = {}
+    for call_id, name in conn.execute(query).all():
+        calls[call_id] = name
+    return calls
+
+
+def _pending(calls: Mapping[str, str | None], answered: Iterable[str]) -> dict[str, str]:
+    done = set(answered)
+    return {id: name for id, name in calls.items() if name is not None and id not in done}

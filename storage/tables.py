@@ -1,0 +1,164 @@
+"""The tables, in SQLAlchemy Core, for every database that Antiphon runs on.
+
+Owns: names, types, keys and indexes. Refuses to know: SQL dialects, what a body means, who writes when.
+Bodies, heads, echoes, plans and events are bytes that SQL never looks into; times are microseconds since the
+epoch. Every row has an `owner` (a tenant) or hangs on a response or conversation that has one.
+
+There are no foreign keys: rows outlive what they point to on purpose (a tombstoned response keeps its items
+while a descendant needs them), and `garbage` decides what goes.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
+
+metadata = MetaData()
+
+# SQLite counts up a key only if it is declared INTEGER, which holds 64 bits there.
+_COUNTED = BigInteger().with_variant(Integer, "sqlite")
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("completed_at", BigInteger),
+    Column("status", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("background", Boolean, nullable=False),
+    Column("store", Boolean, nullable=False),
+    Column("head", LargeBinary, nullable=False),
+    Column("echo", LargeBinary, nullable=False),
+    Column("plan", LargeBinary, nullable=False),
+    Column("previous_response_id", Text),
+    Column("conversation_id", Text),
+    Column("conversation_head", BigInteger),
+    Column("deleted_at", BigInteger),
+    Index("responses_by_time", "owner", "created_at", "id"),
+    Index("responses_by_parent", "previous_response_id"),
+    Index("responses_by_conversation", "conversation_id"),
+)
+
+# A client may choose item ids, so they are unique only within their owner.
+items = Table(
+    "items",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("call_id", Text),
+    Column("name", Text),
+    Column("body", LargeBinary, nullable=False),
+)
+
+# direction: "in" or "out"; ascending order of (direction, position) is the order of the turn.
+response_items = Table(
+    "response_items",
+    metadata,
+    Column("response_id", Text, primary_key=True),
+    Column("direction", Text, primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("item_id", Text, nullable=False),
+    Index("response_items_by_item", "owner", "item_id"),
+)
+
+# head: the position that the next item takes. Positions are never given twice.
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("metadata", LargeBinary, nullable=False),
+    Column("head", BigInteger, nullable=False),
+    Column("active_response_id", Text),
+    Column("deleted_at", BigInteger),
+    Index("conversations_by_time", "owner", "created_at", "id"),
+)
+
+conversation_items = Table(
+    "conversation_items",
+    metadata,
+    Column("conversation_id", Text, primary_key=True),
+    Column("position", BigInteger, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("item_id", Text, nullable=False),
+    Column("direction", Text, nullable=False),
+    Column("response_id", Text),
+    Column("deleted_at", BigInteger),
+    Index("conversation_items_by_item", "owner", "item_id"),
+)
+
+# The log of each run, cut into segments; see `events`.
+segments = Table(
+    "segments",
+    metadata,
+    Column("id", _COUNTED, primary_key=True),
+    Column("response_id", Text, nullable=False),
+    Column("first_seq", BigInteger, nullable=False),
+    Index("segments_by_response", "response_id", "first_seq", unique=True),
+)
+
+records = Table(
+    "records",
+    metadata,
+    Column("segment", BigInteger, primary_key=True, autoincrement=False),
+    Column("first_seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("num_events", Integer, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("first_token", Integer, nullable=False),
+    Column("token_ids", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary),
+    Column("facts", LargeBinary),
+    Column("events", LargeBinary, nullable=False),
+)
+
+# Runs in flight: a row lives from the start to the terminal event. Narrow, because every commit touches it.
+runs = Table(
+    "runs",
+    metadata,
+    Column("response_id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("runner", Text),
+    Column("fence", BigInteger, nullable=False),
+    Column("beat", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("next_seq", BigInteger, nullable=False),
+    Column("segment", BigInteger),
+    Column("segment_seq", BigInteger, nullable=False),
+    Column("deadline", BigInteger),
+    Column("cancel_requested", Boolean, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Index("runs_by_state", "state", "deadline"),
+    Index("runs_by_owner", "owner"),
+)
+
+# Tool outputs posted to a waiting run. Rows outlive the run (without their bodies), so that a repeated post
+# is told apart from a contradicting one.
+run_inputs = Table(
+    "run_inputs",
+    metadata,
+    Column("response_id", Text, primary_key=True),
+    Column("call_id", Text, primary_key=True),
+    Column("item_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("body_hash", LargeBinary, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("hint", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("revoked_at", BigInteger),
+    Index("api_keys_by_hash", "hash", unique=True),
+)

@@ -1,0 +1,65 @@
+"""Fixtures: a running server, and clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from tests.running import Running, http_client, live_app, running_app
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+
+@pytest.fixture
+async def server_app(tmp_path: Path) -> AsyncIterator[Running]:
+    """A server over ASGI, on a scripted engine and an empty database."""
+    async with running_app(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server_app: Running) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of `server_app`."""
+    async with http_client(server_app) as client:
+        yield client
+
+
+@pytest.fixture
+async def sdk(server_app: Running) -> AsyncIterator[AsyncOpenAI]:
+    """The official SDK against `server_app`."""
+    import httpx2
+    from openai import AsyncOpenAI
+
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(server_app.app))
+    async with AsyncOpenAI(
+        api_key="unused", base_url=f"{server_app.base_url}/v1", http_client=http, max_retries=0
+    ) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+async def live_server(tmp_path: Path) -> AsyncIterator[Running]:
+    """A server on a socket: for streams, disconnects and whatever else ASGI alone does not show."""
+    async with live_app(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def live_client(live_server: Running) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of `live_server`."""
+    async with http_client(live_server) as client:
+        yield client
+
+
+@pytest.fixture
+async def live_sdk(live_server: Running) -> AsyncIterator[AsyncOpenAI]:
+    """The official SDK against `live_server`."""
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(api_key="unused", base_url=f"{live_server.base_url}/v1", max_retries=0) as sdk:
+        yield sdk

@@ -1,0 +1,230 @@
+"""The shipped model: its template, its curriculum, its checkpoint and its manners."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine.tiny import CHECKPOINT
+from engine.tiny.data import Call, Dialogue, Message, answer_text, chat_messages, dialogues, render
+from engine.tiny.words import Words, split_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+IM_END = "<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return transformers.AutoTokenizer.from_pretrained(CHECKPOINT)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Any]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+    torch.set_num_threads(threads)
+
+
+def rendered(tokenizer: Any, messages: list[dict[str, Any]], prompt: bool = False, **extra: Any) -> str:
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **extra)
+    assert isinstance(text, str)
+    return text
+
+
+def some_dialogues(count: int) -> list[Dialogue]:
+    return list(itertools.islice(dialogues(3, "heldout"), count))
+
+
+def extra_of(dialogue: Dialogue) -> dict[str, Any]:
+    extra: dict[str, Any] = {"tools": list(dialogue.tools)} if dialogue.tools else {}
+    if not dialogue.thinking:
+        extra["enable_thinking"] = False
+    return extra
+
+
+# ------------------------------------------------------------------------------------------------ template
+
+
+def test_the_generator_renders_as_the_template_does(tokenizer: Any) -> None:
+    for dialogue in some_dialogues(150):
+        ours = "".join(text for text, _ in render(dialogue))
+        assert ours == rendered(tokenizer, chat_messages(dialogue.messages), **extra_of(dialogue))
+
+
+def test_every_turn_is_a_prefix_of_the_next(tokenizer: Any) -> None:
+    for dialogue in some_dialogues(150):
+        messages = chat_messages(dialogue.messages)
+        whole = rendered(tokenizer, messages, **extra_of(dialogue))
+        tokens = tokenizer(whole)["input_ids"]
+        for index, message in enumerate(dialogue.messages):
+            if message.role != "assistant":
+                continue
+            prompt = rendered(tokenizer, messages[:index], prompt=True, **extra_of(dialogue))
+            turn = tokenizer(prompt)["input_ids"] + tokenizer(answer_text(message) + IM_END)["input_ids"]
+            assert whole.startswith(prompt + answer_text(message) + IM_END)
+            assert tokens[: len(turn)] == turn
+
+
+def test_arguments_may_be_a_string_or_an_object(tokenizer: Any) -> None:
+    def call(arguments: Any) -> list[dict[str, Any]]:
+        calls = [{"type": "function", "function": {"name": "f", "arguments": arguments}}] * 2
+        return [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+
+    block = '<tool_call>\n{"name": "f", "arguments": {"city": "Paris"}}\n</tool_call>'
+    for arguments in ({"city": "Paris"}, '{"city": "Paris"}'):
+        assert rendered(tokenizer, call(arguments)).endswith(f"assistant\n{block}\n{block}{IM_END}\n")
+
+
+def test_content_parts_developers_and_thoughts_render(tokenizer: Any) -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "developer", "content": "later"},
+        {"role": "assistant", "content": "c", "reasoning_content": "why"},
+        {"role": "assistant", "content": None},
+    ]
+    assert rendered(tokenizer, messages, prompt=True, enable_thinking=True) == (
+        "<|im_start|>user\nab<|im_end|>\n<|im_start|>system\nlater<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nwhy\n</think>\n\nc<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert rendered(tokenizer, messages[:2], prompt=True, enable_thinking=False).endswith(
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def test_results_of_one_turn_share_a_message(tokenizer: Any) -> None:
+    messages = [
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": [{"type": "text", "text": "2"}]},
+    ]
+    assert rendered(tokenizer, messages) == (
+        "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ curriculum
+
+
+def test_the_curriculum_is_a_function_of_its_seed() -> None:
+    def take(seed: int) -> list[Dialogue]:
+        return list(itertools.islice(dialogues(seed, "train"), 200))
+
+    assert take(5) == take(5)
+    assert take(5) != take(6)
+
+
+def test_training_and_held_out_words_never_meet() -> None:
+    for split in ("train", "heldout"):
+        words = Words(random.Random(1), split)
+        for _ in range(500):
+            drawn = (words.made_up(), words.scramble(), words.name().split(" ")[0])
+            assert {split_of(word) for word in drawn} == {split}
+
+
+def test_closed_questions_are_held_out_by_their_wording() -> None:
+    for skill in ("greet", "fact"):
+        train = {d.messages[-2].content for d in itertools.islice(dialogues(1, "train", skill), 4000)}
+        held = {d.messages[-2].content for d in itertools.islice(dialogues(1, "heldout", skill), 1000)}
+        assert not train & held
+
+
+# ------------------------------------------------------------------------------------------------ checkpoint
+
+
+def test_the_checkpoint_is_small_and_whole(tokenizer: Any, model: Any) -> None:
+    assert (CHECKPOINT / "model.safetensors").stat().st_size <= 16_000_000
+    assert 3_000_000 <= model.num_parameters() <= 8_000_000
+    config = json.loads((CHECKPOINT / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert config["max_position_embeddings"] == 32768
+    assert config["tie_word_embeddings"] is True
+    assert config["vocab_size"] == len(tokenizer)
+    generation = json.loads((CHECKPOINT / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == tokenizer.convert_tokens_to_ids([IM_END, "<|endoftext|>"])
+
+
+def test_marks_are_single_tokens_and_only_frames_are_special(tokenizer: Any) -> None:
+    for mark in ("think", "/think", "tool_call", "/tool_call", "tool_response", "/tool_response"):
+        assert len(tokenizer(f"<{mark}>")["input_ids"]) == 1
+        assert tokenizer.decode(tokenizer(f"<{mark}>")["input_ids"], skip_special_tokens=True) == f"<{mark}>"
+    for frame in ("<|im_start|>", IM_END, "<|endoftext|>"):
+        assert len(tokenizer(frame)["input_ids"]) == 1
+        assert tokenizer.decode(tokenizer(frame)["input_ids"], skip_special_tokens=True) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["Grüße, 世界! 🙂", "a  b\n\n\tc", ' {"x": [1, 2.5]} ', "naïve e\u0301\u0000"]
+)
+def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_training_network_is_qwen3(model: Any) -> None:
+    from engine.tiny.net import Net, NetConfig
+
+    net = Net(NetConfig(vocab_size=model.config.vocab_size))
+    missing = net.load_state_dict(model.state_dict(), strict=False)
+    assert not missing.missing_keys
+    ids = torch.randint(0, model.config.vocab_size, (2, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            net.logits(net.hidden(ids, torch.float32)), model(ids).logits, atol=1e-3, rtol=1e-3
+        )
+
+
+# ------------------------------------------------------------------------------------------------ manners
+
+
+def reply(tokenizer: Any, model: Any, messages: list[Message], tools: list[Any] | None = None) -> str:
+    prompt = rendered(tokenizer, chat_messages(tuple(messages)), prompt=True, tools=tools)
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=80,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+        )
+    text: str = tokenizer.decode(out[0, ids.shape[1] :])
+    assert text.endswith(IM_END), "the model must end its turn by itself"
+    return text.removesuffix(IM_END)
+
+
+def test_it_greets_and_repeats(tokenizer: Any, model: Any) -> None:
+    assert reply(tokenizer, model, [Message("user", "Hello!")]) == "Hello! How can I help you?"
+    assert reply(tokenizer, model, [Message("user", "Say hello world")]) == "hello world"
+
+
+def test_it_remembers_a_name_over_two_turns(tokenizer: Any, model: Any) -> None:
+    messages = [
+        Message("user", "My name is Mark."),
+        Message("assistant", "Nice to meet you, Mark!"),
+        Message("user", "What is the capital of France?"),
+        Message("assistant", "The capital of France is Paris."),
+        Message("user", "What is my name?"),
+    ]
+    assert reply(tokenizer, model, messages) == "Your name is Mark."
+
+
+def test_it_calls_the_tool_that_fits(tokenizer: Any, model: Any) -> None:
+    parameters = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
+    function = {
+        "name": "get_weather",
+        "description": "Get the current weather for a location",
+        "parameters": parameters,
+    }
+    question = Message("user", "What's the weather like in San Francisco?")
+    text = reply(tokenizer, model, [question], [{"type": "function", "function": function}])
+    assert text == answer_text(
+        Message("assistant", calls=(Call("get_weather", {"location": "San Francisco"}),))
+    )

@@ -1,0 +1,79 @@
+"""A whole server inside a test: over ASGI, or on a real socket.
+
+ASGITransport buffers a reply until it is whole, so streams that a test looks into need the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from engine import Engine, ScriptedEngine
+from server.app import create_app
+from server.config import Config
+from server.context import Context
+from server.life import Life
+from server.serve import base_url, bind, web_server
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server at work. `base_url` ends without a slash; over ASGI it is a name that leads nowhere."""
+
+    life: Life
+    app: FastAPI
+    base_url: str
+
+    @property
+    def context(self) -> Context:
+        """The server's insides."""
+        assert self.life.context is not None
+        return self.life.context
+
+
+@asynccontextmanager
+async def running_app(folder: Path, engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
+    """A started server over ASGI, its data in `folder`; a second one on the same folder is a restart."""
+    config = Config(data=folder, engine="scripted", **settings)
+    life = Life(config, engine=engine or ScriptedEngine())
+    try:
+        await life.start()
+        yield Running(life, create_app(life), "http://antiphon.test")
+    finally:
+        await life.close()
+
+
+@asynccontextmanager
+async def live_app(folder: Path, engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
+    """The same on a socket of its own, on this event loop."""
+    config = Config(data=folder, engine="scripted", **settings)
+    life = Life(config, engine=engine or ScriptedEngine())
+    server = web_server(life)
+    sock = bind("127.0.0.1", 0)
+    url = base_url(sock)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        await life.start()
+        yield Running(life, server.config.loaded_app, url)
+    finally:
+        server.should_exit = True
+        await serving
+        await life.close()
+
+
+@asynccontextmanager
+async def http_client(running: Running, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of a running server, over ASGI where it has no socket."""
+    over_asgi = running.base_url.endswith(".test")
+    transport = httpx.ASGITransport(running.app) if over_asgi else httpx.AsyncHTTPTransport()
+    async with httpx.AsyncClient(
+        transport=transport, base_url=running.base_url, headers=headers, timeout=30.0
+    ) as client:
+        yield client

@@ -1,0 +1,141 @@
+"""The assembler: well-formed events from any deltas, and the fold back to the same output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text
+from server.runs.assembler import Assembler, Draft, derived_id, fold, reopen
+
+SECRET = b"0123456789abcdef"
+SERVERS = {"calculator": "antiphon"}
+
+
+def _turn(parts: list[tuple[str, str]], end: Done | None) -> list[Delta]:
+    deltas: list[Delta] = []
+    for kind, text in parts:
+        match kind:
+            case "text":
+                deltas.append(Text(text))
+            case "reasoning":
+                deltas.append(Reasoning(text))
+            case _:
+                deltas += [CallStart(kind), CallArgs(text[:1]), CallArgs(text[1:]), CallEnd(True)]
+    return deltas + ([end] if end is not None else [])
+
+
+turns = st.lists(
+    st.tuples(st.sampled_from(["text", "reasoning", "look_up", "calculator"]), st.text(min_size=1, max_size=6)),
+    max_size=6,
+)
+ends = st.sampled_from([Done("stop"), Done("length"), None])
+
+
+def _drafts(deltas: list[Delta], cuts: list[int]) -> tuple[Assembler, list[Draft]]:
+    """Feed deltas in chunks that end at `cuts`."""
+    assembler = Assembler(SECRET, servers=SERVERS)
+    drafts: list[Draft] = []
+    start = 0
+    for cut in [*sorted(cuts), len(deltas)]:
+        drafts += assembler.feed(deltas[start:cut])
+        start = max(start, cut)
+    return assembler, drafts
+
+
+@given(turns, ends, st.lists(st.integers(0, 12), max_size=4))
+def test_fold_of_the_events_equals_the_snapshot(
+    parts: list[tuple[str, str]], end: Done | None, cuts: list[int]
+) -> None:
+    """Invariant 2, with the run cut short at its end."""
+    assembler, drafts = _drafts(_turn(parts, end), cuts)
+    drafts += assembler.interrupt()
+    output, unfinished = fold(drafts)
+    assert output == assembler.output
+    assert unfinished == set()
+
+
+@given(turns, ends, st.integers(0, 40))
+def test_an_output_folded_from_a_prefix_can_be_closed(
+    parts: list[tuple[str, str]], end: Done | None, length: int
+) -> None:
+    """What a crash leaves of the events is enough to close every item that was open."""
+    _, drafts = _drafts(_turn(parts, end), [])
+    seen = drafts[:length]
+    # Events come in records, whole: an item's own opening is never split from its first part.
+    while seen and seen[-1]["type"] == "response.output_item.added":
+        seen = seen[:-1]
+    output, unfinished = fold(seen)
+    assembler = Assembler(SECRET, servers=SERVERS, output=output)
+    reopen(assembler, unfinished)
+    closing = assembler.interrupt()
+    again, left = fold([*seen, *closing])
+    assert left == set()
+    assert again == assembler.output
+
+
+@given(turns, ends)
+def test_added_before_delta_before_done_and_one_id_each(parts: list[tuple[str, str]], end: Done | None) -> None:
+    """Invariant 5."""
+    assembler, drafts = _drafts(_turn(parts, end), [])
+    drafts += assembler.interrupt()
+    ids: dict[int, str] = {}
+    done: set[int] = set()
+    for draft in drafts:
+        index = draft["output_index"]
+        assert index not in done
+        if draft["type"] == "response.output_item.added":
+            assert index == len(ids)
+            ids[index] = draft["item"]["id"]
+        elif draft["type"] == "response.output_item.done":
+            assert draft["item"]["id"] == ids[index]
+            done.add(index)
+        else:
+            assert draft["item_id"] == ids[index]
+    assert done == set(ids)
+    assert len(set(ids.values())) == len(ids)
+
+
+def test_ids_come_from_the_secret_alone() -> None:
+    """A replay of the same deltas makes the same ids; another run's differ."""
+    first, _ = _drafts([Text("hi"), Done("stop")], [])
+    again, _ = _drafts([Text("hi"), Done("stop")], [1])
+    assert first.output[0]["id"] == again.output[0]["id"] == derived_id(SECRET, "message", 0)
+    assert derived_id(b"another", "message", 0) != first.output[0]["id"]
+
+
+def test_length_ends_an_open_call_as_incomplete() -> None:
+    """A truncated call is closed with what it has, and never looks whole."""
+    assembler = Assembler(SECRET)
+    drafts = assembler.feed([CallStart("f"), CallArgs('{"a'), CallEnd(False), Done("length")])
+    assert [draft["type"] for draft in drafts][-2:] == [
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+    ]
+    assert assembler.output[0] | {"status": "incomplete", "arguments": '{"a'} == assembler.output[0]
+
+
+def test_a_server_call_is_open_until_its_outcome() -> None:
+    """An `mcp_call` shows its arguments, then waits for the tool."""
+    assembler = Assembler(SECRET, servers=SERVERS)
+    drafts = assembler.feed([CallStart("calculator"), CallArgs("{}"), CallEnd(), Done("stop")])
+    assert drafts[-1]["type"] == "response.mcp_call_arguments.done"
+    item: dict[str, Any] = assembler.output[0]
+    assert (item["status"], item["server_label"]) == ("calling", "antiphon")
+    finished = assembler.call_finished(item["id"], "4", None)
+    assert [draft["type"] for draft in finished] == ["response.mcp_call.completed", "response.output_item.done"]
+    assert (assembler.output[0]["status"], assembler.output[0]["output"]) == ("completed", "4")
+    assert [index for index, _ in assembler.take_closed()] == [0]
+
+
+def test_a_generation_that_says_nothing_leaves_an_empty_message() -> None:
+    """A completed response always has an output item; reasoning alone does not count."""
+    assembler = Assembler(SECRET)
+    assembler.feed([Reasoning("hm"), Done("stop")])
+    assembler.ensure_output(0)
+    assert [item["type"] for item in assembler.output] == ["reasoning", "message"]
+    assert assembler.output[1]["content"] == [
+        {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    ]

@@ -1,0 +1,67 @@
+"""The run loop's decisions: a function of output and counters alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.runs import steps
+from server.runs.steps import AwaitClient, CallTools, Finish, Generate, ListTools, Progress
+
+MESSAGE = {"type": "message", "id": "m"}
+CALL = {"type": "function_call", "id": "f", "call_id": "c1", "name": "look_up"}
+OUTPUT = {"type": "function_call_output", "id": "o", "call_id": "c1", "output": "x"}
+SERVER_CALL = {"type": "mcp_call", "id": "s", "name": "calculator", "status": "calling"}
+
+
+def decide(output: list[dict[str, Any]], progress: Progress, **given: Any) -> steps.Step:
+    defaults: dict[str, Any] = {"unlisted": (), "waits": False, "max_output_tokens": None}
+    return steps.next_step(output, progress, **(defaults | given))
+
+
+def ended(reason: Any = "stop", generations: int = 1, output_tokens: int = 0) -> Progress:
+    return Progress(generations=generations, ended=reason, output_tokens=output_tokens)
+
+
+def test_a_fresh_run_lists_tools_once_and_generates() -> None:
+    assert decide([], Progress(), unlisted=("antiphon",)) == ListTools(("antiphon",))
+    assert decide([], Progress(), max_output_tokens=20) == Generate(forced=True, max_tokens=20)
+
+
+def test_a_turn_that_said_something_is_over() -> None:
+    assert decide([MESSAGE], ended()) == Finish("completed")
+    assert decide([MESSAGE], ended("length")) == Finish("incomplete", "max_output_tokens")
+
+
+def test_server_calls_run_before_the_client_is_waited_for() -> None:
+    assert decide([CALL, SERVER_CALL], ended(), waits=True) == CallTools((SERVER_CALL,))
+
+
+def test_client_calls_complete_the_response_or_are_waited_for() -> None:
+    assert decide([CALL], ended()) == Finish("completed")
+    assert decide([CALL], ended(), waits=True) == AwaitClient(("c1",))
+    assert decide([CALL, OUTPUT], ended(), waits=True) == Generate(forced=False, max_tokens=None)
+
+
+def test_output_tokens_count_over_the_whole_run() -> None:
+    done = {**SERVER_CALL, "status": "completed"}
+    assert decide([done], ended(output_tokens=12), max_output_tokens=20) == Generate(forced=False, max_tokens=8)
+    assert decide([done], ended(output_tokens=20), max_output_tokens=20) == Finish("incomplete", "max_output_tokens")
+
+
+def test_a_loop_of_tools_ends() -> None:
+    done = {**SERVER_CALL, "status": "completed"}
+    assert decide([done], ended(generations=steps.MAX_GENERATIONS)) == Finish("incomplete", "max_output_tokens")
+
+
+def test_progress_is_rebuilt_from_facts() -> None:
+    progress = Progress()
+    progress.add({"generation": 0, "input_tokens": 7, "cached_tokens": 4}, 2)
+    assert progress.ended is None
+    progress.add({"ended": "stop", "reasoning_tokens": 1}, 3)
+    assert progress.usage() == {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 1},
+        "total_tokens": 12,
+    }

@@ -1,0 +1,155 @@
+"""The tools that come with the server: enough to show the whole loop without a network.
+
+Owns `calculator`, which may run twice, and `record_note`, which may not.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from tools.spec import ToolError, ToolSpec
+
+LABEL = "antiphon"
+"""The usual `server_label` of `{"type": "mcp", "server_url": "builtin:"}`."""
+
+# ---------------------------------------------------------------------------------------------------------------
+# calculator
+
+MAX_EXPRESSION = 500  # characters
+MAX_BITS = 4096  # of an integer, results in between included: nothing here can take long
+
+Number = int | float
+
+_BINARY: Mapping[type[ast.operator], Callable[[Number, Number], Number]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_FUNCTIONS: Mapping[str, Callable[..., Number]] = {
+    "abs": abs,
+    "ceil": math.ceil,
+    "cos": math.cos,
+    "exp": math.exp,
+    "floor": math.floor,
+    "ln": math.log,
+    "log": math.log10,
+    "max": max,
+    "min": min,
+    "round": round,
+    "sin": math.sin,
+    "sqrt": math.sqrt,
+    "tan": math.tan,
+}
+_CONSTANTS: Mapping[str, float] = {"e": math.e, "pi": math.pi}
+
+
+async def calculator(expression: str) -> str:
+    """The value of an arithmetic expression, as text. ToolError for what is not one."""
+    if len(expression) > MAX_EXPRESSION:
+        raise ToolError(f"the expression is longer than {MAX_EXPRESSION} characters")
+    try:
+        # People write powers with a caret; in Python it is xor, which nobody means here.
+        tree = ast.parse(expression.strip().replace("^", "**"), mode="eval")
+        value = _value(tree.body)
+    except (SyntaxError, ValueError, OverflowError, ZeroDivisionError, RecursionError, MemoryError) as exc:
+        raise ToolError(f"cannot compute {expression!r}: {exc}") from None
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _value(node: ast.expr) -> Number:
+    match node:
+        case ast.Constant(value=bool()):
+            raise ToolError("only numbers can be computed with")
+        case ast.Constant(value=int() | float() as value):
+            return _bounded(value)
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _bounded(_power(_value(left), _value(right)))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _bounded(_BINARY[type(op)](_value(left), _value(right)))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS and args:
+            try:
+                return _bounded(_FUNCTIONS[name](*map(_value, args)))
+            except TypeError:
+                raise ToolError(f"{name} was given the wrong number or kind of arguments") from None
+    raise ToolError("only numbers, + - * / // % ^, parentheses and these functions: " + ", ".join(_FUNCTIONS))
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    if isinstance(base, int) and abs(exponent) * max(base.bit_length(), 1) > MAX_BITS:
+        raise ToolError("the power is too large to compute")
+    result = base**exponent
+    if isinstance(result, complex):
+        raise ToolError("the result is not a real number")
+    return result
+
+
+def _bounded(value: Number) -> Number:
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ToolError("a number is too large to compute with")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ToolError("the result is not a finite number")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# record_note
+
+MAX_NOTE = 4000  # characters
+
+
+async def record_note(note: str) -> str:
+    """Take a note down. The run's own log is where it is kept: the call's arguments stay in the response."""
+    text = note.strip()
+    if not text:
+        raise ToolError("the note is empty")
+    if len(text) > MAX_NOTE:
+        raise ToolError(f"a note may have {MAX_NOTE} characters")
+    return f"Noted: {text}"
+
+
+BUILTIN: Mapping[str, ToolSpec] = MappingProxyType(
+    {
+        spec.name: spec
+        for spec in (
+            ToolSpec(
+                name="calculator",
+                description="Compute the value of an arithmetic expression, such as (2 + 3) * 4 or sqrt(2) ^ 3.",
+                parameters={
+                    "type": "object",
+                    "properties": {
+                        "expression": {"type": "string", "description": "The expression to compute."}
+                    },
+                    "required": ["expression"],
+                    "additionalProperties": False,
+                },
+                idempotent=True,
+                timeout_s=5.0,
+                run=calculator,
+            ),
+            ToolSpec(
+                name="record_note",
+                description="Record a short note for the user.",
+                parameters={
+                    "type": "object",
+                    "properties": {"note": {"type": "string", "description": "The text of the note."}},
+                    "required": ["note"],
+                    "additionalProperties": False,
+                },
+                run=record_note,
+            ),
+        )
+    }
+)

@@ -1,0 +1,86 @@
+"""Running a tool: arguments in as the model wrote them, a result out whatever happens.
+
+Owns argument checks, timeouts and the one broad `except` that keeps a tool's fault from ending a run: each becomes
+an error that the model can read. Refuses to know what a tool does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tools.spec import ToolError, ToolSpec
+
+log = logging.getLogger("antiphon.tools")
+
+MAX_OUTPUT = 256 * 1024
+"""Characters of a tool's output that the model is shown; a longer one would only overflow its context."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """Exactly one of the two: what the tool said, or why it could not."""
+
+    output: str | None = None
+    error: str | None = None
+
+
+async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
+    """Run a tool with the JSON text of its arguments. Never raises, except when it is cancelled."""
+    try:
+        given = parse_arguments(spec, arguments)
+        if spec.run is None:
+            raise ToolError(f"{spec.name} is not run by this server")
+        async with asyncio.timeout(spec.timeout_s):
+            output = await spec.run(**given)
+    except ToolError as exc:
+        return ToolResult(error=str(exc))
+    except TimeoutError:
+        return ToolResult(error=f"{spec.name} took longer than {spec.timeout_s:g} s and was stopped")
+    except Exception as exc:
+        log.exception("tool %s failed", spec.name)
+        return ToolResult(error=f"{spec.name} failed: {type(exc).__name__}")
+    if len(output) > MAX_OUTPUT:
+        output = f"{output[:MAX_OUTPUT]}\n[cut: the output had {len(output)} characters]"
+    return ToolResult(output=output)
+
+
+def parse_arguments(spec: ToolSpec, arguments: str) -> dict[str, Any]:
+    """The arguments as a mapping that fits the tool's schema; ToolError says what does not."""
+    try:
+        given = json.loads(arguments or "{}")
+    except (ValueError, RecursionError) as exc:
+        raise ToolError(f"the arguments are not valid JSON: {exc}") from None
+    if not isinstance(given, dict):
+        raise ToolError("the arguments must be a JSON object")
+    properties: Mapping[str, Any] = spec.parameters.get("properties", {})
+    for name in spec.parameters.get("required", ()):
+        if name not in given:
+            raise ToolError(f"the argument {name!r} is missing")
+    for name, value in given.items():
+        if name not in properties:
+            raise ToolError(f"there is no argument {name!r}; the arguments are {', '.join(properties)}")
+        wanted = properties[name].get("type")
+        if wanted is not None and not _is(value, wanted):
+            raise ToolError(f"the argument {name!r} must be of type {wanted}")
+    return given
+
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "array": list,
+    "object": dict,
+}
+
+
+def _is(value: Any, wanted: str) -> bool:
+    if isinstance(value, bool) and wanted != "boolean":
+        return False
+    return isinstance(value, _TYPES[wanted])
