@@ -64,8 +64,7 @@ class BlockHasher:
         tokens: NDArray[np.int32],
         media: Sequence[tuple[int, int, bytes]] = (),
     ) -> None:
-        """Append the keys of the full blocks of `tokens` that `chain` lacks; media: (offset, length, hash).
-        """
+        """Append the keys of those full blocks that `chain` lacks; media: (offset, length, hash)."""
         size = self._block_size
         parent = chain[-1].digest if chain else root
         for start in range(len(chain) * size, len(tokens) - size + 1, size):
@@ -99,8 +98,7 @@ class BlockPool:
         return len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
-        """Take blocks, evicting the least recently used cached ones; the caller has checked `num_available`.
-        """
+        """Take blocks, evicting the least recently used cached ones; `num_available` was checked before."""
         taken = []
         for _ in range(count):
             if self._free:

@@ -15,12 +15,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.dialects import Dialect, detect_dialect, dialect_named
 from engine.folder import find_folder, read_sampling_defaults
-from engine.inbox import Abort, Call, Close, Credit, Inbox, RowLogprobs, RowOutput, Submit
-from engine.reader import Reader
+from engine.generation import Generation, Mailbox, check_request, end_of_prefix, is_last
+from engine.inbox import Abort, Call, Close, Credit, Inbox, RowOutput, Submit
 from engine.settings import Device, Dtype, EngineSettings
 from engine.text import Tokenizer
 from engine.types import (
@@ -33,12 +33,9 @@ from engine.types import (
     LoadError,
     ModelInfo,
     Prompt,
-    PromptTooLong,
     QueueFull,
     RenderInput,
-    RequestError,
     SamplingDefaults,
-    TokenLogprob,
 )
 
 if TYPE_CHECKING:
@@ -49,34 +46,6 @@ T = TypeVar("T")
 
 CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
 SMALL_TEXT = 4096  # characters that are encoded on the spot; more goes to a thread
-
-
-class Mailbox:
-    """What the engine thread delivered for one request and nobody has taken yet."""
-
-    __slots__ = ("_outputs", "_waiter", "num_uncredited")
-
-    def __init__(self) -> None:
-        self._outputs: list[RowOutput] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self.num_uncredited = 0
-
-    def put(self, output: RowOutput) -> None:
-        """Add an output and wake the taker."""
-        self._outputs.append(output)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def take(self) -> list[RowOutput]:
-        """Everything that gathered; waits until there is something."""
-        while not self._outputs:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        outputs, self._outputs = self._outputs, []
-        return outputs
 
 
 class LocalEngine:
@@ -127,7 +96,6 @@ class LocalEngine:
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="engine-text")
         self._mailboxes: dict[int, Mailbox] = {}
         self._next_handle = 0
-        self._num_submitted = 0  # in all; the loop's books say how many of them it has seen
         self._closed = False
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -169,9 +137,9 @@ class LocalEngine:
             )
         except BaseException as error:
             failure = error  # the name is unbound when the block ends, and the callback runs later
-            self._post(lambda: loaded.done() or loaded.set_exception(failure))
+            self._post(lambda: _resolve(loaded, failure))
             return
-        self._post(lambda: loaded.done() or loaded.set_result(loop))
+        self._post(lambda: _resolve(loaded, loop))
         try:
             loop.run()
         except BaseException as error:  # whatever ends the engine thread ends the engine, for every caller
@@ -281,8 +249,9 @@ class LocalEngine:
         then.
         """
         obeyed: asyncio.Future[None] = self._asyncio.create_future()
-        self._inbox.put(Call(lambda: self._post(lambda: obeyed.done() or obeyed.set_result(None))))
-        await asyncio.wait({obeyed, self._death}, return_when=asyncio.FIRST_COMPLETED)
+        self._inbox.put(Call(lambda: self._post(lambda: _resolve(obeyed, None))))
+        futures: set[asyncio.Future[Any]] = {obeyed, self._death}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
     # -- text ------------------------------------------------------------------------------------------------
 
@@ -323,100 +292,44 @@ class LocalEngine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         """See `Engine.generate`."""
         self._require_alive()
-        self._validate(request)
-        reader = Reader(self._tokenizer, self._dialect, request.reader, request.sampling)
-        prefix_end = self._end_of(request)
+        check_request(request, self._info)
+        end = end_of_prefix(request, self._info)
         matcher = None
         if request.constraint is not None:
             matcher, stopped = await self._matcher(request, request.constraint)
-            if stopped and prefix_end is None:
-                prefix_end = Done("stop")
-        handle, mailbox = self._next_handle, Mailbox()
+            if stopped and end is None:
+                end = Done("stop")
+        generation = Generation(request, self._tokenizer, self._dialect)
+        handle = self._next_handle
         self._next_handle += 1
-        if prefix_end is None:
+        mailbox = Mailbox()
+        if end is None:
             self._require_room()
             self._mailboxes[handle] = mailbox
             self._inbox.put(Submit(handle, request, matcher))
-        over = prefix_end is not None
         try:
-            for chunk in self._replay(request, reader, prefix_end):
+            for chunk in generation.replay(end):
                 yield chunk
-                if chunk.deltas and isinstance(chunk.deltas[-1], Done):
+                if is_last(chunk):
                     return
-            while not over:
+            while True:
                 outputs = await mailbox.take()
-                chunk, over = self._read(request, reader, outputs)
-                if over and outputs[-1].finish is not None:
-                    del self._mailboxes[handle]
-                else:
-                    self._give_credit(handle, mailbox, outputs)
-                if chunk is not None:
-                    yield chunk
-                if outputs[-1].error is not None:
-                    self._mailboxes.pop(handle, None)
-                    raise outputs[-1].error
+                last = outputs[-1]
+                if last.finish is not None or last.error is not None:
+                    del self._mailboxes[handle]  # the engine thread has dropped it already
+                elif mailbox.num_uncredited >= CREDIT_STEP:
+                    self._inbox.put(Credit(handle, mailbox.num_uncredited))
+                    mailbox.num_uncredited = 0
+                read = generation.read(outputs)
+                if read is not None:
+                    yield read
+                    if is_last(read):
+                        return
+                if last.error is not None:
+                    raise last.error
         finally:
             if self._mailboxes.pop(handle, None) is not None:
                 self._inbox.put(Abort(handle))
-
-    def _replay(self, request: GenerateRequest, reader: Reader, end: Done | None) -> list[Chunk]:
-        """The chunks of the durable prefix, read again; `end` is what the last of them ended the generation
-        with.
-        """
-        chunks = []
-        for i, token_ids in enumerate(request.prefix):
-            last = i == len(request.prefix) - 1
-            reading = reader.feed(token_ids, end if last else None)
-            chunks.append(
-                Chunk(
-                    tuple(token_ids[: reading.num_tokens]),
-                    reading.deltas,
-                    reasoning_tokens=reading.reasoning_tokens,
-                    replayed=True,
-                )
-            )
-            if reading.done:
-                break
-        if end is not None and not request.prefix:  # nothing was to be generated at all
-            chunks.append(Chunk((), reader.feed((), end).deltas, cached_tokens=0))
-        return chunks
-
-    def _read(
-        self, request: GenerateRequest, reader: Reader, outputs: list[RowOutput]
-    ) -> tuple[Chunk | None, bool]:
-        """One chunk of what gathered (None: only an error did), and whether it is the last."""
-        token_ids = tuple(token for output in outputs for token in output.token_ids)
-        finish, error = outputs[-1].finish, outputs[-1].error
-        if not token_ids and finish is None:
-            return None, error is not None
-        logprobs: tuple[TokenLogprob, ...] = ()
-        sampling = request.sampling
-        if sampling.logprobs is not None:
-            rows = (row for output in outputs for row in output.logprobs)
-            logprobs = tuple(self._logprob(row, sampling.logprobs) for row in rows)
-        reading = reader.feed(token_ids, finish, logprobs)
-        prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-        if (scored := outputs[0].prompt_logprobs) is not None:
-            count = sampling.prompt_logprobs or 0
-            prompt_logprobs = (None, *(self._logprob(row, count) for row in scored))
-        chunk = Chunk(
-            token_ids[: reading.num_tokens],
-            reading.deltas,
-            logprobs=logprobs[: reading.num_tokens],
-            reasoning_tokens=reading.reasoning_tokens,
-            cached_tokens=outputs[0].cached_tokens,
-            prompt_logprobs=prompt_logprobs,
-        )
-        return chunk, reading.done or error is not None
-
-    def _logprob(self, row: RowLogprobs, count: int) -> TokenLogprob:
-        def text(token_id: int) -> tuple[str, bytes]:
-            data = self._tokenizer.token_bytes(token_id)
-            return data.decode(errors="replace"), data
-
-        best = zip(row.top_ids[:count], row.top_logprobs[:count], strict=True)
-        top = tuple((token_id, *text(token_id), logprob) for token_id, logprob in best)
-        return TokenLogprob(row.token_id, *text(row.token_id), row.logprob, top)
 
     def _receive(self, outputs: list[RowOutput]) -> None:
         """A step's outputs arrive on the asyncio loop; those of requests that are gone are dropped."""
@@ -425,12 +338,6 @@ class LocalEngine:
             mailbox = mailboxes.get(output.handle)
             if mailbox is not None:
                 mailbox.put(output)
-
-    def _give_credit(self, handle: int, mailbox: Mailbox, outputs: list[RowOutput]) -> None:
-        mailbox.num_uncredited += sum(len(output.token_ids) for output in outputs)
-        if mailbox.num_uncredited >= CREDIT_STEP:
-            self._inbox.put(Credit(handle, mailbox.num_uncredited))
-            mailbox.num_uncredited = 0
 
     # -- checks ----------------------------------------------------------------------------------------------
 
@@ -447,47 +354,6 @@ class LocalEngine:
         free = self._settings.max_num_seqs - len(scheduler.running)
         if waiting - free >= self._settings.max_waiting:
             raise QueueFull(f"{waiting} requests wait already")
-
-    def _validate(self, request: GenerateRequest) -> None:
-        limit, vocab_size = self._info.max_model_len, self._info.vocab_size
-        sampling = request.sampling
-        if not request.prompt_ids:
-            raise RequestError("the prompt is empty")
-        if len(request.prompt_ids) + 1 > limit:
-            raise PromptTooLong(len(request.prompt_ids), limit)
-        prefix = [token for chunk in request.prefix for token in chunk]
-        named = {
-            "prompt": request.prompt_ids,
-            "prefix": prefix,
-            "logit_bias": [token for token, _ in sampling.logit_bias],
-            "stop_token_ids": sampling.stop_token_ids,
-        }
-        for field, ids in named.items():
-            if ids and not (0 <= min(ids) and max(ids) < vocab_size):
-                raise RequestError(f"{field} has a token id outside 0..{vocab_size - 1}")
-        for field, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
-            if count is not None and not 0 <= count <= 20:
-                raise RequestError(f"{field} must be between 0 and 20")
-        if request.adapter is not None:
-            raise RequestError(f"there is no adapter {request.adapter!r}")
-        if request.media:
-            raise RequestError("this model takes text only")
-
-    def _end_of(self, request: GenerateRequest) -> Done | None:
-        """What ended the generation at the last token of its prefix, if anything did (token-level ends)."""
-        prefix = [token for chunk in request.prefix for token in chunk]
-        sampling = request.sampling
-        if prefix:
-            last = prefix[-1]
-            if last in self._info.eos_token_ids and not (sampling.ignore_eos and request.constraint is None):
-                return Done("stop")
-            if last in sampling.stop_token_ids:
-                return Done("stop", last)
-        elif sampling.max_tokens > 0 or sampling.prompt_logprobs is not None:
-            return None
-        total = len(request.prompt_ids) + len(prefix)
-        full = len(prefix) >= sampling.max_tokens or total >= self._info.max_model_len
-        return Done("length") if full else None
 
     # -- grammars --------------------------------------------------------------------------------------------
 
@@ -529,3 +395,13 @@ def _dialect(name: str | None, tokenizer: Tokenizer) -> Dialect:
         return dialect_named(name)
     except KeyError as error:
         raise LoadError(str(error.args[0])) from None
+
+
+def _resolve(future: asyncio.Future[T], outcome: T | BaseException) -> None:
+    """Give a future its value or exception, unless its waiter is gone."""
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -34,8 +34,7 @@ Deliver = Callable[[list[RowOutput]], None]
 
 
 class EngineLoop:
-    """One engine's step loop; everything here runs on the engine thread but `lock`, `progress` and counters.
-    """
+    """One engine's step loop; all of it runs on the engine thread, but others may hold `lock` to read."""
 
     def __init__(
         self,
@@ -63,10 +62,8 @@ class EngineLoop:
     def run(self) -> None:
         """Step until told to close; raises whatever a step raises."""
         with torch.inference_mode():
-            while not self._closed:
-                while not self._inbox.empty():
-                    self._obey(self._inbox.get())
-                if not self._closed and not self.step():
+            while self._obey_all():
+                if not self.step():
                     self.runner.progress.at = None
                     self._wait()
 
@@ -116,6 +113,12 @@ class EngineLoop:
                 self._closed = True
         if isinstance(command, Call):
             command.function()
+
+    def _obey_all(self) -> bool:
+        """Obey what has gathered; False once closed."""
+        while not self._inbox.empty():
+            self._obey(self._inbox.get())
+        return not self._closed
 
     def _wait(self) -> None:
         """Sleep until a command comes or a deadline passes."""

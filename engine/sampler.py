@@ -99,8 +99,7 @@ def _adjust(
 
 
 def _penalize(scores: Tensor, plan: DrawPlan) -> None:
-    """Repetition (over prompt and output; Keskar et al. 2019), frequency and presence (over output; OpenAI).
-    """
+    """Repetition (prompt and output; Keskar et al. 2019), frequency and presence (output only; OpenAI)."""
     rows = _tensor(plan.penalized, scores)
     part = scores[rows]
     at = (_tensor(plan.history_rows, scores), _tensor(plan.history_ids, scores))

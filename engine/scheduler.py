@@ -182,7 +182,7 @@ class Scheduler:
         if sequence is None:
             return
         sequence.credit += num_tokens
-        if sequence.credit > 0 and self._parked.pop(handle, None):
+        if sequence.credit > 0 and self._parked.pop(handle, None) is not None:
             self.waiting.push(sequence, front=True)
 
     def find(self, handle: int) -> Sequence | None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from string import ascii_letters
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -71,12 +71,12 @@ def scripted_tokenizer(template: str | None = None) -> Tokenizer:
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
     tags = sorted(dialect_named("hermes").tags)
     backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in tags])
-    eos = [backend.token_to_id("<|im_end|>"), backend.token_to_id("<|endoftext|>")]
+    ids = backend.get_vocab(with_added_tokens=True)
     return Tokenizer(
         backend,
         templates={"default": template or TEMPLATE.read_text(encoding="utf-8")},
         special_tokens={"eos_token": "<|im_end|>"},
-        eos_token_ids=eos,
+        eos_token_ids=(ids["<|im_end|>"], ids["<|endoftext|>"]),
     )
 
 
@@ -350,7 +350,8 @@ class ScriptedEngine:
         task = asyncio.ensure_future(awaitable)
         left = None if request.deadline is None else max(0.0, request.deadline - time.monotonic())
         try:
-            await asyncio.wait({task, self._end}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {task, self._end}
+            await asyncio.wait(waited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             self._check(request)
             return task.result()
         finally:
@@ -423,7 +424,7 @@ class ScriptedEngine:
             if not isinstance(step, tuple):
                 yield step
                 continue
-            allowed = []
+            allowed: list[int] = []
             for token_id in step[0]:
                 if not matcher.allows(token_id):
                     yield tuple(allowed), False

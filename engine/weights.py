@@ -11,12 +11,15 @@ import json
 import struct
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import safe_open as _safe_open
 from torch import Tensor
 
 from engine.types import LoadError
+
+safe_open: Any = _safe_open  # a Rust class without annotations
 
 _WHOLE = 64 << 20  # files up to this many bytes are hashed whole
 _SAMPLE = 1 << 16  # of larger ones: this many bytes at each of `_SAMPLES` evenly spaced offsets

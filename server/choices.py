@@ -1,8 +1,8 @@
 """Completions without state: generations side by side, written as chunks, streamed or folded.
 
-Owns what the chat and the completions view share: running the choices of one request, the envelope around their
-parts, usage, and the end of a stream. Refuses to know what a part looks like: a `Writer` per choice makes parts of
-engine chunks and folds them again, so what is streamed and what is not cannot differ.
+Owns what the chat and the completions view share: running the choices of one request, the envelope around
+their parts, usage, and the end of a stream. Refuses to know what a part looks like: a `Writer` per choice
+makes parts of engine chunks and folds them again, so what is streamed and what is not cannot differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ PATIENCE_S = 0.05
 
 
 class Writer(Protocol):
-    """How one choice is written: engine chunks to parts (the `choices` entries of a stream), parts to the whole."""
+    """How one choice is written: engine chunks to parts (the `choices` entries of a stream), parts to the
+    whole."""
 
     def write(self, chunk: Chunk) -> list[Part]:
         """The parts of one engine chunk, in order; the last chunk's last part has the finish reason."""
@@ -44,8 +45,8 @@ class Writer(Protocol):
 
 
 class Usage:
-    """Counts of one request. A prompt counts once however many choices share it, and its cached tokens are those
-    that every choice found."""
+    """Counts of one request. A prompt counts once however many choices share it, and its cached tokens are
+    those that every choice found."""
 
     def __init__(self, prompt_tokens: Sequence[int], num_choices: int) -> None:
         self._prompt_tokens = prompt_tokens
@@ -81,8 +82,8 @@ class Usage:
 class Completion:
     """The choices of one request, ready to run once.
 
-    requests: one per choice, prompt after prompt. head: what every body and chunk says (id, created, model, ...).
-    silent: the tokens that come are not part of the answer (no token was asked for).
+    requests: one per choice, prompt after prompt. head: what every body and chunk says (id, created, model,
+    ...). silent: the tokens that come are not part of the answer (no token was asked for).
     """
 
     engine: Engine
@@ -94,7 +95,8 @@ class Completion:
     silent: bool = False
 
     async def parts(self) -> AsyncGenerator[list[Part]]:
-        """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them all."""
+        """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them
+        all."""
         chunks = side_by_side(self.engine, self.requests)
         last = [time.perf_counter()] * len(self.requests)
         started = [False] * len(self.requests)
@@ -120,47 +122,32 @@ class Completion:
                 for part in parts:
                     gathered[part["index"]].append(part)
         choices = [writer.fold(parts) for writer, parts in zip(self.writers, gathered, strict=True)]
-        return orjson.dumps(
-            {**self.head, "object": object_name, "choices": choices, "usage": self.usage.totals()}
-        )
+        return orjson.dumps({**self._head(object_name), "choices": choices, "usage": self.usage.totals()})
 
     async def frames(self, object_name: str, *, include_usage: bool) -> AsyncGenerator[bytes]:
         """The frames of a streamed reply: one write per engine chunk, usage if asked for, then [DONE].
 
-        What goes wrong before the first frame is raised; after it, it is the last event, and [DONE] does not come.
+        Raises the engine's errors; `begin` says what becomes of them.
         """
-        opening = b"data: " + orjson.dumps({**self.head, "object": object_name})[:-1] + b',"choices":['
+        opening = b"data: " + orjson.dumps(self._head(object_name))[:-1] + b',"choices":['
         closing = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        begun = False
-        try:
-            async with aclosing(self.parts()) as stream:
-                async for parts in stream:
-                    frames = [opening + orjson.dumps(part) + closing for part in parts]
-                    yield frames[0] if len(frames) == 1 else b"".join(frames)
-                    begun = True
-        except Exception as exc:
-            # The one place where a failure after the headers is told: the status is out, so it becomes an event.
-            if not begun:
-                raise
-            yield error_frame(exc)
-            return
+        async with aclosing(self.parts()) as stream:
+            async for parts in stream:
+                frames = [opening + orjson.dumps(part) + closing for part in parts]
+                yield frames[0] if len(frames) == 1 else b"".join(frames)
         if include_usage:
             yield opening + b'],"usage":' + orjson.dumps(self.usage.totals()) + b"}\n\n"
         yield DONE
 
-
-def error_frame(exc: Exception) -> bytes:
-    """The event of a failure: the official error object alone, which makes SDKs raise."""
-    error = to_api_error(exc)
-    if error.status >= 500:
-        log.error("a stream failed", exc_info=exc)
-    return b"data: " + error.body() + b"\n\n"
+    def _head(self, object_name: str) -> dict[str, Any]:
+        return {"id": self.head["id"], "object": object_name, **self.head}
 
 
 async def side_by_side(
     engine: Engine, requests: Sequence[GenerateRequest]
 ) -> AsyncGenerator[tuple[int, Chunk]]:
-    """(choice, chunk) of all requests as they come; the first failure ends them all, and so does closing it."""
+    """(choice, chunk) of all requests as they come; the first failure ends them all, and so does closing
+    it."""
     if len(requests) == 1:
         async with aclosing(engine.generate(requests[0])) as only:
             async for chunk in only:
@@ -197,29 +184,36 @@ async def side_by_side(
 
 
 class Begun(AsyncIterator[bytes]):
-    """Frames whose first was asked for already; see `begin`."""
+    """Frames whose first was asked for before the headers went out; see `begin`."""
 
     def __init__(self, frames: AsyncGenerator[bytes]) -> None:
         self._frames = frames
-        self._first: asyncio.Task[bytes] | None = asyncio.ensure_future(_next(frames))
+        self._first: asyncio.Task[bytes] | None = asyncio.create_task(_next(frames))
+        self._failed = False
 
     async def settle(self, patience_s: float) -> None:
         """Wait a moment for the first frame; raises what it raised."""
         assert self._first is not None
         await asyncio.wait({self._first}, timeout=patience_s)
-        if self._first.done() and self._first.exception() is not None:
-            await self.aclose()
+        if self._first.done():
             self._first.result()
 
     async def __anext__(self) -> bytes:
-        first, self._first = self._first, None
-        if first is None:
-            return await anext(self._frames)
+        if self._failed:
+            raise StopAsyncIteration
         try:
-            return await first
-        except asyncio.CancelledError:
-            self._first = first  # whoever closes us cancels it
+            if self._first is None:
+                return await anext(self._frames)
+            frame = await self._first
+            self._first = None
+            return frame
+        except StopAsyncIteration:
             raise
+        except Exception as exc:
+            # The one place where a failure after the headers is told: the status is out, so it becomes an
+            # event.
+            self._failed = True
+            return error_frame(exc)
 
     async def aclose(self) -> None:
         """Abort what runs; safe at any time, and needed even when no frame was ever taken."""
@@ -234,14 +228,24 @@ async def _next(frames: AsyncGenerator[bytes]) -> bytes:
 
 
 async def begin(frames: AsyncGenerator[bytes], patience_s: float = PATIENCE_S) -> Begun:
-    """Start a stream before its headers go out: what fails within `patience_s` is raised here.
+    """Start a stream before its headers go out.
 
-    A prompt that takes longer to read does not hold the headers back; proxies count silence from the request on.
+    What fails within `patience_s` is raised here and becomes an HTTP error; later it is the stream's last
+    event, and [DONE] does not come. A prompt that takes longer to read does not hold the headers back,
+    because proxies count silence from the request on.
     """
     begun = Begun(frames)
     try:
         await begun.settle(patience_s)
-    except asyncio.CancelledError:
+    except BaseException:
         await begun.aclose()
         raise
     return begun
+
+
+def error_frame(exc: Exception) -> bytes:
+    """The event of a failure: the official error object alone, which makes SDKs raise."""
+    error = to_api_error(exc)
+    if error.status >= 500:
+        log.error("a stream failed", exc_info=exc)
+    return b"data: " + error.body() + b"\n\n"

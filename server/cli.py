@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from server import __version__
 if TYPE_CHECKING:
     from server.config import Loaded
 
+BEGAN = time.monotonic()
 REFUSED = 2
 
 COMMANDS = {
@@ -107,7 +109,7 @@ def _serve(options: argparse.Namespace) -> int:
     from server.serve import serve, set_up_logging
 
     set_up_logging(loaded.config.log_level)
-    return serve(loaded.config)
+    return serve(loaded.config, began=BEGAN)
 
 
 def _config(options: argparse.Namespace) -> int:

@@ -110,13 +110,7 @@ async def _receive(request: Request, limit: int, timeout_s: float) -> bytearray:
 
 
 def _too_large(limit: int) -> ApiError:
-    # The connection is closed, so that the rest is not read only to be thrown away.
-    return ApiError(
-        413,
-        f"The request's body is larger than {limit} bytes.",
-        code="request_too_large",
-        headers={"connection": "close"},
-    )
+    return ApiError(413, f"The request's body is larger than {limit} bytes.", code="request_too_large")
 
 
 def parse_object(raw: bytes | bytearray, max_depth: int) -> dict[str, Any]:

@@ -7,12 +7,12 @@ to know sockets, signals and exit codes (`server.serve`) and what a request mean
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 from engine import Engine
@@ -55,6 +55,7 @@ class Life:
         self._engine = engine
         self._storage: Storage | None = None
         self._watchers: list[asyncio.Task[None]] = []
+        self._drained = False
         self._num_posts = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -124,7 +125,7 @@ class Life:
         code, message, seconds = _REFUSALS[self.phase]
         return ApiError(503, message, code=code, headers={"retry-after": seconds})
 
-    @contextmanager
+    @contextlib.contextmanager
     def at_work(self, method: str) -> Iterator[None]:
         """Held around each request, so that a drain knows when new work has gone quiet."""
         if method != "POST":
@@ -145,19 +146,22 @@ class Life:
         """Take no new work; wait up to `grace_s` seconds for what is in flight, then park or end it."""
         if self.phase != "dead":
             self.phase = "draining"
-        if self.context is None:
+        if self.context is None or self._drained:
             return
+        self._drained = True
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         await self.context.runs.drain(grace_s)
-        try:
-            async with asyncio.timeout_at(until):
-                await self._quiet.wait()
-        except TimeoutError:
+        if grace_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._quiet.wait()
+        if self._num_posts:
             log.warning("%d requests were still in flight after %g s", self._num_posts, grace_s)
 
     async def close(self) -> None:
-        """Let go of everything, last come first."""
+        """Let go of everything, last come first; runs that no drain has ended are cut."""
+        await self.drain(0)
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)

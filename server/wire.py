@@ -1,17 +1,22 @@
-"""HTTP/1.1 on the wire: uvicorn's httptools protocol with a bound on headers.
+"""HTTP/1.1 on the wire: uvicorn's httptools protocol with two bounds.
 
-Owns what has to be refused before there is a request. Refuses to know the application. httptools itself takes
-headers of any size and keeps them in memory.
+Owns what has to be refused before there is a request (httptools itself takes headers of any size and keeps them in
+memory), and what becomes of a body whose request was answered before it was whole. Refuses to know the application.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.errors import ApiError
+
+LINGER_S = 10.0
+"""How long the rest of a refused body is read and thrown away: closing at once would reset the connection, and a
+client that is still sending would never see why."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -24,6 +29,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._refused = False
+        self._in_message = False
+        self._lingering: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         """Count what arrives until the head is whole. One read is at most 256 kB, which bounds the excess."""
@@ -37,7 +44,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins; its first bytes are counted already."""
-        self._in_head = True
+        self._in_head = self._in_message = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -56,8 +63,24 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The end of a request."""
+        self._in_message = False
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
         if not self._refused:
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The reply is out; the body may still be on its way."""
+        super().on_response_complete()
+        if self._in_message and not self.transport.is_closing():
+            self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone, and with it whatever was awaited."""
+        if self._lingering is not None:
+            self._lingering.cancel()
+        super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         """What the parser refuses, in the official shape."""

@@ -17,11 +17,12 @@ from .tables import conversation_items, conversations
 from .tables import items as item_rows
 
 
-def _live(conn: Connection, owner: str, id: str) -> Row[*tuple[Any, ...]]:
+def _live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[Any, ...]]:
+    """The row of a conversation, held until the transaction's end if it is to be changed."""
     query = select(conversations).where(
         conversations.c.id == id, conversations.c.owner == owner, conversations.c.deleted_at.is_(None)
     )
-    row = conn.execute(query.with_for_update()).first()
+    row = conn.execute(query.with_for_update() if change else query).first()
     if row is None:
         raise NotFound("conversation", id)
     return row
@@ -37,7 +38,7 @@ def _stored(row: Row[*tuple[Any, ...]]) -> StoredConversation:
 
 def lock(conn: Connection, owner: str, id: str, response_id: str) -> int:
     """Takes the conversation for a run and returns its head. NotFound; ConversationLocked with the holder."""
-    row = _live(conn, owner, id)
+    row = _live(conn, owner, id, change=True)
     if row.active_response_id is not None:
         raise ConversationLocked(id, row.active_response_id)
     conn.execute(update(conversations).where(conversations.c.id == id).values(active_response_id=response_id))
@@ -64,15 +65,13 @@ def unlock(
         .where(conversations.c.id == id, conversations.c.active_response_id == response_id)
         .values(active_response_id=None)
     )
-    garbage.sweep_conversation(conn, id)
+    garbage.collect_conversation(conn, id)
 
 
 def _append(
     conn: Connection, row: Row[*tuple[Any, ...]], turn: Sequence[tuple[str, str]], response_id: str | None
 ) -> None:
-    """Appends items that are stored already. An item that the conversation holds keeps its place: ids are
-    unique.
-    """
+    """Appends items that are stored already; one that the conversation holds keeps its place."""
     present = set(
         conn.execute(
             select(conversation_items.c.item_id).where(
@@ -122,26 +121,26 @@ def create(
 
 def get(conn: Connection, owner: str, id: str) -> StoredConversation:
     """NotFound("conversation")."""
-    return _stored(_live(conn, owner, id))
+    return _stored(_live(conn, owner, id, change=False))
 
 
 def update_metadata(conn: Connection, owner: str, id: str, metadata: bytes) -> StoredConversation:
     """Replaces the metadata. NotFound("conversation")."""
-    _live(conn, owner, id)
+    _live(conn, owner, id, change=True)
     conn.execute(update(conversations).where(conversations.c.id == id).values(metadata=metadata))
     return get(conn, owner, id)
 
 
 def delete(conn: Connection, owner: str, id: str, now: int) -> None:
     """Makes the id unknown; a run that holds the lock goes on, pinned. NotFound("conversation")."""
-    _live(conn, owner, id)
+    _live(conn, owner, id, change=True)
     conn.execute(update(conversations).where(conversations.c.id == id).values(deleted_at=now, metadata=b"{}"))
     garbage.collect_conversation(conn, id)
 
 
 def add_items(conn: Connection, owner: str, id: str, new: Sequence[NewItem]) -> tuple[StoredItem, ...]:
     """Appends items, under a lock too: the running turn is pinned. NotFound("conversation"), ItemConflict."""
-    row = _live(conn, owner, id)
+    row = _live(conn, owner, id, change=True)
     if new:
         items.put(conn, owner, new)
         _append(conn, row, [(item.id, "in") for item in new], None)
@@ -152,14 +151,14 @@ def list_items(
     conn: Connection, owner: str, id: str, *, limit: int, order: Order, after: str | None
 ) -> Page[StoredItem]:
     """One page of the items. NotFound("conversation"), or ("item") for an unknown `after`."""
-    _live(conn, owner, id)
+    _live(conn, owner, id, change=False)
     where = (conversation_items.c.conversation_id == id, conversation_items.c.deleted_at.is_(None))
     return items.page(conn, conversation_items, where, limit=limit, order=order, after=after)
 
 
 def get_item(conn: Connection, owner: str, id: str, item_id: str) -> StoredItem:
     """One item. NotFound("conversation" | "item")."""
-    _live(conn, owner, id)
+    _live(conn, owner, id, change=False)
     query = (
         select(*items.COLUMNS)
         .join_from(conversation_items, item_rows, items.joined(conversation_items))
@@ -177,10 +176,8 @@ def get_item(conn: Connection, owner: str, id: str, item_id: str) -> StoredItem:
 
 
 def delete_item(conn: Connection, owner: str, id: str, item_id: str, now: int) -> StoredConversation:
-    """Takes an item out of the conversation; runs that are pinned still see it. NotFound("conversation" |
-    "item").
-    """
-    row = _live(conn, owner, id)
+    """Takes an item out; runs that are pinned still see it. NotFound("conversation" | "item")."""
+    row = _live(conn, owner, id, change=True)
     deleted = conn.execute(
         update(conversation_items)
         .where(
@@ -193,5 +190,5 @@ def delete_item(conn: Connection, owner: str, id: str, item_id: str, now: int) -
     )
     if deleted.rowcount == 0:
         raise NotFound("item", item_id)
-    garbage.sweep_conversation(conn, id)
+    garbage.collect_conversation(conn, id)
     return _stored(row)

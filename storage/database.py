@@ -28,12 +28,12 @@ from .records import FolderHeld
 
 READ_CONNECTIONS = 4
 READ_BUSY_S = 4.0
-WRITE_BUSY_MS = 200
+OPEN_BUSY_S = 4.0
 WAL_FILE_LIMIT = 64 << 20  # bytes; a WAL that a slow reader made larger is cut back to this
 
 
 def sqlite_path(url: str) -> Path:
-    """The database file of `sqlite+aiosqlite:///PATH`. ValueError for anything else, in-memory ones included."""
+    """The database file of `sqlite+aiosqlite:///PATH`. ValueError for anything else, `:memory:` included."""
     try:
         parsed = make_url(url)
     except ArgumentError as error:
@@ -76,7 +76,7 @@ def write_connection(path: Path) -> tuple[sqlite3.Connection, Connection]:
     The raw face carries BEGIN, COMMIT, savepoints and pragmas (Core's own cost 20-100 us each); Core never
     begins or ends a transaction on it.
     """
-    raw = sqlite3.connect(path, timeout=WRITE_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
+    raw = sqlite3.connect(path, timeout=OPEN_BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         for pragma in (
             "journal_mode=WAL",
@@ -105,6 +105,7 @@ def read_engine(path: Path) -> AsyncEngine:
         url,
         pool_size=READ_CONNECTIONS,
         max_overflow=0,
+        pool_timeout=READ_BUSY_S,
         connect_args={"timeout": READ_BUSY_S, "isolation_level": None},
     )
     _prepare_readers(engine.sync_engine)

@@ -56,6 +56,7 @@ class Storage:
         self._lock = lock
         self.runner = runner
         self._readers = read_engine(path)
+        self._closed = False
         self._dead: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -94,11 +95,11 @@ class Storage:
         writer.start()
         return storage
 
-    # -- life
-    # -------------------------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Commits what was submitted, checkpoints, and gives the folder back."""
+        """Commits what was submitted, checkpoints, gives the folder back. A second call does nothing."""
+        self._closed = True
         await self._readers.dispose()
         await self._writer.close()
         if self._lock is not None:
@@ -119,6 +120,8 @@ class Storage:
         return self._writer.stats()
 
     async def _read(self, job: Callable[[Connection], T]) -> T:
+        if self._closed:
+            raise StorageUnavailable("storage is closed")
         try:
             async with self._readers.connect() as connection:
                 return await connection.run_sync(job)
@@ -130,20 +133,18 @@ class Storage:
     async def _write(self, job: Callable[[Connection], T]) -> T:
         return await self._writer.submit(job, promise=True)
 
-    # -- runs
-    # -------------------------------------------------------------------------------------------------
+    # -- runs ------------------------------------------------------------------------------------------------
 
     async def start_response(self, new: NewResponse) -> RunClaim:
-        """Stores a response with its input, run and first record, and takes its conversation's lock, all or
-        nothing.
+        """Stores a response, its input, run and first record, and takes its conversation's lock: all or none.
 
-        NotFound("conversation" | "response") for what it refers to, ConversationLocked, ItemConflict.
+        NotFound("conversation" | "response") for what it refers to, ConversationLocked, ConversationMoved,
+        ItemConflict.
         """
         return await self._write(partial(runs.start, new=new, runner=new.runner))
 
     async def append(self, batch: Sequence[RunAppend]) -> Mapping[str, Exception]:
-        """Writes what many runs add, in one transaction if it can. Returns the runs that added nothing, and
-        why.
+        """Writes what many runs add, in one transaction; returns the runs that added nothing, and why.
 
         RunLost: the fence no longer holds. Anything else is the run's own bad row; the others are committed.
         A batch holds each run once; commits of one run must be awaited one after the other. While the
@@ -164,13 +165,11 @@ class Storage:
         return self._writer.submit(partial(runs.append, batch=batch), promise=promise, patient=True)
 
     async def claim(self, response_id: str) -> RunClaim | None:
-        """Takes a run over, whatever its state; None if it has ended."""
+        """Takes a run over; None if it has ended, or if this process has it already."""
         return await self._write(partial(runs.claim, response_id=response_id, runner=self.runner))
 
     async def claim_dead(self) -> tuple[RunClaim, ...]:
-        """Takes over every running or queued run: at the start, by the holder of the folder. Waiting ones
-        stay.
-        """
+        """Takes over every running or queued run; only at the start, by the holder of the folder."""
         return await self._write(partial(runs.claim_dead, runner=self.runner))
 
     async def claim_due(self, now: int) -> tuple[RunClaim, ...]:
@@ -205,8 +204,7 @@ class Storage:
         """Marks a run in flight as to be cancelled; nothing for one that has ended. NotFound."""
         await self._write(partial(runs.request_cancel, owner=owner, response_id=response_id))
 
-    # -- responses
-    # --------------------------------------------------------------------------------------------
+    # -- responses -------------------------------------------------------------------------------------------
 
     async def get_response(self, owner: str, id: str) -> StoredResponse:
         """One response. NotFound if it is unknown, deleted, unstored or another owner's."""
@@ -225,9 +223,7 @@ class Storage:
         conversation_id: str | None = None,
         model: str | None = None,
     ) -> Page[StoredResponse]:
-        """One page by time; created_after and created_before (microseconds) are exclusive. NotFound for
-        `after`.
-        """
+        """One page by time. created_after, created_before: microseconds, exclusive. NotFound for `after`."""
         job = partial(
             responses.list_,
             owner=owner,
@@ -252,10 +248,9 @@ class Storage:
     async def records(
         self, response_id: str, *, after: int, limit_bytes: int = 1 << 20
     ) -> tuple[Record, ...]:
-        """The records that hold any event numbered above `after`, in order, up to the one that reaches
-        limit_bytes.
+        """The records that hold any event numbered above `after`, in order.
 
-        Empty at the log's end only.
+        It stops at the record that reaches `limit_bytes`. Empty at the log's end only.
         """
         return await self._read(
             partial(events.read, response_id=response_id, after=after, limit_bytes=limit_bytes)
@@ -307,8 +302,7 @@ class Storage:
             )
         return ()
 
-    # -- conversations
-    # ----------------------------------------------------------------------------------------
+    # -- conversations ---------------------------------------------------------------------------------------
 
     async def create_conversation(
         self, owner: str, id: str, created_at: int, metadata: bytes, new: Sequence[NewItem] = ()
@@ -336,7 +330,7 @@ class Storage:
         )
 
     async def delete_conversation(self, owner: str, id: str, now: int) -> None:
-        """Makes the id unknown; items stay for responses that ran in it, and a run at work goes on. NotFound."""
+        """Makes the id unknown; responses that ran in it keep its items, a run at work goes on. NotFound."""
         await self._write(partial(conversations.delete, owner=owner, id=id, now=now))
 
     async def add_conversation_items(
@@ -368,8 +362,7 @@ class Storage:
             partial(conversations.delete_item, owner=owner, id=id, item_id=item_id, now=now)
         )
 
-    # -- keys
-    # -------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------
 
     async def create_key(self, id: str, owner: str, name: str, hash: bytes, hint: str, now: int) -> StoredKey:
         """Stores a key's hash for the owner that it speaks for."""

@@ -9,11 +9,16 @@ flight; an item while any of these lists it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from sqlalchemy import Connection, delete, exists, func, select
 
 from .tables import conversation_items, conversations, items, response_items, responses, run_inputs, runs
+
+T = TypeVar("T")
+
+PART = 1000
 
 
 def collect_response(conn: Connection, id: str) -> None:
@@ -45,45 +50,34 @@ def collect_response(conn: Connection, id: str) -> None:
 
 
 def collect_conversation(conn: Connection, id: str) -> None:
-    """Removes a deleted conversation if no response ran in it, else only what `sweep_conversation` may."""
+    """Removes a deleted conversation if no response ran in it; else those of its deleted items that no run in
+    flight can still see.
+    """
     row = conn.execute(
         select(conversations.c.owner, conversations.c.deleted_at).where(conversations.c.id == id)
     ).first()
-    if row is None or row.deleted_at is None:
+    if row is None:
         return
-    user = select(responses.c.id).where(responses.c.conversation_id == id).limit(1)
-    if conn.execute(user).first() is not None:
-        sweep_conversation(conn, id)
-        return
-    listed = select(conversation_items.c.item_id).where(conversation_items.c.conversation_id == id)
-    item_ids = conn.execute(listed).scalars().all()
-    conn.execute(delete(conversation_items).where(conversation_items.c.conversation_id == id))
-    conn.execute(delete(conversations).where(conversations.c.id == id))
-    collect_items(conn, row.owner, item_ids)
-
-
-def sweep_conversation(conn: Connection, id: str) -> None:
-    """Removes deleted items of a conversation that no run in flight can still see."""
     table = conversation_items
-    dead = conn.execute(
-        select(table.c.owner, table.c.position, table.c.item_id, table.c.deleted_at).where(
-            table.c.conversation_id == id, table.c.deleted_at.is_not(None)
-        )
-    ).all()
-    if not dead:
-        return
-    owner: str = dead[0].owner
-    oldest: int | None = conn.execute(
-        select(func.min(responses.c.created_at))
-        .join_from(runs, responses, responses.c.id == runs.c.response_id)
-        .where(runs.c.owner == owner)
-    ).scalar()
-    gone = [row for row in dead if oldest is None or row.deleted_at < oldest]
-    if not gone:
-        return
-    positions = [row.position for row in gone]
-    conn.execute(delete(table).where(table.c.conversation_id == id, table.c.position.in_(positions)))
-    collect_items(conn, owner, [row.item_id for row in gone])
+    dead = select(table.c.position, table.c.item_id).where(table.c.conversation_id == id)
+    if row.deleted_at is None or _is_used(conn, id):
+        oldest: int | None = conn.execute(
+            select(func.min(responses.c.created_at))
+            .join_from(runs, responses, responses.c.id == runs.c.response_id)
+            .where(runs.c.owner == row.owner)
+        ).scalar()
+        dead = dead.where(table.c.deleted_at.is_not(None) if oldest is None else table.c.deleted_at < oldest)
+    else:
+        conn.execute(delete(conversations).where(conversations.c.id == id))
+    found = conn.execute(dead).all()
+    for part in _parts([position for position, _ in found]):
+        conn.execute(delete(table).where(table.c.conversation_id == id, table.c.position.in_(part)))
+    collect_items(conn, row.owner, [item_id for _, item_id in found])
+
+
+def _is_used(conn: Connection, conversation_id: str) -> bool:
+    ran = select(responses.c.id).where(responses.c.conversation_id == conversation_id).limit(1)
+    return conn.execute(ran).first() is not None
 
 
 def collect_items(conn: Connection, owner: str, ids: Sequence[str]) -> None:
@@ -94,9 +88,13 @@ def collect_items(conn: Connection, owner: str, ids: Sequence[str]) -> None:
     in_conversation = exists().where(
         conversation_items.c.owner == items.c.owner, conversation_items.c.item_id == items.c.id
     )
-    if ids:
+    for part in _parts(ids):
         conn.execute(
-            delete(items).where(
-                items.c.owner == owner, items.c.id.in_(list(ids)), ~in_response, ~in_conversation
-            )
+            delete(items).where(items.c.owner == owner, items.c.id.in_(part), ~in_response, ~in_conversation)
         )
+
+
+def _parts(values: Sequence[T]) -> Iterator[list[T]]:
+    """Lists short enough for one statement's parameters on any database."""
+    for begin in range(0, len(values), PART):
+        yield list(values[begin : begin + PART])

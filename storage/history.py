@@ -104,9 +104,7 @@ def _of_positions(
 
 
 def _undeleted(deleted_at: ColumnElement[int | None], as_of: int | None) -> ColumnElement[bool]:
-    """Whether a row was there at `as_of` (None: now). A pin made in the microsecond of the deletion still
-    sees it.
-    """
+    """Whether a row was there at `as_of` (None: now); a deletion in that very microsecond came later."""
     return deleted_at.is_(None) if as_of is None else or_(deleted_at.is_(None), deleted_at >= as_of)
 
 

@@ -53,7 +53,7 @@ def _for_keys(build: Callable[[Keys], Select[*tuple[Any, ...]]], count: int) -> 
 def by_keys(
     conn: Connection, build: Callable[[Keys], Select[*tuple[Any, ...]]], keys: Sequence[str]
 ) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Runs the SELECT that `build` makes of a list of key parameters, compiled once for each number of keys."""
+    """Runs the SELECT that `build` makes of key parameters; it is compiled once for each number of keys."""
     sql, order = _compiled(_for_keys(build, len(keys)), conn.dialect, None)
     assert len(order) == len(keys)  # a statement of keys only, in their order
     return conn.exec_driver_sql(sql, tuple(keys)).all()

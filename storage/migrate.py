@@ -40,9 +40,10 @@ def migrate(raw: sqlite3.Connection, connection: Connection) -> None:
     if found == HEAD:
         return
 
-    from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
+
+    from alembic import command
 
     config = Config()
     config.set_main_option("script_location", str(script_location()).replace("%", "%%"))

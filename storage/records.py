@@ -45,8 +45,9 @@ class Record:
     """One engine chunk of one run in the log, or a step of its lifecycle (then without tokens).
 
     num_events is at least 1: a chunk that makes no event yet is joined to the next one before it becomes a
-    record. events: one JSON text per event, joined by LF, ECHO_MARK where the echo belongs. facts: JSON of
-    what tokens do not determine (prompt and cached token counts, finish reason, times).
+    record.
+    events: one JSON text per event, joined by LF, ECHO_MARK where the echo belongs.
+    facts: JSON of what tokens do not determine (prompt and cached token counts, finish reason, times).
     """
 
     first_seq: int
@@ -82,6 +83,7 @@ class NewResponse:
     input_items: tuple[NewItem, ...]  # new ones and references to existing ones, in order
     record: Record | None
     runner: str | None  # the replica that runs it from the start; None leaves it queued for a claim
+    conversation_head: int | None = None  # where the planned history ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,7 @@ class ClosedItem:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a run. `append` puts its input and output items at the conversation's end, in this
-    transaction.
-    """
+    """The end of a run. append: its items, input first, go to the conversation's end in this transaction."""
 
     status: str
     completed_at: int | None
@@ -159,9 +159,7 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """An item of a run's context, oldest first, and the response it came from (None: added to a
-    conversation).
-    """
+    """An item of a run's context and the response it came from (None: added to a conversation)."""
 
     item: StoredItem
     response_id: str | None
@@ -171,7 +169,7 @@ class HistoryItem:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response: `head` and `echo` are the two halves of its wire form; `output` its closed items in order."""
+    """`head` and `echo`, the two halves of its wire form, and `output`, its closed items in order."""
 
     id: str
     owner: str
@@ -265,6 +263,7 @@ class StorageError(Exception):
     StorageError
     +- NotFound               unknown, deleted, or another owner's: never told apart
     +- ConversationLocked     a run holds the conversation
+    +- ConversationMoved      items came after the history that the run was planned with
     +- NotWaiting             tool outputs for a run that does not wait
     +- UnknownCall            an output for a call that the run did not make
     +- OutputConflict         a second, different output for one call
@@ -290,6 +289,14 @@ class ConversationLocked(StorageError):
     def __init__(self, conversation_id: str, holder: str) -> None:
         super().__init__(conversation_id, holder)
         self.conversation_id, self.holder = conversation_id, holder
+
+
+class ConversationMoved(StorageError):
+    """The conversation's head is no longer where the plan's history ended: read it again."""
+
+    def __init__(self, conversation_id: str, head: int) -> None:
+        super().__init__(conversation_id, head)
+        self.conversation_id, self.head = conversation_id, head
 
 
 class NotWaiting(StorageError):

@@ -136,8 +136,7 @@ def own_input(conn: Connection, id: str) -> tuple[StoredItem, ...]:
 
 
 def delete_one(conn: Connection, owner: str, id: str, now: int) -> bool:
-    """Deletes a response: its log and its run at once, the rest when nothing needs it. True if it was in
-    flight.
+    """Deletes a response: its log and run at once, the rest when nothing needs it. True if it was in flight.
 
     Its owner's next append is lost, and its conversation is free. NotFound("response").
     """

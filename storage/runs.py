@@ -33,6 +33,7 @@ from sqlalchemy import (
 from . import conversations, events, items
 from .hot import Keys, by_keys, many
 from .records import (
+    ConversationMoved,
     Finish,
     NewItem,
     NewResponse,
@@ -62,11 +63,13 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
     """Stores a response, its input, its run, its first record, and takes its conversation's lock.
 
     runner: who owns it from now on; None leaves it queued. NotFound("conversation" | "response"),
-    ConversationLocked, ItemConflict.
+    ConversationLocked, ConversationMoved, ItemConflict.
     """
     head = None
     if new.conversation_id is not None:
         head = conversations.lock(conn, new.owner, new.conversation_id, new.id)
+        if new.conversation_head not in (None, head):
+            raise ConversationMoved(new.conversation_id, head)
     if new.previous_response_id is not None:
         live = select(responses.c.id).where(
             responses.c.id == new.previous_response_id,
@@ -145,8 +148,9 @@ def _place(response_id: str, direction: str, position: int, owner: str, item_id:
 
 
 def append(conn: Connection, batch: Sequence[RunAppend]) -> dict[str, Exception]:
-    """Writes what many runs add, in one transaction; returns those that added nothing: RunLost, or ValueError
-    for a gap in the numbers. Raises what a bad row raises; then nothing of the batch is written.
+    """Writes what many runs add, in one transaction; returns the runs that added nothing, and why.
+
+    RunLost, or ValueError for a gap in the numbers. Raises what a bad row raises; then nothing is written.
 
     The statements are per batch, not per run: 64 streams that advance cost three.
     """
@@ -195,10 +199,9 @@ def _append_rest(conn: Connection, rest: Sequence[tuple[RunAppend, str]]) -> Non
     ]
     if many(conn, _CHANGE, _CHANGE_NAMES, changes) != len(changes):
         raise RunLost(changes[0][-1])  # some response had ended: each is to be tried alone
-    for one, owner in rest:
-        if one.finish is not None:
-            _finish(conn, one.response_id, owner, one.finish)
-        elif one.park is not None:
+    _finish(conn, [(one.response_id, owner, one.finish) for one, owner in rest if one.finish is not None])
+    for one, _ in rest:
+        if one.finish is None and one.park is not None:
             conn.execute(
                 update(runs)
                 .where(runs.c.response_id == one.response_id)
@@ -258,26 +261,39 @@ def _close_items(conn: Connection, rest: Sequence[tuple[RunAppend, str]]) -> Non
         conn.execute(insert(response_items), places)
 
 
-def _finish(conn: Connection, response_id: str, owner: str, finish: Finish) -> None:
-    conn.execute(delete(runs).where(runs.c.response_id == response_id))
-    response = conn.execute(
-        select(responses.c.conversation_id, responses.c.store).where(responses.c.id == response_id)
-    ).one()
-    if not response.store:
-        conn.execute(delete(responses).where(responses.c.id == response_id))
-    if response.conversation_id is None:
+def _finish(conn: Connection, ending: Sequence[tuple[str, str, Finish]]) -> None:
+    """The runs' rows go; conversations take their turns; unstored responses go with their run."""
+    if not ending:
         return
-    turn: list[tuple[str, str]] = []
-    if finish.append and response.store:
-        own = select(response_items.c.item_id, response_items.c.direction).where(
-            response_items.c.response_id == response_id
-        )
-        own = own.order_by(response_items.c.direction, response_items.c.position)
-        turn = [(row.item_id, row.direction) for row in conn.execute(own).all()]
-    elif finish.append:
-        items.put(conn, owner, (*finish.inputs, *finish.outputs))
-        turn = [(item.id, "in") for item in finish.inputs] + [(item.id, "out") for item in finish.outputs]
-    conversations.unlock(conn, response.conversation_id, response_id, turn, kept=response.store)
+    many(conn, _END, ("run",), [(response_id,) for response_id, _, _ in ending])
+    ended = {row[0]: row for row in by_keys(conn, _ended, [response_id for response_id, _, _ in ending])}
+    for response_id, owner, finish in ending:
+        _, conversation_id, stored = ended[response_id]
+        if not stored:
+            conn.execute(delete(responses).where(responses.c.id == response_id))
+        if conversation_id is None:
+            continue
+        turn: list[tuple[str, str]] = []
+        if finish.append and stored:
+            own = select(response_items.c.item_id, response_items.c.direction).where(
+                response_items.c.response_id == response_id
+            )
+            own = own.order_by(response_items.c.direction, response_items.c.position)
+            turn = [(row.item_id, row.direction) for row in conn.execute(own).all()]
+        elif finish.append:
+            items.put(conn, owner, (*finish.inputs, *finish.outputs))
+            turn = [(item.id, "in") for item in finish.inputs]
+            turn += [(item.id, "out") for item in finish.outputs]
+        conversations.unlock(conn, conversation_id, response_id, turn, kept=bool(stored))
+
+
+_END = delete(runs).where(runs.c.response_id == bindparam("run"))
+
+
+def _ended(keys: Keys) -> Select[*tuple[Any, ...]]:
+    return select(responses.c.id, responses.c.conversation_id, responses.c.store).where(
+        responses.c.id.in_(keys)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -285,13 +301,15 @@ def _finish(conn: Connection, response_id: str, owner: str, finish: Finish) -> N
 
 
 def claim(conn: Connection, response_id: str, runner: str) -> RunClaim | None:
-    """Takes a run over, whatever its state; None if it has ended.
+    """Takes a run over; None if it has ended, or if `runner` has it already.
 
-    attempt counts how often a run was taken up without getting to a wait: parking sets it back to zero.
+    So of two claims in one process (two posts of tool outputs, a post and a deadline) one wins. attempt counts how often a run was taken up without getting to a wait: parking sets it back to zero.
     """
     query = select(runs).where(runs.c.response_id == response_id)
     run = conn.execute(query.with_for_update()).first()
-    return None if run is None else _claim(conn, run, runner)
+    if run is None or (run.state == "running" and run.runner == runner):
+        return None
+    return _claim(conn, run, runner)
 
 
 def _claim(conn: Connection, run: Row[*tuple[Any, ...]], runner: str) -> RunClaim:

@@ -136,8 +136,8 @@ runs = Table(
     Index("runs_by_owner", "owner"),
 )
 
-# Tool outputs posted to a waiting run. Rows outlive the run (without their bodies), so that a repeated post
-# is told apart from a contradicting one.
+# Tool outputs posted to a waiting run. Rows outlive the run, so that a repeated post is told apart from a
+# contradicting one.
 run_inputs = Table(
     "run_inputs",
     metadata,

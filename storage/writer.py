@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -36,6 +37,7 @@ T = TypeVar("T")
 
 SYNC_DELAY_S = 0.030  # idle moments sync earlier than they must
 SYNC_LIMIT_S = 0.045  # under load: the next commit is FULL, so the promise of 50 ms holds
+BUSY_MS = 200  # how long SQLite itself waits for a lock before the queue is looked at again
 PATIENCE_S = 4.0  # how long a write waits for a lock or for room before its caller is told
 RETRY_S = 0.1  # pause after a refused commit
 BATCH_LIMIT = 512  # jobs in one transaction
@@ -99,6 +101,8 @@ class Writer:
         return self._raw
 
     def start(self) -> None:
+        """Starts the thread, to which the connection belongs from now on."""
+        self._raw.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         self._thread.start()
 
     def submit(
@@ -174,13 +178,11 @@ class Writer:
 
     def _gather(self) -> None:
         """Moves what waits into `_pending`; sleeps until there is a job or something else to do."""
-        try:
+        with suppress(Empty):
             if not self._pending:
                 self._take(self._queue.get(timeout=self._rest_s()))
             while len(self._pending) < BATCH_LIMIT:
                 self._take(self._queue.get_nowait())
-        except Empty:
-            pass
 
     def _take(self, job: _Job | None) -> None:
         if job is not None:
@@ -244,8 +246,7 @@ class Writer:
         self._look_at_wal()
 
     def _attempt(self, batch: tuple[_Job, ...], *, isolate: bool) -> list[_Outcome]:
-        """One transaction. Without `isolate`, the first job that raises undoes all; with it, each stands
-        alone.
+        """One transaction. The first job that raises undoes all; with `isolate`, each stands alone.
 
         Savepoints cost 20-50 us a job, and jobs seldom raise: so they are for the second attempt.
         """
@@ -293,13 +294,11 @@ class Writer:
                 kept.append(job)
         self._pending = kept
         self._deliver(given_up)
-        if kind is Trouble.REFUSED and kept:
-            try:  # a pause that new work ends
-                self._take(self._queue.get(timeout=RETRY_S))
-            except Empty:
-                pass
-        elif not kept:
+        if not kept:
             self._blocked_since = None
+        elif kind is Trouble.REFUSED:
+            with suppress(Empty):  # a pause that new work ends
+                self._take(self._queue.get(timeout=RETRY_S))
 
     def _look_at_wal(self) -> None:
         idle = self._queue.empty()
@@ -312,7 +311,7 @@ class Writer:
             self._checkpoint("PASSIVE")
 
     def _checkpoint(self, mode: str) -> None:
-        """Moves the WAL into the database file as far as readers allow; the WAL is synced first, by SQLite."""
+        """Moves the WAL into the database file as far as readers allow; SQLite syncs both."""
         try:
             self._raw.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         except sqlite3.Error as error:
@@ -384,14 +383,14 @@ class _Wal:
         self.num_bytes = 0
 
     def _open(self) -> int:
-        # Late, since the file exists from the first write on. Closing our descriptor drops no lock of
-        # SQLite's: it takes none on this file.
+        # Late, since the file exists from the first write on. Closing a descriptor drops no lock of SQLite's:
+        # it takes none on this file.
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         return self._fd
 
     def sync(self) -> None:
-        """Puts every commit so far on the disk. OSError is fatal: what the disk holds is unknown afterwards."""
+        """Puts every commit so far on the disk. After an OSError nobody knows what the disk holds."""
         os.fdatasync(self._open())
 
     def measure(self) -> int:

@@ -75,11 +75,11 @@ def required(node: Mapping[str, Any]) -> set[str]:
     return set(node.get("required", ())).union(*(required(part) for part in node.get("allOf", ())))
 
 
-def _tags(node: Mapping[str, Any], name: str) -> set[str]:
+def tags(node: Mapping[str, Any], name: str) -> set[str]:
     """The values of a discriminator that an alternative stands for."""
     node = resolve(node)
     if "oneOf" in node or "anyOf" in node:
-        return set().union(*(_tags(part, name) for part in node.get("oneOf", node.get("anyOf"))))
+        return set().union(*(tags(part, name) for part in node.get("oneOf", node.get("anyOf"))))
     return set(resolve(properties(node).get(name, {})).get("enum", ()))
 
 
@@ -88,7 +88,7 @@ def _alternatives(validator: Any, alternatives: Any, instance: Any, node: Mappin
     name = node.get("discriminator", {}).get("propertyName")
     chosen = list(alternatives)
     if name and isinstance(instance, dict) and isinstance(instance.get(name), str):
-        chosen = [part for part in alternatives if instance[name] in (_tags(part, name) or {instance[name]})]
+        chosen = [part for part in alternatives if instance[name] in (tags(part, name) or {instance[name]})]
         if not chosen:
             yield ValidationError(f"{instance[name]!r} is not an official {name}")
             return

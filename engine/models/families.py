@@ -115,8 +115,7 @@ def is_native(config: dict[str, Any]) -> bool:
 
 
 def parse(config: dict[str, Any], max_model_len: int | None) -> DecoderShape:
-    """Read a config.json of a native family; raises LoadError naming the field that is missing or not served.
-    """
+    """Read a config.json of a native family; raises LoadError naming the field that is missing or wrong."""
     architecture = _architecture(config)
     family = FAMILIES[architecture]
 

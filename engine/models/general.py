@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,10 @@ class _Trial:
     ) -> Tensor:
         lengths = [len(ids) for ids in TRIAL]
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-        parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
-        return torch.cat([_dense(*part, scale, softcap, sinks) for part in parts])
+        queries, keys, values = (torch.split(part, lengths) for part in (q, k, v))
+        return torch.cat(
+            [_dense(queries[i], keys[i], values[i], scale, softcap, sinks) for i in range(len(lengths))]
+        )
 
 
 def _dense(
@@ -207,13 +209,14 @@ def _open(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Any, 
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    quiet: Any = logging.disable_progress_bar
+    quiet()
     AttentionInterface.register(IMPLEMENTATION, _attend)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
             )
     except LoadError:
@@ -233,7 +236,7 @@ def _try(model: Any, config: Any, device: torch.device) -> tuple[dict[int, _Seen
     another mask) is found out.
     """
 
-    def tensor(values: list[int]) -> Tensor:
+    def tensor(values: Sequence[int] | Sequence[list[int]]) -> Tensor:
         return torch.tensor(values, device=device)
 
     trial = _Trial()
@@ -245,7 +248,7 @@ def _try(model: Any, config: Any, device: torch.device) -> tuple[dict[int, _Seen
         missing = min(set(range(config.num_hidden_layers)) - set(trial.seen), default=0)
         raise LoadError(f"layer {missing} does not attend through the attention interface")
     model.set_attn_implementation("eager")
-    expected = [model(input_ids=tensor([list(ids)]), use_cache=False).logits[0] for ids in TRIAL]  # type: ignore[arg-type]
+    expected = [model(input_ids=tensor([list(ids)]), use_cache=False).logits[0] for ids in TRIAL]
     model.set_attn_implementation(IMPLEMENTATION)
     difference = (logits - torch.cat(expected).float()).abs().max().item()
     spread = logits.std().item()

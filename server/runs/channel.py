@@ -109,7 +109,12 @@ class Channel:
 
     def read(self, after: int) -> Frames | None:
         """Everything in the tail above `after`, joined; None when there is nothing."""
-        parts = [frames.after(after) for frames in self._tail if frames.last_seq > after]
+        parts: list[Frames] = []
+        for frames in reversed(self._tail):  # a reader wants the newest few of many
+            if frames.last_seq <= after:
+                break
+            parts.append(frames.after(after))
+        parts.reverse()
         if len(parts) < 2:
             return parts[0] if parts else None
         data = b"".join(part.data for part in parts)

@@ -1,7 +1,7 @@
 """The body of POST /v1/chat/completions.
 
-Owns its fields and the rules between them. Refuses to know messages (`schema.messages`), tools (`schema.tools`) and
-what the model does with any of it.
+Owns its fields and the rules between them. Refuses to know messages (`schema.messages`), tools
+(`schema.tools`) and what the model does with any of it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class ChatStreamOptions(StreamOptions):
 class ChatRequest(BaseModel):
     """A request for a chat completion, checked; null and absent are one.
 
-    `messages` as they came, `items` what they say (ids mean nothing outside). Tools and tool choice are in the flat
-    form of Responses. `sampling` has `max_tokens` and `logprobs` resolved.
+    `messages` as they came, `items` what they say (ids mean nothing outside). Tools and tool choice are in
+    the flat form of Responses. `sampling` has `max_tokens` and `logprobs` resolved.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")

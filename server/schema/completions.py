@@ -40,7 +40,8 @@ class CompletionRequest(BaseModel):
 
 
 def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[str]]:
-    """A body of POST /v1/completions: the request, and the names for `x-antiphon-ignored`. Raises ApiError 400."""
+    """A body of POST /v1/completions: the request, and the names for `x-antiphon-ignored`. Raises ApiError
+    400."""
     screened = screen("completions", body)
     values = screened.body
     if "prompt" not in values:

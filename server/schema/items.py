@@ -17,6 +17,12 @@ NewId = Callable[[str], str]
 
 _FAKE_ID = "__fake_id__"  # openai-agents' placeholder: an item that no server has named yet
 
+_TWICE: Mapping[str, tuple[str, str]] = {
+    "local_shell_call_output": ("call_id", "id"),
+    "mcp_approval_response": ("request_id", "approval_request_id"),
+}
+"""Keys that the official resource schemas require without declaring them, and what they can only mean."""
+
 # ------------------------------------------------------------------------------------------------------------
 # Normalising
 
@@ -68,9 +74,15 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
     item_id = _id_of(fields, path) or (None if row.needs_id else new_id(row.prefix))
     if item_id is None:
         missing(f"{path}.id")
-    if kind == "local_shell_call_output":
-        fields.setdefault("call_id", item_id)  # the resource's schema requires both
-    return {"type": kind, "id": item_id, **{key: fields[key] for key in fields if key not in ("type", "id")}}
+    item: Item = {
+        "type": kind,
+        "id": item_id,
+        **{key: fields[key] for key in fields if key not in ("type", "id")},
+    }
+    if kind in _TWICE:
+        name, source = _TWICE[kind]
+        item.setdefault(name, item[source])
+    return item
 
 
 def _type_of(value: Mapping[str, Any], path: str) -> str:

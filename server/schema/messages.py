@@ -1,7 +1,7 @@
 """Chat messages, read as items: the one way from the chat API's history to that of Responses.
 
-Owns the shapes of messages and their content parts. Refuses to know templates: what a model is shown is built from
-items (`server.runs.prompt`), so that both APIs share one prompt.
+Owns the shapes of messages and their content parts. Refuses to know templates: what a model is shown is built
+from items (`server.runs.prompt`), so that both APIs share one prompt.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def _part(part: Any, path: str) -> Any:
     """A content part under its name in items."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "image_url":
-        image = part["image_url"] if isinstance(part.get("image_url"), str) else _IMAGE(part, path)["image_url"]
+        image = (
+            part["image_url"] if isinstance(part.get("image_url"), str) else _IMAGE(part, path)["image_url"]
+        )
         image = {"url": image} if isinstance(image, str) else image
         return {"type": _PARTS[kind], "image_url": image["url"], "detail": image.get("detail")}
     if kind == "file":
@@ -105,7 +107,9 @@ def _assistant(message: Mapping[str, Any], path: str, new_id: NewId) -> list[Ite
 
 def _call(call: Mapping[str, Any], path: str, new_id: NewId) -> Item:
     if call["type"] == "function":
-        return normalize_item({"type": "function_call", "call_id": call["id"], **call["function"]}, path, new_id)
+        return normalize_item(
+            {"type": "function_call", "call_id": call["id"], **call["function"]}, path, new_id
+        )
     return normalize_item({"type": "custom_tool_call", "call_id": call["id"], **call["custom"]}, path, new_id)
 
 
@@ -119,7 +123,9 @@ def _tool(message: Mapping[str, Any], path: str, new_id: NewId) -> Item:
         content = [_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
     elif not isinstance(content, str):
         mistyped(f"{path}.content", "a string or an array", content)
-    return normalize_item({"type": "function_call_output", "call_id": call_id, "output": content}, path, new_id)
+    return normalize_item(
+        {"type": "function_call_output", "call_id": call_id, "output": content}, path, new_id
+    )
 
 
 def unsupported_in(

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engine.tiny import CHECKPOINT
-from engine.tiny.data import Call, Dialogue, Message, answer_text, chat_messages, dialogues, render
+from engine.tiny.data import dialogues
+from engine.tiny.dialogue import Call, Dialogue, Message, answer_text, chat_messages, render
 from engine.tiny.words import Words, split_of
 
 torch = pytest.importorskip("torch")

@@ -1,0 +1,218 @@
+"""Chat completions: a stateless view over the engine, with messages in and chunks out.
+
+Owns the way from a chat request to generations, and from deltas to the parts of chunks. Refuses to know how
+messages become a prompt (`server.runs.prompt`), how generations run side by side (`server.choices`), and
+storage.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from engine import (
+    CallArgs,
+    CallEnd,
+    CallStart,
+    Chunk,
+    Done,
+    GenerateRequest,
+    ReaderParams,
+    Reasoning,
+    RenderInput,
+    Text,
+)
+from server.choices import Completion, Part, Usage
+from server.errors import ApiError
+from server.models import ServedModel
+from server.runs.assembler import item_logprob
+from server.runs.prompt import Offer, offer, sampling, to_messages
+from server.schema.chat import ChatRequest
+from server.schema.messages import unsupported_in
+from server.telemetry import Telemetry
+
+
+async def prepare(
+    request: ChatRequest, served: ServedModel, *, owner: str, telemetry: Telemetry
+) -> Completion:
+    """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and
+    RequestError."""
+    check_modalities(request, served)
+    check_logprobs(request.sampling.logprobs, served)
+    offered = offer(request.tools, request.tool_choice, request.parallel_tool_calls)
+    if offered.constraint is not None:
+        await served.engine.check(offered.constraint)
+    prompt = await served.engine.render(render_input(request, offered, now=time.time()))
+    params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
+    reader = ReaderParams(calls=offered.calls, max_calls=offered.max_calls, starts_in=prompt.starts_in)
+    completion_id = f"chatcmpl-{secrets.token_hex(12)}"
+    requests = [
+        GenerateRequest(
+            id=f"{completion_id}/{choice}",
+            prompt_ids=prompt.ids,
+            sampling=params,
+            reader=reader,
+            constraint=offered.constraint,
+            choice=choice,
+            owner=owner,
+            cache_salt=request.cache_salt or "",
+        )
+        for choice in range(request.n)
+    ]
+    head = {
+        "id": completion_id,
+        "created": int(time.time()),
+        "model": served.name,
+        "service_tier": "default",
+        "system_fingerprint": served.info.fingerprint,
+    }
+    return Completion(
+        engine=served.engine,
+        telemetry=telemetry,
+        requests=requests,
+        writers=[ChatWriter(choice, logprobs=request.logprobs) for choice in range(request.n)],
+        head=head,
+        usage=Usage([len(prompt.ids)], request.n),
+    )
+
+
+def render_input(request: ChatRequest, offered: Offer, *, now: float) -> RenderInput:
+    """What the template is given. now: unix seconds."""
+    going_on = request.continue_final_message
+    asked = request.add_generation_prompt
+    return RenderInput(
+        to_messages(request.items),
+        tools=offered.tools,
+        add_generation_prompt=not going_on if asked is None else asked,
+        continue_final_message=going_on,
+        template_kwargs=request.chat_template_kwargs,
+        now=now,
+    )
+
+
+def check_modalities(request: ChatRequest, served: ServedModel) -> None:
+    """Raise ApiError 400 `unsupported_content` for the first part that the model cannot read."""
+    for path, modality in unsupported_in(request.messages, modalities=served.info.modalities):
+        message = f"The model '{served.name}' cannot read {modality} content."
+        raise ApiError(400, message, code="unsupported_content", param=path)
+
+
+def check_logprobs(asked: int | None, served: ServedModel) -> None:
+    """Raise ApiError 400 when log probabilities are asked of an engine that has none."""
+    if asked is not None and "logprobs" not in served.info.capabilities:
+        message = f"The model '{served.name}' gives no log probabilities."
+        raise ApiError(400, message, code="unsupported_parameter", param="logprobs")
+
+
+class ChatWriter:
+    """One choice: deltas to the parts of chunks, and those to a message.
+
+    Thoughts go out under both names that clients know, `reasoning` and `reasoning_content`.
+    """
+
+    def __init__(self, index: int, *, logprobs: bool) -> None:
+        self._index = index
+        self._logprobs = logprobs
+        self._num_calls = 0
+        self._whole_calls = True
+        self._begun = False
+
+    # -- writing
+    # --------------------------------------------------------------------------------------------------------
+
+    def write(self, chunk: Chunk) -> list[Part]:
+        """One part for most chunks; a new one where what comes would stand before what the last one has."""
+        parts: list[Part] = []
+        if not self._begun:
+            self._begun = True
+            parts.append(self._part({"role": "assistant", "content": ""}))
+        delta: dict[str, Any] = {}
+        logprobs: list[dict[str, Any]] = []
+        finish: str | None = None
+        for each in chunk.deltas:
+            match each:
+                case Text():
+                    if "tool_calls" in delta:
+                        parts.append(self._part(delta, logprobs))
+                        delta, logprobs = {}, []
+                    delta["content"] = delta.get("content", "") + each.text
+                    if self._logprobs:
+                        logprobs += [item_logprob(entry) for entry in each.logprobs]
+                case Reasoning():
+                    if "tool_calls" in delta or "content" in delta:
+                        parts.append(self._part(delta, logprobs))
+                        delta, logprobs = {}, []
+                    delta["reasoning"] = delta["reasoning_content"] = delta.get("reasoning", "") + each.text
+                case CallStart():
+                    delta.setdefault("tool_calls", []).append(self._call(each.name))
+                case CallArgs():
+                    self._arguments(delta.setdefault("tool_calls", []), each.text)
+                case CallEnd():
+                    self._whole_calls = each.complete
+                case Done():
+                    finish = self._finish(each)
+        if delta:
+            parts.append(self._part(delta, logprobs))
+        if finish is not None:
+            parts.append({**self._part({}), "finish_reason": finish})
+        return parts
+
+    def _part(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> Part:
+        content = {"content": list(logprobs), "refusal": None} if logprobs else None
+        return {"index": self._index, "delta": delta, "logprobs": content, "finish_reason": None}
+
+    def _call(self, name: str) -> dict[str, Any]:
+        call = {"index": self._num_calls, "id": f"call_{secrets.token_hex(12)}", "type": "function"}
+        self._num_calls += 1
+        return call | {"function": {"name": name, "arguments": ""}}
+
+    def _arguments(self, calls: list[dict[str, Any]], text: str) -> None:
+        """More of the newest call's arguments: onto its start where that is in the same part."""
+        if calls:
+            calls[-1]["function"]["arguments"] += text
+        else:
+            calls.append({"index": self._num_calls - 1, "function": {"arguments": text}})
+
+    def _finish(self, done: Done) -> str:
+        if done.reason == "length":
+            return "length"
+        return "tool_calls" if self._num_calls and self._whole_calls else "stop"
+
+    # -- folding
+    # --------------------------------------------------------------------------------------------------------
+
+    def fold(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The choice with its message; `content` is null where there are only calls."""
+        text: list[str] = []
+        thoughts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        logprobs: list[dict[str, Any]] = []
+        for part in parts:
+            delta = part["delta"]
+            text.append(delta.get("content", ""))
+            thoughts.append(delta.get("reasoning", ""))
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    calls.append({"id": call["id"], "type": "function", "function": call["function"]})
+                else:
+                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+            logprobs += (part["logprobs"] or {}).get("content", ())
+        content = "".join(text)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": content if content or not calls else None,
+            "refusal": None,
+            "annotations": [],
+        }
+        if thought := "".join(thoughts):
+            message["reasoning"] = message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        return {
+            "index": self._index,
+            "message": message,
+            "logprobs": {"content": logprobs, "refusal": None} if self._logprobs else None,
+            "finish_reason": parts[-1]["finish_reason"],
+        }

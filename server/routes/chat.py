@@ -1,0 +1,37 @@
+"""POST /v1/chat/completions.
+
+Owns the way from the request to the view, and its two kinds of reply. Chat keeps nothing: a client that
+leaves ends its generations.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.chat_view import prepare
+from server.choices import begin
+from server.context import context, owner, read_body, while_connected
+from server.pages import json_reply
+from server.schema.chat import parse_chat
+from server.schema.fields import IGNORED_HEADER, ignored_header
+from server.sse import EventStream
+
+router = APIRouter(prefix="/v1")
+
+
+@router.post("/chat/completions")
+async def create_chat_completion(request: Request) -> Response:
+    """Answer with a chat completion, or (`stream`) with its chunks."""
+    here = context(request)
+    asked, ignored = parse_chat(await read_body(request))
+    served = here.models.get(asked.model)
+    completion = await prepare(asked, served, owner=owner(request), telemetry=here.telemetry)
+    named = ignored_header(ignored)
+    headers = {IGNORED_HEADER: named} if named else {}
+    if not asked.stream:
+        return json_reply(await while_connected(request, completion.whole("chat.completion")), headers)
+    include_usage = asked.stream_options.include_usage
+    frames = await begin(completion.frames("chat.completion.chunk", include_usage=include_usage))
+    return EventStream(frames, headers)

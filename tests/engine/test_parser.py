@@ -1,0 +1,257 @@
+"""The parser: what it reads, and that cutting the text anywhere changes nothing (invariant 9)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from engine.dialects import dialect_named
+from engine.parser import Parser
+from engine.types import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text
+
+THINK = "<think>\n"
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def parse(pieces: Iterable[str], dialect: str = "hermes", **options: Any) -> list[Delta]:
+    """All deltas of a text in pieces, `Done` last where the parser ended it."""
+    parser = Parser(dialect_named(dialect), **options)
+    deltas: list[Delta] = []
+    for piece in pieces:
+        parser.feed(piece)
+        deltas += parser.take()[0]
+    ended = parser.finish()
+    deltas += parser.take()[0]
+    return [*deltas, *([ended] if ended else [])]
+
+
+def joined(deltas: Sequence[Delta]) -> list[Delta]:
+    """Neighbours of a kind made one."""
+    out: list[Delta] = []
+    for delta in deltas:
+        last = out[-1] if out else None
+        for kind in (Text, Reasoning, CallArgs):
+            if isinstance(delta, kind) and isinstance(last, kind):
+                out[-1] = kind(last.text + delta.text)
+                break
+        else:
+            out.append(delta)
+    return out
+
+
+def call(name: str, arguments: str = "{}", complete: bool = True) -> list[Delta]:
+    return [CallStart(name), CallArgs(arguments), CallEnd(complete)]
+
+
+WHOLE: list[tuple[str, list[Delta]]] = [
+    ("Hello there.", [Text("Hello there.")]),
+    ("", []),
+    ("<think>\nHm.\n</think>\n\nHello", [Reasoning("Hm."), Text("Hello")]),
+    ("<think>\n\n</think>\n\nHello", [Text("Hello")]),
+    ("  \n<think>a\n\nb</think>c", [Reasoning("a\n\nb"), Text("c")]),
+    ("<think>\ncut off\n", [Reasoning("cut off")]),
+    ("<think>\ncut off</thi", [Reasoning("cut off</thi")]),
+    ("<think>\nHm.\n</think>\n\n", [Reasoning("Hm.")]),
+    ("Hello <think>not a thought</think>", [Text("Hello <think>not a thought</think>")]),
+    ("a < b and <thi", [Text("a < b and <thi")]),
+    ("Hello\n", [Text("Hello\n")]),
+    ("\n\n", [Text("\n\n")]),
+    (CALL, call("f", '{"a": 1}')),
+    ("Let me see.\n" + CALL, [Text("Let me see."), *call("f", '{"a": 1}')]),
+    ("Let me see.\n\n" + CALL, [Text("Let me see.\n"), *call("f", '{"a": 1}')]),
+    ("\n\n" + CALL + "\n" + CALL + "\n", [*call("f", '{"a": 1}'), *call("f", '{"a": 1}')]),
+    (THINK + "x\n</think>\n\n" + CALL, [Reasoning("x"), *call("f", '{"a": 1}')]),
+    (THINK + "x\n</think>\n\nSo:\n" + CALL, [Reasoning("x"), Text("So:"), *call("f", '{"a": 1}')]),
+    (CALL + "\nDone.", [*call("f", '{"a": 1}'), Text("Done.")]),
+    (THINK + CALL + "</think>ok", [Reasoning(CALL), Text("ok")]),
+    # any layout and order, unknown keys
+    (
+        '<tool_call>{"id":1,"arguments":{"s":"}</tool_call>\\"{"},"x":[{}],"name":"g"}</tool_call>',
+        call("g", '{"s":"}</tool_call>\\"{"}'),
+    ),
+    ('<tool_call>\n{"name": "f", "parameters": {"a": [1, {"b": null}]}}\n</tool_call>', call("f", '{"a": [1,
+    {"b": null}]}')), ('<tool_call>{"name": "f"}</tool_call>', call("f")), ('<tool_call>{"name": "f",
+    "arguments": 5}</tool_call>', call("f", "5")), ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>',
+    call("f", '"{}"')), ('<tool_call>{"name": "caf\\u00e9", "arguments": {"é": "😀"}}</tool_call>',
+    call("café", '{"é": "😀"}')), # forgiven: braces missing or too many, no closing tag ('<tool_call>{"name":
+    "f", "arguments": {}}}\n</tool_call>', call("f")), ('<tool_call>{"name": "f", "arguments":
+    {}\n</tool_call>', call("f")), ('<tool_call>{"name": "f", "arguments": {}}', call("f")),
+    ('<tool_call>{"name": "f", "arguments": {}} So', [*call("f"), Text("So")]), ('<tool_call>{"name": "f",
+    "arguments": {}}\n' + CALL, [*call("f"), *call("f", '{"a": 1}')]), # not calls: text, tags and all ("Use
+    <tool_call> tags", [Text("Use <tool_call> tags")]), ("Use\n<tool_call> tags\n" + CALL,
+    [Text("Use\n<tool_call> tags"), *call("f", '{"a": 1}')]), ('<tool_call>{"name": 5}</tool_call>',
+    [Text('<tool_call>{"name": 5}</tool_call>')]), ('<tool_call>{"name": ""}</tool_call>',
+    [Text('<tool_call>{"name": ""}</tool_call>')]), ('<tool_call>{"name": "\\ud800"}</tool_call>',
+    [Text('<tool_call>{"name": "\\ud800"}</tool_call>')]), ('<tool_call>{"arguments": {}}</tool_call>',
+    [Text('<tool_call>{"arguments": {}}</tool_call>')]), ("<tool_call>{'name': 'f'}</tool_call>",
+    [Text("<tool_call>{'name': 'f'}</tool_call>")]), ('<tool_call>\n{"nam', [Text('<tool_call>\n{"nam')]),
+    ("<tool_call><tool_call>{}" + CALL, [Text("<tool_call><tool_call>{}"), *call("f", '{"a": 1}')]), # broken
+    behind the name: the arguments as written ('<tool_call>{"name": "f", "arguments": {"a":
+    [1}}</tool_call>ok', [*call("f", '{"a": [1}}', False), Text("ok")]), ("<tool_call>{\"name\": \"f\",
+    \"arguments\": {'a': 1}}</tool_call>", call("f", "{'a': 1}}", False)), ('<tool_call>{"name": "f",
+    "arguments": {"a": "x', call("f", '{"a": "x', False)), ('<tool_call>{"name": "f", "argum',
+    [CallStart("f"), CallEnd(False)]), ('<tool_call>{"name": "f" oops}</tool_call>.', [CallStart("f"),
+    CallEnd(False), Text(".")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "deltas"), WHOLE)
+def test_reads(text: str, deltas: list[Delta]) -> None:
+    assert joined(parse([text], calls=True)) == deltas
+    assert joined(parse(text, calls=True)) == deltas
+    for cut in range(1, len(text)):
+        assert joined(parse([text[:cut], text[cut:]], calls=True)) == deltas
+
+
+def test_calls_are_text_when_no_tools_were_offered() -> None:
+    assert joined(parse(CALL)) == [Text(CALL)]
+    assert joined(parse("<think>\na</think>\n\n" + CALL)) == [Reasoning("a"), Text(CALL)]
+
+
+def test_everything_is_text_in_plain() -> None:
+    text = THINK + "a</think>\n" + CALL
+    assert joined(parse(text, "plain", calls=True)) == [Text(text)]
+
+
+def test_starts_in_reasoning() -> None:
+    assert joined(parse("\nHm.\n</think>\n\nHi", starts_in="reasoning")) == [Reasoning("Hm."), Text("Hi")]
+
+
+def test_max_calls_ends_the_generation() -> None:
+    assert joined(parse([CALL, "\n" + CALL], calls=True, max_calls=1)) == [*call("f", '{"a": 1}'), Done("stop")]
+    two = joined(parse(CALL + "\n" + CALL + "x", calls=True, max_calls=2))
+    assert two == [*call("f", '{"a": 1}'), *call("f", '{"a": 1}'), Done("stop")]
+
+
+def test_a_call_cut_off_is_no_end_of_calls() -> None:
+    deltas = parse(['<tool_call>{"name": "f", "arguments": {'], calls=True, max_calls=1)
+    assert deltas == call("f", "{", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "deltas"),
+    [
+        ("one two three", ("two",), [Text("one "), Done("stop", "two")]),
+        ("one\n\ntwo", ("\n\n",), [Text("one"), Done("stop", "\n\n")]),
+        ("\none", ("\n",), [Done("stop", "\n")]),
+        ("abcd", ("abcd", "bc"), [Text("a"), Done("stop", "bc")]),  # complete first
+        ("abc", ("bc", "abc"), [Done("stop", "abc")]),  # the longer of two that end together
+        ("abab", ("abc",), [Text("abab")]),
+        ("a <tool_call>", ("<tool_call>",), [Text("a "), Done("stop", "<tool_call>")]),
+        ("<think>\nstop</think>\n\nstop", ("stop",), [Reasoning("stop"), Done("stop", "stop")]),
+        ("<think>\nx\n</think>\n\nHi\nho", ("\n",), [Reasoning("x"), Text("Hi"), Done("stop", "\n")]),
+        (CALL.replace("1", '"STOP"'), ("STOP",), call("f", '{"a": "STOP"}')),
+        ("a", ("",), [Text("a")]),
+    ],
+)
+def test_stop_strings(text: str, stops: tuple[str, ...], deltas: list[Delta]) -> None:
+    assert joined(parse([text], calls=True, stops=stops)) == deltas
+    assert joined(parse(text, calls=True, stops=stops)) == deltas
+
+
+def test_text_is_held_back_no_longer_than_needed() -> None:
+    parser = Parser(dialect_named("hermes"), calls=True, stops=("END",))
+    seen = []
+    for piece in ["Hi ", "<", "b> ", "E", "N", "X", "\n", "<tool", "_call>", '{"name": "f"', ', "arguments": {"a', '": 1']:
+        parser.feed(piece)
+        seen.append(parser.take()[0])
+    assert seen == [
+        [Text("Hi ")], [], [Text("<b> ")], [], [], [Text("ENX")], [], [], [], [CallStart("f")], [CallArgs('{"a')],
+        [CallArgs('": 1')],
+    ]  # fmt: skip
+
+
+LLAMA: list[tuple[str, list[Delta]]] = [
+    ('{"name": "f", "parameters": {"a": 1}}', call("f", '{"a": 1}')),
+    ('<|python_tag|>{"name": "f", "parameters": {}}', call("f")),
+    ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', [*call("f"), *call("g")]),
+    ('{"answer": 42} is it', [Text('{"answer": 42} is it')]),
+    ('Here: {"name": "f", "parameters": {}}', [Text('Here: {"name": "f", "parameters": {}}')]),
+    ("{", [Text("{")]),
+    ('{"name": "f", "parameters": {]}} ok', [CallStart("f"), CallArgs("{"), CallEnd(False), Text("]}} ok")]),
+]
+
+
+@pytest.mark.parametrize(("text", "deltas"), LLAMA)
+def test_llama_reads(text: str, deltas: list[Delta]) -> None:
+    assert joined(parse([text], "llama3-json", calls=True)) == deltas
+    assert joined(parse(text, "llama3-json", calls=True)) == deltas
+
+
+# -- invariant 9 ---------------------------------------------------------------------------------------------
+
+BITS = st.sampled_from(
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "\n\n", " ", "{", "}", '{"name": "f"', ', "arguments": ',
+     '{"a": 1}', CALL, "Hello", "STOP", "ST", "<", "</", '"', "\\", "[", "]", ",", ":", "1", "é", "😀", "name",
+     "end"]
+)  # fmt: skip
+TEXTS = st.lists(BITS, max_size=14).map("".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    text=TEXTS,
+    cuts=st.lists(st.integers(0, 200), max_size=6),
+    dialect=st.sampled_from(["hermes", "llama3-json", "plain", "think"]),
+    calls=st.booleans(),
+    starts_in=st.sampled_from(["text", "reasoning"]),
+    stops=st.sampled_from([(), ("STOP",), ("\n",), ("llo", "\n\n", "T"), ("<tool",)]),
+    max_calls=st.sampled_from([None, 1]),
+)
+@example("<tool_call>12\"", [13], "hermes", True, "text", (), None)
+def test_splitting_changes_nothing(
+    text: str,
+    cuts: list[int],
+    dialect: str,
+    calls: bool,
+    starts_in: str,
+    stops: tuple[str, ...],
+    max_calls: int | None,
+) -> None:
+    options = {"calls": calls, "starts_in": starts_in, "stops": stops, "max_calls": max_calls}
+    whole = joined(parse([text], dialect, **options))
+    assert joined(parse(text, dialect, **options)) == whole
+    borders = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    pieces = [text[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+    assert joined(parse(pieces, dialect, **options)) == whole
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.text(min_size=1),
+    arguments=st.dictionaries(st.text(), VALUES, max_size=3),
+    ascii_only=st.booleans(),
+    indent=st.sampled_from([None, 2]),
+    size=st.integers(1, 7),
+)
+def test_any_arguments_come_out_as_written(
+    name: str, arguments: dict[str, Any], ascii_only: bool, indent: int | None, size: int
+) -> None:
+    written = json.dumps(arguments, ensure_ascii=ascii_only, indent=indent)
+    text = f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=ascii_only)}, "arguments": {written}}}\n</tool_call>'
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    assert joined(parse(pieces, calls=True)) == call(name, written)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS, starts_in=st.sampled_from(["text", "reasoning"]), stops=st.sampled_from([(), ("STOP",)]))
+def test_spans_point_at_the_text(text: str, starts_in: Any, stops: tuple[str, ...]) -> None:
+    parser = Parser(dialect_named("hermes"), calls=True, starts_in=starts_in, stops=stops)
+    for char in text:
+        parser.feed(char)
+        deltas, spans = parser.take()
+        texts = [delta for delta in deltas if isinstance(delta, Text)]
+        for delta, (start, end) in zip(texts, spans, strict=True):
+            assert text[start:end] == delta.text

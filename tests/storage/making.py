@@ -1,0 +1,175 @@
+"""Values for storage's tests, and the check that every test ends with.
+
+Owns: short ways to make what a server would hand to storage. Refuses to know: the modules behind storage's door.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+from storage import (
+    ClosedItem,
+    Finish,
+    NewItem,
+    NewResponse,
+    Record,
+    RunAppend,
+    Storage,
+    ToolOutput,
+)
+
+OWNER = "tenant-a"
+OTHER = "tenant-b"
+RUNNER = "runner-1"
+
+_clock = itertools.count(1_700_000_000_000_000)
+
+
+def now() -> int:
+    """A clock that never shows the same microsecond twice."""
+    return next(_clock)
+
+
+def url(folder: Path) -> str:
+    return f"sqlite+aiosqlite:///{folder}/antiphon.db"
+
+
+def record(first_seq: int, num_events: int = 1, *, tokens: Sequence[int] = (), **fields: object) -> Record:
+    events = b"\n".join(b'{"sequence_number":%d}' % seq for seq in range(first_seq, first_seq + num_events))
+    return Record(first_seq, num_events, events, token_ids=tuple(tokens), **fields)  # type: ignore[arg-type]
+
+
+def message(id: str, body: bytes | None = None) -> NewItem:
+    return NewItem(id, "message", body if body is not None else b'{"id":"%s"}' % id.encode())
+
+
+def call(id: str, call_id: str, name: str = "look_up") -> NewItem:
+    return NewItem(id, "function_call", b'{"call":"%s"}' % call_id.encode(), call_id, name)
+
+
+def output(call_id: str, text: bytes = b"42") -> ToolOutput:
+    body = b'{"call_id":"%s","output":"%s"}' % (call_id.encode(), text)
+    return ToolOutput(call_id, body, blake2b(body).digest(), f"fco_{call_id}")
+
+
+def new(
+    id: str,
+    *items: NewItem,
+    owner: str = OWNER,
+    previous: str | None = None,
+    conversation: str | None = None,
+    runner: str | None = RUNNER,
+    store: bool = True,
+    created_at: int | None = None,
+    status: str = "in_progress",
+    model: str = "m",
+    conversation_head: int | None = None,
+) -> NewResponse:
+    return NewResponse(
+        id=id,
+        owner=owner,
+        created_at=now() if created_at is None else created_at,
+        status=status,
+        model=model,
+        background=False,
+        store=store,
+        head=b'{"head":1}',
+        echo=b'"echo":1',
+        plan=b"plan",
+        previous_response_id=previous,
+        conversation_id=conversation,
+        input_items=items,
+        record=record(0, 2) if store else None,
+        runner=runner,
+        conversation_head=conversation_head,
+    )
+
+
+def finish(status: str = "completed", *, append: bool = False) -> Finish:
+    return Finish(status, now() if status == "completed" else None, append)
+
+
+async def turn(
+    storage: Storage,
+    id: str,
+    *items: NewItem,
+    outputs: Sequence[NewItem] | None = None,
+    status: str = "completed",
+    owner: str = OWNER,
+    previous: str | None = None,
+    conversation: str | None = None,
+) -> None:
+    """A whole run: started, one output message (or those given), ended."""
+    claim = await storage.start_response(
+        new(id, *items, owner=owner, previous=previous, conversation=conversation)
+    )
+    closed = [message(f"{id}.out")] if outputs is None else outputs
+    refused = await storage.append(
+        [
+            RunAppend(
+                id,
+                claim.fence,
+                records=(record(2),),
+                closed=tuple(ClosedItem(position, item) for position, item in enumerate(closed)),
+                head=b'{"head":2}',
+                finish=finish(status, append=conversation is not None),
+            )
+        ]
+    )
+    assert not refused
+
+
+def check(path: Path) -> None:
+    """Nothing in the database hangs in the air, and SQLite finds it sound."""
+    conn = sqlite3.connect(path)
+    try:
+        assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        for name, query in _ORPHANS.items():
+            assert conn.execute(query).fetchall() == [], name
+    finally:
+        conn.close()
+
+
+_ORPHANS = {
+    "an item that nothing lists": """
+        SELECT i.owner, i.id FROM items i WHERE NOT EXISTS
+          (SELECT 1 FROM response_items r WHERE r.owner = i.owner AND r.item_id = i.id)
+          AND NOT EXISTS (SELECT 1 FROM conversation_items c WHERE c.owner = i.owner AND c.item_id = i.id)""",
+    "a listed item that is not there": """
+        SELECT r.owner, r.item_id FROM (SELECT owner, item_id FROM response_items
+          UNION SELECT owner, item_id FROM conversation_items) r
+        WHERE NOT EXISTS (SELECT 1 FROM items i WHERE i.owner = r.owner AND i.id = r.item_id)""",
+    "items of no response, or of another owner": """
+        SELECT r.response_id FROM response_items r LEFT JOIN responses p ON p.id = r.response_id
+        WHERE p.id IS NULL OR p.owner <> r.owner""",
+    "items of no conversation, or of another owner": """
+        SELECT r.conversation_id FROM conversation_items r LEFT JOIN conversations p ON p.id = r.conversation_id
+        WHERE p.id IS NULL OR p.owner <> r.owner""",
+    "records of no segment": "SELECT 1 FROM records WHERE segment NOT IN (SELECT id FROM segments)",
+    "segments of no response": "SELECT 1 FROM segments WHERE response_id NOT IN (SELECT id FROM responses)",
+    "a run of no response": "SELECT 1 FROM runs WHERE response_id NOT IN (SELECT id FROM responses)",
+    "posted outputs of no response": "SELECT 1 FROM run_inputs WHERE response_id NOT IN (SELECT id FROM responses)",
+    "a lock that no run holds": """
+        SELECT id FROM conversations WHERE active_response_id IS NOT NULL
+          AND active_response_id NOT IN (SELECT response_id FROM runs)""",
+    "a run of an ended response": """
+        SELECT r.id FROM responses r JOIN runs ON runs.response_id = r.id
+        WHERE r.status IN ('completed', 'failed', 'incomplete', 'cancelled')""",
+    "an unfinished response without a run": """
+        SELECT id FROM responses WHERE status IN ('queued', 'in_progress')
+          AND id NOT IN (SELECT response_id FROM runs)""",
+    "a position at or above its conversation's head": """
+        SELECT 1 FROM conversation_items i JOIN conversations c ON c.id = i.conversation_id
+        WHERE i.position >= c.head""",
+    "a gap in a log": """
+        SELECT * FROM (SELECT s.response_id, r.first_seq, r.first_seq - coalesce(lag(r.first_seq + r.num_events)
+          OVER (PARTITION BY s.response_id ORDER BY r.first_seq), 0) AS gap
+          FROM segments s JOIN records r ON r.segment = s.id) WHERE gap <> 0""",
+    "a deleted response that nothing needs": """
+        SELECT d.id FROM responses d WHERE d.deleted_at IS NOT NULL
+          AND NOT EXISTS (SELECT 1 FROM responses c WHERE c.previous_response_id = d.id)""",
+}

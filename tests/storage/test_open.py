@@ -1,0 +1,191 @@
+"""Opening: the folder's lock, the schema's revision, what is imported when."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage import FolderHeld, NotFound, SchemaTooNew, StorageUnavailable, metadata, open_storage
+from storage.migrate import HEAD, script_location
+from tests.storage.making import OWNER, RUNNER, check, message, turn, url
+
+
+def python(script: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=60)
+
+
+async def test_a_second_server_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    second = python(
+        """if True:
+        import asyncio, sys
+        from storage import FolderHeld, open_storage
+        try:
+            asyncio.run(open_storage(sys.argv[1], runner="second"))
+        except FolderHeld as held:
+            print(held)
+        """,
+        url(tmp_path),
+    )
+    assert f"pid {os.getpid()}" in second.stdout and str(tmp_path) in second.stdout, second.stderr
+    with pytest.raises(FolderHeld):
+        await open_storage(url(tmp_path), runner="same process")
+    await storage.close()
+    await (await open_storage(url(tmp_path), runner="next")).close()
+
+
+async def test_a_killed_holder_leaves_the_folder_free(tmp_path: Path) -> None:
+    killed = python(
+        """if True:
+        import asyncio, os, signal, sys
+        from storage import open_storage
+        async def main():
+            await open_storage(sys.argv[1], runner="first")
+            os.kill(os.getpid(), signal.SIGKILL)
+        asyncio.run(main())
+        """,
+        url(tmp_path),
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    await (await open_storage(url(tmp_path), runner="second")).close()
+
+
+async def test_a_database_survives_reopening(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await turn(storage, "r1", message("m1"))
+    await storage.close()
+    await storage.close()
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    assert (await storage.get_response(OWNER, "r1")).status == "completed"
+    await storage.close()
+    check(storage.path)
+
+
+async def test_head_is_what_alembic_calls_head() -> None:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(script_location()))
+    assert ScriptDirectory.from_config(config).get_current_head() == HEAD
+
+
+async def test_a_migrated_database_has_the_tables_of_the_code(tmp_path: Path) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+    from sqlalchemy import create_engine
+
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await storage.close()
+    engine = create_engine(f"sqlite:///{storage.path}")
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+        assert context.get_current_revision() == HEAD
+    engine.dispose()
+
+
+async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await storage.close()
+    conn = sqlite3.connect(storage.path)
+    conn.execute("UPDATE alembic_version SET version_num = '9999'")
+    conn.commit()
+    conn.close()
+    with pytest.raises(SchemaTooNew, match="9999"):
+        await open_storage(url(tmp_path), runner=RUNNER)
+    with pytest.raises(SchemaTooNew):  # the lock was given back
+        await open_storage(url(tmp_path), runner=RUNNER)
+
+
+@pytest.mark.parametrize("table", [1, 5, 10])
+async def test_a_migration_that_is_killed_leaves_nothing(tmp_path: Path, table: int) -> None:
+    killed = python(
+        """if True:
+        import asyncio, os, signal, sys
+        from alembic import op
+        from storage import open_storage
+        left = int(sys.argv[2])
+        create = op.create_table
+        def deadly(*args, **kwargs):
+            global left
+            made = create(*args, **kwargs)
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return made
+        op.create_table = deadly
+        asyncio.run(open_storage(sys.argv[1], runner="first"))
+        """,
+        url(tmp_path),
+        str(table),
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    conn = sqlite3.connect(tmp_path / "antiphon.db")
+    assert conn.execute("SELECT name FROM sqlite_master").fetchall() == []
+    conn.close()
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await turn(storage, "r1", message("m1"))
+    await storage.close()
+
+
+async def test_what_is_imported_when(tmp_path: Path) -> None:
+    await (await open_storage(url(tmp_path), runner=RUNNER)).close()
+    seen = python(
+        """if True:
+        import asyncio, sys
+        import storage
+        def loaded():
+            return [name for name in ("sqlalchemy", "alembic", "aiosqlite", "pydantic", "fastapi") if name in sys.modules]
+        print(loaded())
+        async def main():
+            await (await storage.open_storage(sys.argv[1], runner="r")).close()
+        asyncio.run(main())
+        print(loaded())
+        """,
+        url(tmp_path),
+    )
+    assert seen.stdout.splitlines() == ["[]", "['sqlalchemy', 'aiosqlite']"], seen.stderr
+
+
+@pytest.mark.parametrize(
+    "bad", ["postgresql+asyncpg://host/db", "sqlite+aiosqlite://", "sqlite+aiosqlite:///:memory:", "nonsense"]
+)
+async def test_other_urls_are_refused(bad: str) -> None:
+    with pytest.raises(ValueError):
+        await open_storage(bad, runner=RUNNER)
+
+
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "antiphon.db").write_bytes(b"something else entirely\n" * 400)
+    with pytest.raises(StorageUnavailable):
+        await open_storage(url(tmp_path), runner=RUNNER)
+
+
+async def test_a_closed_storage_says_so(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await storage.ready()
+    await storage.close()
+    for verb in (storage.ready(), storage.get_response(OWNER, "r1"), storage.claim_dead()):
+        with pytest.raises(StorageUnavailable):
+            await verb
+
+
+async def test_readers_cannot_write(tmp_path: Path) -> None:
+    from sqlalchemy import text
+    from sqlalchemy.exc import OperationalError
+
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    async with storage._readers.connect() as connection:
+        with pytest.raises(OperationalError):
+            await connection.execute(text("DELETE FROM runs"))
+        assert (await connection.execute(text("PRAGMA wal_autocheckpoint"))).scalar() == 0
+    with pytest.raises(NotFound):
+        await storage.get_response(OWNER, "r1")
+    await storage.close()
