@@ -1,9 +1,10 @@
-# Everything a checkout can do. The environment is .venv; a stamp file remembers what it was built from, so that the
+# Everything a checkout can do. The environment is .venv; stamp files remember what it was built from, so that the
 # second `make serve` needs neither the network nor a resolver.
 
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+SERVE  := $(VENV)/.to-serve
+DEVEL  := $(VENV)/.to-develop
 ARGS   ?=
 # The first interpreter that is new enough; override with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
@@ -16,33 +17,40 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-serve: $(STAMP) ## build the environment, migrate, serve (make serve ARGS="--port 8123")
+serve: $(SERVE) ## build the environment, migrate, serve (make serve ARGS="--port 8123")
 	@exec $(BIN)/antiphon serve $(ARGS)
 
-test: $(STAMP) ## run all tests (make test ARGS="-k sse")
+test: $(DEVEL) ## run all tests (make test ARGS="-k sse")
 	$(BIN)/python -m pytest $(ARGS)
 
 check: lint types test ## what CI runs: format, lint, types, tests
 
-lint: $(STAMP) ## formatting and lint, changing nothing
+lint: $(DEVEL) ## formatting and lint, changing nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(STAMP) ## the strict type checker
+types: $(DEVEL) ## the strict type checker
 	$(BIN)/mypy
 
-format: $(STAMP) ## format and fix what can be fixed
+format: $(DEVEL) ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-wheel: $(STAMP) ## build dist/*.whl
+wheel: $(DEVEL) ## build dist/*.whl
 	$(BIN)/python -m build --wheel
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
 
-$(STAMP): pyproject.toml constraints.txt
+$(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; set PYTHON=/path/to/python" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(PYTHON) -m venv $(VENV)
+
+# Constraints pin exact versions, torch's included; which build of torch is the package index's business.
+$(SERVE): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -c constraints.txt -e .
 	@touch $@
+
+$(DEVEL): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@ $(SERVE)

@@ -334,6 +334,8 @@ class LocalEngine:
     def _receive(self, outputs: list[RowOutput]) -> None:
         """A step's outputs arrive on the asyncio loop; those of requests that are gone are dropped."""
         mailboxes = self._mailboxes
+        if self._death.done():  # a step that hung came back after all: everybody has been told already
+            return
         for output in outputs:
             mailbox = mailboxes.get(output.handle)
             if mailbox is not None:
@@ -351,7 +353,7 @@ class LocalEngine:
     def _require_room(self) -> None:
         scheduler = self._loop.scheduler
         waiting = scheduler.num_waiting + self._inbox.qsize()
-        free = self._settings.max_num_seqs - len(scheduler.running)
+        free = self._loop.max_num_seqs - len(scheduler.running)
         if waiting - free >= self._settings.max_waiting:
             raise QueueFull(f"{waiting} requests wait already")
 

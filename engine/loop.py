@@ -45,11 +45,13 @@ class EngineLoop:
         *,
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
+        max_num_seqs: int,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.lock = threading.Lock()  # held while the books change, never during a forward
         self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
         self._inbox = inbox
         self._deliver = deliver
         self._eos = frozenset(eos_token_ids)
@@ -233,6 +235,8 @@ def build_loop(
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
+    # every sequence that decodes has its token in every step, and one that prefills at least one
+    max_num_seqs = min(settings.max_num_seqs, settings.max_num_batched_tokens)
     with torch.inference_mode():
         try:
             model = load_model(
@@ -247,7 +251,7 @@ def build_loop(
             model,
             block_size=settings.block_size,
             max_model_len=settings.max_model_len,
-            max_num_seqs=settings.max_num_seqs,
+            max_num_seqs=max_num_seqs,
             max_chunk=settings.max_num_batched_tokens,
             device=device,
             kv_cache_bytes=settings.kv_cache_bytes,
@@ -259,16 +263,23 @@ def build_loop(
             block_size=settings.block_size,
             vocab_size=min(vocab_size, model.spec.vocab_size),
             device=device,
+            num_threads=settings.num_threads,
         )
-    kv = KVCache(model.spec.groups, num_blocks, settings.block_size, settings.max_num_seqs, max_model_len)
+    kv = KVCache(model.spec.groups, num_blocks, settings.block_size, max_num_seqs, max_model_len)
     scheduler = Scheduler(
         kv,
-        Rows(settings.max_num_seqs, max_model_len),
+        Rows(max_num_seqs, max_model_len),
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=max_model_len,
         max_undelivered=settings.max_undelivered,
         eos_token_ids=eos_token_ids,
     )
     return EngineLoop(
-        runner, scheduler, inbox, deliver, eos_token_ids=eos_token_ids, max_model_len=max_model_len
+        runner,
+        scheduler,
+        inbox,
+        deliver,
+        eos_token_ids=eos_token_ids,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
     )

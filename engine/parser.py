@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from engine.calls import CallScanner
@@ -40,6 +39,9 @@ class Parser:
     ) -> None:
         """`calls`: call markup means calls, else it is text. `max_calls`: end after this many."""
         self._reasoning = dialect.reasoning
+        self._thought_firsts = _NEVER
+        if dialect.reasoning is not None:
+            self._thought_firsts = _firsts((dialect.reasoning.close, *dialect.reasoning.strip))
         self._calls = dialect.calls if calls else None
         self._max_calls = max_calls
         self._num_calls = 0
@@ -64,6 +66,8 @@ class Parser:
         self._run: list[str] = []
         self._run_start = self._run_end = 0
         self._state: _State = "text"
+        self._calm: re.Pattern[str] = _ALWAYS
+        self._calm_kind: _Piece = Text
         self.arm(stops)
         if starts_in == "reasoning" and self._reasoning is not None:
             self._open_reasoning(0)
@@ -80,7 +84,7 @@ class Parser:
 
     def feed(self, text: str) -> None:
         """Read more text; `take` hands out what it gave."""
-        if self._calm is not None and not self._held and self._calm_kind and not self._calm.search(text):
+        if not self._held and not self._calm.search(text):
             self._emit(self._calm_kind, text, self._at)
             self._at += len(text)
             return
@@ -132,14 +136,12 @@ class Parser:
     def _refresh(self) -> None:
         """Choose the short cut of `feed`: a piece in which this regex finds nothing is all text, or all
         thought."""
-        self._calm: re.Pattern[str] | None = None
-        self._calm_kind: _Piece | None = None
-        if self.ended is not None:
-            return
-        if self._state == "text" and self._visible:
-            self._calm, self._calm_kind = self._marks.firsts, Text
-        elif self._state == "reasoning" and not self._skip and self._reasoning is not None:
-            self._calm, self._calm_kind = _firsts((self._reasoning.close, *self._reasoning.strip)), Reasoning
+        self._calm, self._calm_kind = _ALWAYS, Text
+        if self.ended is None and self._state == "text" and self._visible:
+            self._calm = self._marks.firsts
+        elif self.ended is None and self._state == "reasoning" and not self._skip and self._reasoning:
+            self._calm = self._thought_firsts
+            self._calm_kind = Reasoning
 
     def _text(self) -> bool:
         if self._skip:
@@ -352,13 +354,15 @@ _STATES: dict[_State, Callable[[Parser], bool]] = {
 # ------------------------------------------------------------------------------------------------------------
 # Finding tags and stop strings
 
+_ALWAYS = re.compile("")
+_NEVER = re.compile(r"(?!)")
+
 
 class _Marks(NamedTuple):
     """What may interrupt visible text. `patterns` are (string, is it a stop)."""
 
     patterns: tuple[tuple[str, bool], ...]
     firsts: re.Pattern[str]  # where a pattern may begin
-    prefixes: frozenset[str]  # of the patterns, proper ones
     longest: int
 
     def find(self, text: str, *, stops_only: bool = False) -> tuple[int, int, bool] | None:
@@ -374,12 +378,12 @@ class _Marks(NamedTuple):
     def ready(self, text: str) -> int:
         """How much of a text without a whole pattern cannot be the beginning of one."""
         for match in self.firsts.finditer(text, max(0, len(text) - self.longest + 1)):
-            if text[match.start() :] in self.prefixes:
+            rest = text[match.start() :]
+            if any(pattern.startswith(rest) for pattern, _ in self.patterns):
                 return match.start()
         return len(text)
 
 
-@lru_cache(maxsize=256)
 def _marks(calls: CallMarks | None, stops: tuple[str, ...]) -> _Marks:
     patterns = [(stop, True) for stop in stops]
     if calls is not None and calls.open:
@@ -390,15 +394,13 @@ def _marks(calls: CallMarks | None, stops: tuple[str, ...]) -> _Marks:
     return _Marks(
         patterns=tuple(patterns),
         firsts=_firsts(strings),
-        prefixes=frozenset(string[:end] for string in strings for end in range(1, len(string))),
         longest=max(map(len, strings), default=1),
     )
 
 
-@lru_cache(maxsize=256)
 def _firsts(strings: tuple[str, ...]) -> re.Pattern[str]:
     chars = "".join(sorted({string[0] for string in strings}))
-    return re.compile(f"[{re.escape(chars)}]" if chars else r"(?!)")
+    return re.compile(f"[{re.escape(chars)}]") if chars else _NEVER
 
 
 def _partial(text: str, tag: str) -> int:

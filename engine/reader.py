@@ -113,9 +113,11 @@ class Reader:
         while unsettled and (settled is None or unsettled[0][1] <= settled):
             start, end = unsettled.popleft()
             # A token without text (half a character, a hidden token) lies where it stands.
-            count += any(
-                first < max(end, start + 1) and (last is None or start < last) for first, last in thoughts
-            )
+            end = max(end, start + 1)
+            for first, last in reversed(thoughts):
+                if first < end:  # the latest block that it could lie in decides
+                    count += last is None or start < last
+                    break
         return count
 
     def _attach(self, deltas: list[Delta], spans: list[tuple[int, int]]) -> None:

@@ -24,6 +24,8 @@ from engine.models import Model
 from engine.rows import StepPlan
 from engine.types import LoadError
 
+SMALL_STEP = 2_000_000_000  # floating point operations; some 20 ms of one core
+
 
 @dataclass(slots=True)
 class Progress:
@@ -90,19 +92,22 @@ class Runner:
         block_size: int,
         vocab_size: int,
         device: torch.device,
+        num_threads: int | None = None,
     ) -> None:
+        """`num_threads` of torch for every step; None: one for steps too small to share, torch's own else."""
         self.model = model
         self.block_size = block_size
         self.vocab_size = vocab_size  # ids that decode; rows of the embedding beyond them are never drawn
         self.device = device
         self.progress = Progress()
+        self._num_threads = num_threads
+        self._most_threads = torch.get_num_threads()
         self.workspace = Workspace()
         spec = model.spec
         self.pools: list[Tensor] = []
         views: dict[int, tuple[int, Tensor, Tensor]] = {}
         for g, (group, count) in enumerate(zip(spec.groups, num_blocks, strict=True)):
-            # a block is contiguous over all layers of its group, so that it can move between tiers in one
-            # piece
+            # one block is contiguous over all layers of its group: it can move between tiers in one piece
             shape = (count, len(group.layers), 2, block_size, group.num_kv_heads, group.head_dim)
             pool = _zeros(shape, spec.dtype, device)
             self.pools.append(pool)
@@ -112,6 +117,8 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Launch the model over a plan; its KV is in the cache afterwards."""
+        if self.device.type == "cpu":
+            torch.set_num_threads(self._num_threads or self._threads_for(len(plan.token_ids)))
         attention = StepAttention(self, [self._group_step(plan, g) for g in range(len(self.pools))])
         logits = self.model.forward(
             self._move(plan.token_ids), self._move(plan.positions), attention, self._move(plan.logits_at)
@@ -141,6 +148,15 @@ class Runner:
         for pool, own in zip(self.pools, blocks, strict=True):
             if own:
                 pool[torch.tensor(list(own), device=self.device)] = 0
+
+    def _threads_for(self, num_tokens: int) -> int:
+        """Threads that a step of so many tokens is worth.
+
+        Small operations gain little from a second core, and lose a scheduler's time slice at each of their
+        barriers when that core is busy (with this process's own asyncio loop, say).
+        """
+        operations = 2 * num_tokens * self.model.spec.num_parameters
+        return 1 if operations < SMALL_STEP else self._most_threads
 
     def _group_step(self, plan: StepPlan, g: int) -> GroupStep:
         group, pool = self.model.spec.groups[g], self.pools[g]

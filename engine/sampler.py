@@ -154,11 +154,11 @@ def _draw_filtered(
     left = np.arange(len(scaled))
     k_on, p_on = _tensor(top_k, scaled)[:, None], _tensor(top_p, scaled)[:, None]
     whole = scaled.logsumexp(dim=-1, keepdim=True)
-    for size in (*_CANDIDATES, vocab):
+    for size in (*(size for size in _CANDIDATES if size < vocab), vocab):
         if not len(left):
             break
-        if size > vocab:
-            continue
+        if size < vocab < 4 * size:
+            continue  # sorting all costs no more than choosing that many
         at = _tensor(left, scaled)
         values, candidates = (
             scaled[at].sort(-1, descending=True) if size == vocab else scaled[at].topk(size, -1)

@@ -74,11 +74,13 @@ def obey(request: GenerateRequest, prompt: str) -> Iterator[Step]:
     if outputs := _TOOL_RESPONSE.findall(message):
         yield Say("The tool said: " + "; ".join(outputs))
     elif _DIRECTIVE.match(message.strip()):
-        said = False  # lines are said one below the other
+        said, border = False, ""
         for line in message.strip().splitlines():
+            border = "\n" if said else ""  # lines are said one below the other
             for step in _obey_line(request, line.strip()):
-                yield Say("\n" + step.text) if said and isinstance(step, Say) else step
-                said = said or isinstance(step, Say)
+                if isinstance(step, Say):
+                    step, said, border = Say(border + step.text), True, ""
+                yield step
     else:
         yield Say(f"You said: {message.strip()}")
 
@@ -89,7 +91,7 @@ def _obey_line(request: GenerateRequest, line: str) -> Iterator[Step]:
         yield Say(line)
         return
     verb, rest = found.groups()
-    number = int(rest) if rest.isdecimal() else 0
+    number = min(int(rest), request.sampling.max_tokens) if rest.isdecimal() and len(rest) < 10 else 0
     match verb:
         case "count":
             yield Say(" ".join(str(index) for index in range(1, number + 1)))
@@ -104,7 +106,7 @@ def _obey_line(request: GenerateRequest, line: str) -> Iterator[Step]:
             yield Say(f"<think>\n{thought}\n</think>\n\n")
             yield from _obey_line(request, answer)
         case "tick":
-            yield Tick(float(rest) / 1000)
+            yield Tick(number / 1000)
         case "fail":
             yield Fail(RequestFailed(rest))
         case _:

@@ -1,35 +1,30 @@
 """An engine without a model: it says what a script says, through the real tokenizer, dialect, parser and
 grammar.
 
-Owns: scripts, pacing, gates that tests release, and a byte-level tokenizer of its own (256 bytes and the
-shipped model's tags). Refuses to know: torch. Everything else that the engine's door promises holds: limits,
-stop strings, constraints, replay of a prefix, a queue that fills, a death that reaches every caller.
+Owns: pacing, gates that tests release, failures on demand, the queue. Refuses to know: torch. What the
+engine's door promises holds here too: limits, stop strings, constraints, replay of a prefix, a queue that
+fills, a death that reaches every caller.
 
-Its script is a callable over (request, prompt text) that yields steps (script.py, which also has the default
-one). Under a constraint it says what the script says where the grammar lets it, and otherwise completes the
+Its script is a callable over (request, prompt text) that yields steps; script.py has them and the default
+one. Under a constraint it says what the script says where the grammar lets it, and otherwise completes the
 shape in the shortest way it knows: a minimal valid call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from string import ascii_letters
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
 from engine.dialects import Dialect, dialect_named
 from engine.reader import Reader
-from engine.script import Fail, Say, Script, Tick, Wait, obey
-from engine.text import BYTE_ALPHABET, Tokenizer
+from engine.script import Fail, Script, Tick, Wait, obey
+from engine.speech import Speech, Tokens, scripted_tokenizer
 from engine.types import (
     Chunk,
     Constraint,
@@ -45,39 +40,13 @@ from engine.types import (
     QueueFull,
     RenderInput,
     RequestFailed,
-    SamplingParams,
     TokenLogprob,
 )
 
 if TYPE_CHECKING:
-    from engine.grammar import Grammar, Grammars, Matcher
-
-TEMPLATE = Path(__file__).parent / "tiny" / "checkpoint" / "chat_template.jinja"
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-
+    from engine.grammar import Grammar, Grammars
 
 _T = TypeVar("_T")
-_Tokens = tuple[int, ...]
-_Item = tuple[_Tokens, bool] | Wait | Fail | Tick  # tokens, and whether the grammar ends behind them
-
-
-def scripted_tokenizer(template: str | None = None) -> Tokenizer:
-    """A tokenizer of 256 bytes, ChatML's special tokens and the hermes tags; `template` replaces the shipped
-    one."""
-    alphabet = {char: value[0] for char, value in BYTE_ALPHABET.items()}
-    backend = Backend(models.BPE(vocab=alphabet, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
-    tags = sorted(dialect_named("hermes").tags)
-    backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in tags])
-    ids = backend.get_vocab(with_added_tokens=True)
-    return Tokenizer(
-        backend,
-        templates={"default": template or TEMPLATE.read_text(encoding="utf-8")},
-        special_tokens={"eos_token": "<|im_end|>"},
-        eos_token_ids=(ids["<|im_end|>"], ids["<|endoftext|>"]),
-    )
 
 
 @dataclass
@@ -90,7 +59,7 @@ class _Counters:
 
 
 class ScriptedEngine:
-    """An `Engine` that follows a script (see the module's text for the one it has by itself).
+    """An `Engine` that follows a script (see script.py for the one it has by itself).
 
     chunk: "word" (a chunk is a word with the space before it) or a number of tokens. tick_s: seconds between
     chunks. max_running: how many generate at once; `max_waiting` more wait, the next gets QueueFull.
@@ -110,12 +79,12 @@ class ScriptedEngine:
         chat_template: str | None = None,
     ) -> None:
         self._script = script or obey
-        self._chunk = chunk
         self._tick_s = tick_s
         self._max_running = max_running
         self._max_waiting = max_waiting
         self.tokenizer = scripted_tokenizer(chat_template)
         self._dialect: Dialect = dialect_named("hermes")
+        self._speech = Speech(self.tokenizer, self._dialect, chunk)
         self._grammars: Grammars | None = None
         self._info = ModelInfo(
             name=name,
@@ -135,7 +104,7 @@ class ScriptedEngine:
 
     async def start(self) -> ModelInfo:
         """Ready at once."""
-        self._end = asyncio.get_running_loop().create_future()
+        self._end, self._killed = asyncio.get_running_loop().create_future(), False
         return self._info
 
     @property
@@ -211,55 +180,59 @@ class ScriptedEngine:
         self.requests.append(request)
         await self._enter(request)
         try:
-            matcher = None
+            grammar = None
             if request.constraint is not None:
                 compiled = asyncio.to_thread(self._compile, request.constraint, request.reader.starts_in)
-                matcher = (await self._until(compiled, request)).matcher()
+                grammar = await self._until(compiled, request)
             self._counters.prompt_tokens += len(request.prompt_ids)
-            async for chunk in self._follow(request, matcher, min(room, request.sampling.max_tokens)):
-                self._counters.chunks += 1
-                self._counters.output_tokens += 0 if chunk.replayed else len(chunk.token_ids)
-                yield chunk
+            follow = self._follow(request, grammar, min(room, request.sampling.max_tokens))
+            async with aclosing(follow) as chunks:
+                async for chunk in chunks:
+                    self._counters.chunks += 1
+                    self._counters.output_tokens += 0 if chunk.replayed else len(chunk.token_ids)
+                    yield chunk
         finally:
             self._leave()
 
     async def _follow(
-        self, request: GenerateRequest, matcher: Matcher | None, max_tokens: int
+        self, request: GenerateRequest, grammar: Grammar | None, max_tokens: int
     ) -> AsyncGenerator[Chunk]:
         """The prefix as its chunks were, then what the script says behind it."""
         reader = Reader(self.tokenizer, self._dialect, request.reader, request.sampling)
-        first = True
-        num_tokens = 0
-        for token_ids in request.prefix:
-            num_tokens += len(token_ids)
-            finish = self._finish(request.sampling, token_ids, num_tokens, max_tokens)
-            chunk, done = self._read(reader, request, token_ids, finish, first, replayed=True)
+        parts = request.prefix
+        if max_tokens == 0 and not parts:
+            yield self._read(reader, request, (), Done("length"), True, replayed=False)[0]
+            return
+        skip = 0
+        for index, token_ids in enumerate(parts):
+            skip += len(token_ids)
+            finish = self._speech.finish(request.sampling, token_ids, skip, max_tokens)
+            if finish is None and index + 1 == len(parts) and _stopped(grammar, parts):
+                finish = Done("stop")
+            chunk, done = self._read(reader, request, token_ids, finish, index == 0, replayed=True)
             yield chunk
             if done:
                 return
-            first = False
-        steps = self._steps(request)
-        if matcher is not None:
-            steps = self._constrained(steps, matcher)
-        tick_s, due = self._tick_s, asyncio.get_running_loop().time()
-        skip, num_tokens = num_tokens, 0
-        for step in steps:
+        first = not parts
+        loop = asyncio.get_running_loop()
+        tick_s, due = self._tick_s, loop.time()
+        matcher = None if grammar is None else grammar.matcher()
+        for step in self._speech.chunks(request, self._script, matcher, max_tokens):
             if isinstance(step, Tick):
                 tick_s = step.seconds
             elif isinstance(step, Wait | Fail):
                 if not skip:  # gates in front of the prefix's end were passed by the first attempt
                     await self._obey(step, request)
+                    due = loop.time()
             else:
-                token_ids, ended = step
-                token_ids, finish = self._cut(request.sampling, token_ids, num_tokens, max_tokens, ended)
-                num_tokens += len(token_ids)
+                token_ids, finish = step
                 behind = min(skip, len(token_ids))
                 skip -= behind
                 token_ids = token_ids[behind:]
-                if skip or not (token_ids or finish):
+                if not token_ids and not finish:
                     continue
                 due += tick_s
-                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+                await asyncio.sleep(max(0.0, due - loop.time()))
                 self._check(request)
                 chunk, done = self._read(reader, request, token_ids, finish, first, replayed=False)
                 first = False
@@ -271,7 +244,7 @@ class ScriptedEngine:
         self,
         reader: Reader,
         request: GenerateRequest,
-        token_ids: _Tokens,
+        token_ids: Tokens,
         finish: Done | None,
         first: bool,
         *,
@@ -376,105 +349,12 @@ class ScriptedEngine:
             self._grammars = Grammars(self.tokenizer, self._dialect)
         return self._grammars.compile(constraint, starts_in)
 
-    @cached_property
-    def _closing_order(self) -> list[int]:
-        """Every token but the reasoning tags, those first that end something."""
-        assert self._dialect.calls is not None and self._dialect.reasoning is not None
-        tags = (self._dialect.calls.close, self._dialect.calls.open)
-        ends = [*self._info.eos_token_ids, *(self.tokenizer.token_id(tag) for tag in tags)]
-        ends += self.tokenizer.encode('}]",: 0123456789')
-        hidden = {self.tokenizer.token_id(self._dialect.reasoning.open)}
-        order = dict.fromkeys(
-            [*ends, *self.tokenizer.encode(ascii_letters), *range(self.tokenizer.vocab_size)]
-        )
-        return [token_id for token_id in order if token_id is not None and token_id not in hidden]
 
-    # -- what it says, as tokens -----------------------------------------------------------------------------
-
-    def _steps(self, request: GenerateRequest) -> Iterator[_Item]:
-        """The script's steps, its text as chunks of tokens with a flag (the grammar has ended); then the end
-        of turn, for ever, with filler in front where the end does not count."""
-        prompt = self.tokenizer.decode(request.prompt_ids)
-        for step in self._script(request, prompt):
-            if isinstance(step, Say):
-                for token_ids in self._pieces(step):
-                    yield token_ids, False
-            else:
-                yield step
-        eos = self._info.eos_token_ids[0]
-        filler = tuple(self.tokenizer.encode(" more"))
-        while True:
-            yield ((eos,), False) if not request.sampling.ignore_eos else (filler, False)
-            yield filler, False  # reached only when min_tokens has taken the end out
-
-    def _pieces(self, say: Say) -> Iterator[_Tokens]:
-        if say.whole:
-            yield tuple(self.tokenizer.encode(say.text))
-        elif self._chunk == "word":
-            for word in re.findall(r"\s*\S+|\s+$", say.text):
-                yield tuple(self.tokenizer.encode(word))
-        else:
-            token_ids = self.tokenizer.encode(say.text)
-            for start in range(0, len(token_ids), self._chunk):
-                yield tuple(token_ids[start : start + self._chunk])
-
-    def _constrained(self, steps: Iterator[_Item], matcher: Matcher) -> Iterator[_Item]:
-        """What of the steps the grammar lets through, and the shortest end from where it does not."""
-        for step in steps:
-            if not isinstance(step, tuple):
-                yield step
-                continue
-            allowed: list[int] = []
-            for token_id in step[0]:
-                if not matcher.allows(token_id):
-                    yield tuple(allowed), False
-                    yield from self._complete(matcher)
-                    return
-                matcher.advance(token_id)
-                allowed.append(token_id)
-                if matcher.stopped:
-                    break
-            yield tuple(allowed), matcher.stopped
-            if matcher.stopped:
-                return
-
-    def _complete(self, matcher: Matcher) -> Iterator[_Item]:
-        """Tokens that close what is open as early as the grammar allows, up to eight a chunk."""
-        while not matcher.stopped:
-            chunk: list[int] = []
-            while len(chunk) < 8 and not matcher.stopped:
-                token_id = next(filter(matcher.allows, self._closing_order), None)
-                if token_id is None:
-                    raise RequestFailed("the grammar allows no token")
-                matcher.advance(token_id)
-                chunk.append(token_id)
-            yield tuple(chunk), matcher.stopped
-
-    # -- ends ------------------------------------------------------------------------------------------------
-
-    def _finish(
-        self, sampling: SamplingParams, token_ids: _Tokens, num_tokens: int, max_tokens: int
-    ) -> Done | None:
-        """How a generation of `num_tokens` whose last chunk is `token_ids` has ended, as its tokens tell."""
-        last = token_ids[-1] if token_ids else -1
-        if num_tokens > sampling.min_tokens:
-            if last in sampling.stop_token_ids:
-                return Done("stop", last)
-            if last in self._info.eos_token_ids and not sampling.ignore_eos:
-                return Done("stop")
-        return Done("length") if num_tokens >= max_tokens else None
-
-    def _cut(
-        self, sampling: SamplingParams, token_ids: _Tokens, num_tokens: int, max_tokens: int, ended: bool
-    ) -> tuple[_Tokens, Done | None]:
-        """The chunk up to the first token that ends the generation."""
-        kept: list[int] = []
-        for token_id in token_ids:
-            early = num_tokens + len(kept) < sampling.min_tokens
-            if early and token_id in (*self._info.eos_token_ids, *sampling.stop_token_ids):
-                continue
-            kept.append(token_id)
-            finish = self._finish(sampling, tuple(kept), num_tokens + len(kept), max_tokens)
-            if finish is not None:
-                return tuple(kept), finish
-        return tuple(kept), Done("stop") if ended else None
+def _stopped(grammar: Grammar | None, parts: tuple[Tokens, ...]) -> bool:
+    """Whether the grammar ends behind these tokens, so that no end of turn had to be drawn."""
+    if grammar is None:
+        return False
+    matcher = grammar.matcher()
+    for token_id in chain.from_iterable(parts):
+        matcher.advance(token_id)
+    return matcher.stopped

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +49,8 @@ class Tokenizer:
         self.vocab_size = highest + 1
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        kinds = _decoder_kinds(json.loads(backend.to_str()).get("decoder"))
+        self._all_tags = frozenset(self._added.values())
+        kinds = _decoder_kinds(json.loads(backend.decoder.__getstate__()) if backend.decoder else None)
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
         # Sentencepiece decoders drop the space that the encoder put before the first word.
@@ -95,7 +97,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids: what a Detokenizer streams for them, whole; unknown ids are nothing."""
-        tags = frozenset() if skip_special_tokens else frozenset(self._added.values())
+        tags = frozenset() if skip_special_tokens else self._all_tags
         stream = Detokenizer(self, tags, keep_first_space=False)
         return "".join(map(stream.push, ids)) + stream.flush()
 
@@ -123,6 +125,11 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether the tokenizer calls this token special (hidden from visible text)."""
         return token_id in self._special
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """The ids of added tokens: specials, tags and the like, which no merge of text makes."""
+        return frozenset(self._added)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its exact name, e.g. "<|im_end|>"."""
@@ -153,7 +160,7 @@ class Tokenizer:
         """The tokenizer as tokenizer.json text, added tokens included."""
         return str(self._backend.to_str())
 
-    @property
+    @cached_property
     def fingerprint(self) -> bytes:
         """16 bytes that change when the tokenizer or a template does."""
         digest = blake2b(self.serialized.encode(), digest_size=16)

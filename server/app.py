@@ -1,7 +1,8 @@
 """The application: routes and middlewares, put together.
 
-Owns the list of routers and the order of the middlewares. Refuses to know how the process lives (`server.serve`).
-Routes read bodies and queries themselves, so FastAPI's validation, and with it its 422, is never reached.
+Owns the list of routers and the order of the middlewares. Refuses to know how the process lives
+(`server.serve`). Routes read bodies and queries themselves, so FastAPI's validation, and with it its 422, is
+never reached.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from server.auth import Admission
 from server.boundary import Boundary, Envelope
 from server.life import Life
-from server.routes import routers
+from server.routes import ROUTERS
 
 
 def create_app(life: Life) -> FastAPI:
@@ -44,7 +45,7 @@ def create_app(life: Life) -> FastAPI:
         exception_handlers={HTTPException: _to_the_boundary},
     )
     app.state.life = life
-    for router in routers():
+    for router in ROUTERS:
         app.include_router(router)
     return app
 

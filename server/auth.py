@@ -1,7 +1,8 @@
 """Who is calling: keys in, owners out.
 
-Owns the check of keys and the middleware that admits a request. Refuses to know what an owner may see: storage
-scopes every query by it. A key is 256 random bits, so it is stored as a plain SHA-256 and needs no slow hash.
+Owns the check of keys and the middleware that admits a request. Refuses to know what an owner may see:
+storage scopes every query by it. A key is 256 random bits, so it is stored as a plain SHA-256 and needs no
+slow hash.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Keys:
         """True when some key would be accepted; without one a server on the network would be of no use."""
         if self._given:
             return True
-        return self._storage is not None and any(k.revoked_at is None for k in await self._storage.list_keys())
+        return self._storage is not None and any(
+            k.revoked_at is None for k in await self._storage.list_keys()
+        )
 
     async def owner(self, key: str | None) -> str:
         """The owner that a key speaks for; ApiError 401 `invalid_api_key` when it speaks for nobody."""
@@ -96,7 +99,9 @@ class Keys:
         if owner is None:
             owner = await self._look_up(digest)
         if owner is None:
-            raise _unauthorized(f"Incorrect API key provided: {key[:4]}...{key[-4:] if len(key) > 16 else ''}.")
+            raise _unauthorized(
+                f"Incorrect API key provided: {key[:4]}...{key[-4:] if len(key) > 16 else ''}."
+            )
         return owner
 
     async def _stored(self) -> bool:
@@ -132,7 +137,8 @@ def presented_key(headers: Headers) -> str | None:
 
 
 class Admission:
-    """ASGI: lets a request in when the server serves and its key is good; leaves `request.state.owner` behind."""
+    """ASGI: lets a request in when the server serves and its key is good; leaves `request.state.owner`
+    behind."""
 
     def __init__(self, app: ASGIApp, life: Life) -> None:
         self._app = app
@@ -145,7 +151,9 @@ class Admission:
             key = presented_key(Headers(scope=scope))
             if scope["path"].startswith(ADMIN_PATHS):
                 if not hmac.compare_digest((key or "").encode(), self._life.admin_token.encode()):
-                    raise _unauthorized("This route needs the admin token that the server left in its data folder.")
+                    raise _unauthorized(
+                        "This route needs the admin token that the server left in its data folder."
+                    )
             else:
                 scope.setdefault("state", {})["owner"] = await self._life.keys.owner(key)
         await self._app(scope, receive, send)

@@ -1,8 +1,8 @@
 """The rim of the application: what every reply carries, and where exceptions become replies.
 
-Owns the request id, the standard headers, and the one place where an exception before the headers is caught (the
-other is `server.sse`, after them). Refuses to know routes and what any error means (`server.errors`). Pure ASGI:
-nothing here buffers or adds a task.
+Owns the request id, the standard headers, and the one place where an exception before the headers is caught
+(the other is `server.sse`, after them). Refuses to know routes and what any error means (`server.errors`).
+Pure ASGI: nothing here buffers or adds a task.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ log = logging.getLogger("antiphon")
 access = logging.getLogger("antiphon.access")
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds, so logged only for debugging
 MAX_ECHO = 512
 CLIENT_LEFT = 499  # nginx's number for a request whose client did not wait; it is counted, never sent
 
@@ -78,7 +79,16 @@ class Envelope:
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", "unmatched")
             telemetry.request_ended(route, scope["method"], status, seconds)
-            access.info("%s %s %d %.0f ms %s", scope["method"], scope["path"], status, seconds * 1000, request_id)
+            level = logging.DEBUG if route in PROBES else logging.INFO
+            access.log(
+                level,
+                "%s %s %d %.0f ms %s",
+                scope["method"],
+                scope["path"],
+                status,
+                seconds * 1000,
+                request_id,
+            )
 
 
 class Boundary:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -97,18 +96,9 @@ class Completion:
     async def parts(self) -> AsyncGenerator[list[Part]]:
         """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them
         all."""
-        chunks = side_by_side(self.engine, self.requests)
-        last = [time.perf_counter()] * len(self.requests)
-        started = [False] * len(self.requests)
-        async with aclosing(chunks):
+        streams = [self.telemetry.timed(self.engine.generate(request)) for request in self.requests]
+        async with aclosing(side_by_side(streams)) as chunks:
             async for choice, chunk in chunks:
-                now = time.perf_counter()
-                if not started[choice]:
-                    started[choice] = True
-                    self.telemetry.first_token(now - last[choice])
-                elif chunk.token_ids:
-                    self.telemetry.tokens(len(chunk.token_ids), now - last[choice])
-                last[choice] = now
                 self.usage.add(choice, chunk, silent=self.silent)
                 parts = self.writers[choice].write(chunk)
                 if parts:
@@ -143,22 +133,19 @@ class Completion:
         return {"id": self.head["id"], "object": object_name, **self.head}
 
 
-async def side_by_side(
-    engine: Engine, requests: Sequence[GenerateRequest]
-) -> AsyncGenerator[tuple[int, Chunk]]:
-    """(choice, chunk) of all requests as they come; the first failure ends them all, and so does closing
-    it."""
-    if len(requests) == 1:
-        async with aclosing(engine.generate(requests[0])) as only:
+async def side_by_side(streams: Sequence[AsyncGenerator[Chunk]]) -> AsyncGenerator[tuple[int, Chunk]]:
+    """(choice, chunk) of all streams as they come; the first failure, or closing it, ends them all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
             async for chunk in only:
                 yield 0, chunk
         return
     # Room for one chunk a choice: a slow reader holds the choices back, not memory.
-    queue: asyncio.Queue[tuple[int, Chunk] | BaseException | None] = asyncio.Queue(len(requests))
+    queue: asyncio.Queue[tuple[int, Chunk] | BaseException | None] = asyncio.Queue(len(streams))
 
-    async def pull(choice: int, request: GenerateRequest) -> None:
+    async def pull(choice: int, stream: AsyncGenerator[Chunk]) -> None:
         try:
-            async with aclosing(engine.generate(request)) as chunks:
+            async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     await queue.put((choice, chunk))
         except Exception as exc:
@@ -166,7 +153,7 @@ async def side_by_side(
         else:
             await queue.put(None)
 
-    tasks = [asyncio.create_task(pull(choice, request)) for choice, request in enumerate(requests)]
+    tasks = [asyncio.create_task(pull(choice, stream)) for choice, stream in enumerate(streams)]
     try:
         running = len(tasks)
         while running:

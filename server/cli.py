@@ -1,12 +1,14 @@
 """The command `antiphon`.
 
-Owns the grammar of the command line and the exit codes: 0 done, 1 a check failed, 2 refused. Refuses to know what a
-command does: each imports its own module when it is chosen, so that `--help` stays quick.
+Owns the grammar of the command line and the exit codes: 0 done, 1 a check failed, 2 refused. Refuses to know
+what a command does: each imports its own module when it is chosen, so that `--help` stays quick.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -57,7 +59,7 @@ def _refuse(message: object) -> int:
     return REFUSED
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Settings as flags
 
 
@@ -91,13 +93,15 @@ def _load(options: argparse.Namespace) -> Loaded | int:
         return _refuse(exc)
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Commands
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add_settings(parser)
-    parser.add_argument("--workers", type=int, default=1, help="only 1: the engine lives in the server's process")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="only 1: the engine lives in the server's process"
+    )
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -109,7 +113,12 @@ def _serve(options: argparse.Namespace) -> int:
     from server.serve import serve, set_up_logging
 
     set_up_logging(loaded.config.log_level)
-    return serve(loaded.config, began=BEGAN)
+    code = serve(loaded.config, began=BEGAN)
+    # Everything is closed and on the disk by now. A thread that still loads a model would make the
+    # interpreter's own end abort the process from inside torch.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _config(options: argparse.Namespace) -> int:

@@ -1,13 +1,14 @@
 """Every setting in one place: name, unit, default, environment variable, flag.
 
-Owns the settings, and where each value came from: flag, environment, file, default, in that order of rank. Refuses
-to know what a setting changes; no other module reads the environment.
+Owns the settings, and where each value came from: flag, environment, file, default, in that order of rank.
+Refuses to know what a setting changes; no other module reads the environment.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,8 @@ FILE_NAME = "antiphon.toml"
 
 
 class ConfigError(Exception):
-    """A setting has a value that it cannot have; the message names the setting and its source, on one line."""
+    """A setting has a value that it cannot have; the message names the setting and its source, on one
+    line."""
 
 
 def _split(value: Any) -> Any:
@@ -63,37 +65,52 @@ class Config(BaseModel):
     host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
     api_key: Secrets = _setting((), "a key that is accepted (repeatable); more in `antiphon keys`")
-    cors_origin: Names = _setting((), "origin that browsers may call from (repeatable); * for any; default none")
+    cors_origin: Names = _setting(
+        (), "origin that browsers may call from (repeatable); * for any; default none"
+    )
 
     # What it keeps
     data: Folder = _setting(default_data, "folder for the database, the lock and antiphon.toml")
     db: str = _setting(lambda values: f"sqlite+aiosqlite:///{values['data']}/antiphon.db", "database URL")
 
     # What it serves
-    engine: Literal["local", "scripted"] = _setting("local", "local runs a model; scripted answers without one")
-    model: str = _setting(SHIPPED_MODEL, "folder or Hugging Face id of a decoder model; default: the shipped one")
-    served_model_name: Names = _setting((), "name in /v1/models (repeatable: aliases); default: the model's own")
+    engine: Literal["local", "scripted"] = _setting(
+        "local", "local runs a model; scripted answers without one"
+    )
+    model: str = _setting(
+        SHIPPED_MODEL, "folder or Hugging Face id of a decoder model; default: the shipped one"
+    )
+    served_model_name: Names = _setting(
+        (), "name in /v1/models (repeatable: aliases); default: the model's own"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto", "type of weights and KV; auto: float32 for small models on a CPU, else the checkpoint's"
     )
-    device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs; auto: a GPU where there is one")
-    max_model_len: int | None = _setting(None, "longest context; default: the checkpoint's", unit="tokens", gt=0)
+    device: Literal["auto", "cpu", "cuda"] = _setting(
+        "auto", "where the model runs; auto: a GPU where there is one"
+    )
+    max_model_len: int | None = _setting(
+        None, "longest context; default: the checkpoint's", unit="tokens", gt=0
+    )
     max_num_seqs: int = _setting(256, "sequences that are generated at once", unit="sequences", gt=0)
     max_num_batched_tokens: int = _setting(2048, "tokens that one engine step computes", unit="tokens", ge=16)
-    kv_cache_bytes: int | None = _setting(None, "size of the KV cache; default: by the machine", unit="bytes", gt=0)
-    num_threads: int | None = _setting(None, "threads of one operation on a CPU; default: torch's choice", gt=0)
+    kv_cache_bytes: int | None = _setting(
+        None, "size of the KV cache; default: by the machine", unit="bytes", gt=0
+    )
+    num_threads: int | None = _setting(
+        None, "threads of one operation on a CPU; default: torch's choice", gt=0
+    )
     generation_config: Literal["auto", "none"] = _setting(
         "auto", "auto takes unset sampling fields from the checkpoint's generation_config.json"
     )
 
     # What it refuses
     max_body_bytes: int = _setting(32 << 20, "largest request body", unit="bytes", gt=0)
-    max_header_bytes: int = _setting(64 << 10, "largest request line and headers together", unit="bytes", ge=1024)
+    max_header_bytes: int = _setting(
+        64 << 10, "largest request line and headers together", unit="bytes", ge=1024
+    )
     max_json_depth: int = _setting(128, "deepest nesting of a request body", unit="levels", ge=8, le=512)
     max_waiting: int = _setting(512, "requests that wait for the engine before 429", unit="requests", gt=0)
-    max_n: int = _setting(16, "most choices of one chat or completions request", unit="choices", ge=1)
-    max_tools: int = _setting(128, "most tools of one request", unit="tools", ge=1)
-    max_tools_bytes: int = _setting(1 << 20, "most JSON of the tools of one request", unit="bytes", ge=1024)
 
     # How long it waits
     resume_grace_s: float = _setting(60.0, "a stored run goes on this long without a reader", unit="s", ge=0)
@@ -106,7 +123,9 @@ class Config(BaseModel):
     drain_grace_s: float = _setting(30.0, "work in flight may take this long at SIGTERM", unit="s", ge=0)
 
     # What it says
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe log lines to print")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", "least severe log lines to print"
+    )
 
     def secrets(self) -> list[str]:
         """The configured keys, in the clear."""
@@ -126,7 +145,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Settings as rows
 
 
@@ -178,16 +197,18 @@ def shown(value: Any) -> str:
         return ", ".join(shown(each) for each in value) or "-"
     if isinstance(value, float):
         return f"{value:g}"
-    return "-" if value is None else str(value)
+    # A database URL may hold a password.
+    return "-" if value is None else re.sub(r"(://[^/:@]*):[^/@]*@", r"\1:***@", str(value))
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Loading
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration, and per setting where its value came from; `strangers` look like settings but are none."""
+    """A configuration, and per setting where its value came from; `strangers` look like settings but are
+    none."""
 
     config: Config
     sources: Mapping[str, str]
@@ -195,7 +216,8 @@ class Loaded:
 
 
 def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Loaded:
-    """Read flags (None: not given), environment and `$ANTIPHON_DATA/antiphon.toml`; ConfigError on the first fault."""
+    """Read flags (None: not given), environment and `$ANTIPHON_DATA/antiphon.toml`; ConfigError on the first
+    fault."""
     env = os.environ if env is None else env
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     rows = settings()

@@ -1,7 +1,7 @@
 """What a route may reach, and how it reads a request's body.
 
-Owns the bundle of long-lived objects and the way from bytes on the wire to a JSON object. Refuses to know what a
-body means: fields are `server.schema`'s.
+Owns the bundle of long-lived objects and the way from bytes on the wire to a JSON object. Refuses to know
+what a body means: fields are `server.schema`'s.
 """
 
 from __future__ import annotations
@@ -61,20 +61,22 @@ def owner(request: Request) -> str:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Bodies
 
 
 async def read_body(request: Request, *, allow_empty: bool = False) -> dict[str, Any]:
     """The body as a JSON object.
 
-    Refused before it is buffered when larger than `max_body_bytes` (413). Malformed JSON, NaN, infinities, lone
-    surrogates, a byte order mark: 400 `invalid_json`. An empty body is `{}` where `allow_empty`. A client that sends
-    nothing for `body_timeout_s` gets 408. A key given twice has its last value.
+    Refused before it is buffered when larger than `max_body_bytes` (413). Malformed JSON, NaN, infinities,
+    lone surrogates, a byte order mark: 400 `invalid_json`. An empty body is `{}` where `allow_empty`. A
+    client that sends nothing for `body_timeout_s` gets 408. A key given twice has its last value.
     """
     config = life(request).config
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise ApiError(400, "Compressed request bodies are not supported.", code="unsupported_content_encoding")
+        raise ApiError(
+            400, "Compressed request bodies are not supported.", code="unsupported_content_encoding"
+        )
     raw = await _receive(request, config.max_body_bytes, config.body_timeout_s)
     if not raw.strip(b" \t\r\n"):
         if allow_empty:
@@ -133,7 +135,8 @@ def parse_object(raw: bytes | bytearray, max_depth: int) -> dict[str, Any]:
 
 
 def _deeper_than(value: Any, limit: int) -> bool:
-    """Whether containers nest more than `limit` deep; level by level, so that no input can exhaust the stack."""
+    """Whether containers nest more than `limit` deep; level by level, so that no input can exhaust the
+    stack."""
     level = [value]
     for _ in range(limit):
         level = [
@@ -147,7 +150,7 @@ def _deeper_than(value: Any, limit: int) -> bool:
     return True
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Presence
 
 

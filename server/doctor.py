@@ -1,7 +1,7 @@
 """`antiphon doctor`: would this machine serve?
 
-Owns the checks and what they print. Refuses to repair anything; it opens the database as `serve` would, which makes
-or migrates it.
+Owns the checks and what they print. Refuses to repair anything; it opens the database as `serve` would, which
+makes or migrates it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ async def _model(config: Config) -> Finding:
 
 
 async def _device(config: Config) -> Finding:
-    # What torch sees is the engine's business; it says so in the model's line. Only its version is asked here.
+    # What torch sees is the engine's business; it says so in the model's line. Only its version is asked
+    # here.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

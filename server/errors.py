@@ -1,8 +1,8 @@
 """Errors as clients see them: one exception, one wire shape, one table from the leaves' errors to both.
 
-Owns the official error object and the mapping `engine` and `storage` error -> status, type, code. Refuses to know
-where an error came from: whoever catches one asks `to_api_error`. Source of the shape: the OpenAPI document's
-`ErrorResponse`; all four keys are always there and `code` is a string or null.
+Owns the official error object and the mapping `engine` and `storage` error -> status, type, code. Refuses to
+know where an error came from: whoever catches one asks `to_api_error`. Source of the shape: the OpenAPI
+document's `ErrorResponse`; all four keys are always there and `code` is a string or null.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ from storage import (
 class ApiError(Exception):
     """An answer that is an error.
 
-    status: HTTP status. code: what programs test for. param: the field at fault, as a dotted or bracketed path.
-    type: derived from the status unless given. A 409 tells SDKs not to retry unless `headers` say otherwise.
+    status: HTTP status. code: what programs test for. param: the field at fault, as a dotted or bracketed
+    path. type: derived from the status unless given. A 409 tells SDKs not to retry unless `headers` say
+    otherwise.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ def _type_of(status: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """How one leaf error looks outside. `message` is None where the error's own words are fit for a client."""
+    """How one leaf error looks outside. `message` is None where the error's own words are fit for a
+    client."""
 
     status: int
     code: str | None
@@ -115,25 +117,34 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     RenderError: _Row(400, "invalid_prompt"),
     RequestError: _Row(400, "invalid_request"),
     QueueFull: _Row(429, "queue_full", lambda _: "Too many requests are waiting. Try again shortly.", _SOON),
-    DeadlineExceeded: _Row(408, "deadline_exceeded", lambda _: "The request's deadline passed before it ended."),
+    DeadlineExceeded: _Row(
+        408, "deadline_exceeded", lambda _: "The request's deadline passed before it ended."
+    ),
     RequestFailed: _Row(500, "server_error", lambda _: "The request failed inside the engine."),
-    EngineDead: _Row(503, "engine_dead", lambda _: "The engine has stopped; the server is restarting.", _LATER),
+    EngineDead: _Row(
+        503, "engine_dead", lambda _: "The engine has stopped; the server is restarting.", _LATER
+    ),
     LoadError: _Row(503, "model_not_loaded", lambda _: "The model could not be loaded.", _LATER),
-    EngineError: _Row(500, "server_error", lambda _: "The engine had an error while processing your request."),
+    EngineError: _Row(
+        500, "server_error", lambda _: "The engine had an error while processing your request."
+    ),
     # Storage's.
     NotFound: _Row(404, "not_found", lambda e: f"{e.kind.capitalize()} with id '{e.id}' not found."),
     ConversationLocked: _Row(
         400,
         "conversation_locked",
         lambda e: (
-            f"Conversation '{e.conversation_id}' is in use by response '{e.holder}'. Wait until it ends, or cancel it."
+            f"Conversation '{e.conversation_id}' is in use by response '{e.holder}'. "
+            "Wait until it ends, or cancel it."
         ),
         param="conversation",
     ),
     ItemConflict: _Row(
         400,
         "item_id_taken",
-        lambda e: f"There is an item with id '{e.item_id}' and other content. Leave the id out, or give another.",
+        lambda e: (
+            f"There is an item with id '{e.item_id}' and other content. Leave the id out, or give another."
+        ),
         param="items",
     ),
     NotWaiting: _Row(400, "response_not_waiting", lambda _: "The response does not wait for tool outputs."),
@@ -150,7 +161,9 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         param="tool_outputs",
     ),
     FolderHeld: _Row(503, "storage_unavailable", lambda _: "Storage is held by another server.", _LATER),
-    SchemaTooNew: _Row(503, "storage_unavailable", lambda _: "Storage was written by a newer version.", _LATER),
+    SchemaTooNew: _Row(
+        503, "storage_unavailable", lambda _: "Storage was written by a newer version.", _LATER
+    ),
     StorageUnavailable: _Row(
         503, "storage_unavailable", lambda _: "Storage cannot be reached now. Try again shortly.", _SOON
     ),
@@ -170,7 +183,6 @@ def to_api_error(exc: BaseException) -> ApiError:
             message = row.message(exc) if row.message else str(exc)
             return ApiError(row.status, message, code=row.code, param=row.param, headers=row.headers)
     return ApiError(500, "The server had an error while processing your request.", code="server_error")
-
 
 
 def invalid_value(param: str, message: str) -> ApiError:

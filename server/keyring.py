@@ -1,7 +1,7 @@
 """Making, listing and revoking keys, whether or not a server runs.
 
-Owns the two ways there: the database itself when its folder is free, else the server that holds it, by a token that
-only this user can read. Refuses to know what a key opens (`server.auth`).
+Owns the two ways there: the database itself when its folder is free, else the server that holds it, by a
+token that only this user can read. Refuses to know what a key opens (`server.auth`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import orjson
 
 from server.auth import hash_key, new_key
+from server.clock import now_us
 from server.config import Config
-from server.runs.loop import now_us
 from storage import FolderHeld, Storage, StorageError, StoredKey, open_storage
 
 
@@ -28,7 +28,7 @@ class KeyringError(Exception):
     """It could not be done; the message says why."""
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # What can be done
 
 
@@ -58,7 +58,7 @@ def as_json(key: StoredKey) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # The running server's address
 
 
@@ -77,7 +77,7 @@ def leave_address(config: Config, url: str, token: str) -> None:
         out.write(orjson.dumps({"url": url, "token": token, "pid": os.getpid()}))
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # The command
 
 
@@ -91,12 +91,13 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
         raise KeyringError(exc) from None
     if options.verb == "create":
         yield result["key"]
-        yield f"id {result['id']}, owner {result['owner']}. The key is not stored and will not be shown again."
+        yield f"id {result['id']}, owner {result['owner']}. The key is not stored and not shown again."
     elif options.verb == "list":
         for key in result["data"]:
             made = datetime.fromtimestamp(key["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
             state = "revoked" if key["revoked_at"] else "live"
-            yield f"{key['id']}  {key['hint']}  {state:7}  {made}  owner {key['owner']}  {key['name']}".rstrip()
+            columns = (key["id"], key["hint"], f"{state:7}", made, f"owner {key['owner']}", key["name"])
+            yield "  ".join(columns).rstrip()
     else:
         yield f"{options.id} is revoked"
 

@@ -1,7 +1,7 @@
 """One server's life: starting, ready, draining, dead.
 
-Owns the phase, the long-lived objects in the order in which they come and go, and who may still be admitted. Refuses
-to know sockets, signals and exit codes (`server.serve`) and what a request means.
+Owns the phase, the long-lived objects in the order in which they come and go, and who may still be admitted.
+Refuses to know sockets, signals and exit codes (`server.serve`) and what a request means.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Life:
         self._quiet = asyncio.Event()
         self._quiet.set()
 
-    # -- coming -------------------------------------------------------------------------------------------------
+    # -- coming ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Open storage and load the model, side by side; then take up what an earlier process left.
 
-        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, or the engine's LoadError; whatever had
-        started is closed again by `close`.
+        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, or the engine's LoadError; whatever
+        had started is closed again by `close`.
         """
         from server.runs import Runs
 
@@ -110,7 +110,7 @@ class Life:
         yield "storage", _commit_numbers(self._storage.commit_stats())
         yield "sse", {"readers": self.pulse.num_streams}
 
-    # -- being --------------------------------------------------------------------------------------------------
+    # -- being -----------------------------------------------------------------------------------------------
 
     def admit(self, method: str, path: str) -> None:
         """ApiError 503 for what this phase no longer, or not yet, takes."""
@@ -140,7 +140,7 @@ class Life:
             if not self._num_posts:
                 self._quiet.set()
 
-    # -- going --------------------------------------------------------------------------------------------------
+    # -- going -----------------------------------------------------------------------------------------------
 
     async def drain(self, grace_s: float) -> None:
         """Take no new work; wait up to `grace_s` seconds for what is in flight, then park or end it."""

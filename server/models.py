@@ -1,7 +1,7 @@
 """The models served, by name.
 
-Owns the one table name -> engine and facts, and the choice of engine for a configuration. Refuses to know what an
-engine does and what a request asks of it.
+Owns the one table name -> engine and facts, and the choice of engine for a configuration. Refuses to know
+what an engine does and what a request asks of it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ class Models:
         self._table: dict[str, ServedModel] = {}
 
     def add(self, engine: Engine, names: Sequence[str] = ()) -> None:
-        """Serve a started engine under `names`, by default the model's own; the first name added is the default."""
+        """Serve a started engine under `names`, by default the model's own; the first name added is the
+        default."""
         created = int(time.time())
         for name in names or (engine.info.name,):
             self._table[name] = ServedModel(name, engine, engine.info, created)
 
     def get(self, name: str | None) -> ServedModel:
-        """The model of that name, or the default for None; ApiError 404 `model_not_found`, 503 while it loads."""
+        """The model of that name, or the default for None; ApiError 404 `model_not_found`, 503 while it
+        loads."""
         if not self._table:
             raise ApiError(503, "The model is still loading.", code="not_ready", headers={"retry-after": "1"})
         if name is None:

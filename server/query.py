@@ -1,7 +1,7 @@
 """Query parameters: small parsers, each with the official 400.
 
-Owns how a query is spelled (lists as `include[]=a` or `include=a`, booleans as true and false). Refuses to know what
-a parameter is for.
+Owns how a query is spelled (lists as `include[]=a` or `include=a`, booleans as true and false). Refuses to
+know what a parameter is for.
 """
 
 from __future__ import annotations

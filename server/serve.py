@@ -1,11 +1,11 @@
 """The process: a socket, signals, a drain, an exit code.
 
-Owns everything between `antiphon serve` and the end of the process. Refuses to know what is served: that is the
-application's (`server.app`) and its life's (`server.life`).
+Owns everything between `antiphon serve` and the end of the process. Refuses to know what is served: that is
+the application's (`server.app`) and its life's (`server.life`).
 
-The port opens first; the model's libraries are imported by a thread after it. Signals are ours, not uvicorn's: the
-first drains, another one a second or more later ends the process within two. Every end has a backstop in a thread,
-so that no hung event loop can keep a dead server alive.
+The port opens first; the model's libraries are imported by a thread after it. Signals are ours, not
+uvicorn's: the first drains, another one a second or more later ends the process within two. Every end has a
+backstop in a thread, so that no hung event loop can keep a dead server alive.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Iterator
 import orjson
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from engine import Engine, EngineError
 from server import __version__
@@ -49,21 +50,22 @@ CLOSING_S = 10.0
 def serve(config: Config, *, began: float | None = None, engine: Engine | None = None) -> int:
     """Serve until a signal; returns the exit code: 0 drained, 2 refused to start, 70 engine or storage died.
 
-    began: time.monotonic() at the start of the process, for the line that says how long it took. engine: one to
-    serve instead of the configured one.
+    began: time.monotonic() at the start of the process, for the line that says how long it took. engine: one
+    to serve instead of the configured one.
     """
-    # A thread that computes hands over to the event loop sooner: [measured] 64 streams slow an engine step to 2.4 ms
-    # at the default of 5 ms, and to 1.0 ms at this.
+    # A thread that computes hands over to the event loop sooner: [measured] 64 streams slow an engine step to
+    # 2.4 ms at the default of 5 ms, and to 1.0 ms at this.
     sys.setswitchinterval(1e-4)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Process(config, began or time.monotonic(), engine).run())
 
 
 def set_up_logging(level: str) -> None:
-    """Lines on standard error; uvicorn's own only where they tell of a fault that is not ours already."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    logging.getLogger("uvicorn.error").addFilter(_not_a_cut)
+    """Lines on standard error: ours from `level` on, those of libraries only when they warn."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log.setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about requests, which have a
+    reply logging.getLogger("uvicorn.error").addFilter(_not_a_cut)
 
 
 def _not_a_cut(record: logging.LogRecord) -> bool:
@@ -90,9 +92,11 @@ class _Process:
         try:
             sock = bind(self._config.host, self._config.port)
         except OSError as exc:
-            return _refuse(f"cannot listen on {self._config.host} port {self._config.port}: {exc.strerror or exc}")
+            return _refuse(
+                f"cannot listen on {self._config.host} port {self._config.port}: {exc.strerror or exc}"
+            )
         life = Life(self._config, engine=self._engine)
-        server = web_server(life)
+        server = web_server(create_app(life), self._config)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
@@ -178,12 +182,13 @@ def _reasons(failure: BaseException) -> Iterator[str]:
         yield f"could not start: {failure!r}"
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # HTTP
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: it ends every stream at the first signal, and the process drains."""
+    """uvicorn without its signal handlers: it ends every stream at the first signal, and the process
+    drains."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -191,21 +196,22 @@ class _Server(uvicorn.Server):
         yield
 
 
-def web_server(life: Life) -> uvicorn.Server:
-    """The HTTP server of one life, not yet serving; `serve(sockets=[...])` runs it until `should_exit`."""
-    config = uvicorn.Config(
-        create_app(life),
+def web_server(app: FastAPI, config: Config) -> uvicorn.Server:
+    """The HTTP server of an application, not yet serving; `serve(sockets=[...])` runs it until `should_exit`."""
+    options = uvicorn.Config(
+        app,
         http=BoundedHttp,
-        h11_max_incomplete_event_size=life.config.max_header_bytes,
+        h11_max_incomplete_event_size=config.max_header_bytes,
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here looks at who is behind a proxy
         timeout_keep_alive=75,  # longer than clients keep idle connections, so that they close first
         timeout_graceful_shutdown=1,  # the drain is over by then; what is left is cut
     )
-    return _Server(config)
+    return _Server(options)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,10 +1,10 @@
 """Server-sent events: frames out, keep-alives by the clock, an end for readers that take nothing.
 
-Owns framing and the life of one stream on one connection. Refuses to know what an event means: it is handed whole
-frames. No task per stream waits for a keep-alive: one `Pulse` sweeps all streams.
+Owns framing and the life of one stream on one connection. Refuses to know what an event means: it is handed
+whole frames. No task per stream waits for a keep-alive: one `Pulse` sweeps all streams.
 
-Source of the format: the HTML standard, section 9.2. Line feeds only, and a frame is never split over two writes:
-some readers lose an event whose blank line arrives alone.
+Source of the format: the HTML standard, section 9.2. Line feeds only, and a frame is never split over two
+writes: some readers lose an event whose blank line arrives alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def frame(event_type: str | None, data: bytes) -> bytes:
 
 
 class Pulse:
-    """The one task that watches all streams: comments into silence, and the cut of readers that take nothing."""
+    """The one task that watches all streams: comments into silence, and the cut of readers that take
+    nothing."""
 
     def __init__(self, keepalive_s: float, send_timeout_s: float) -> None:
         self._keepalive_s = keepalive_s
@@ -74,9 +75,9 @@ class Pulse:
 class EventStream(Response):
     """A reply that sends frames as they come.
 
-    frames: complete SSE frames as bytes, possibly several joined; closed (aclose) as soon as the client leaves, the
-    send timeout passes or the stream ends. Its exceptions pass through: once headers are out they cut the connection.
-    on_close: called once, last, whatever ended the stream; may return an awaitable.
+    frames: complete SSE frames as bytes, possibly several joined; closed (aclose) as soon as the client
+    leaves, the send timeout passes or the stream ends. Its exceptions pass through: once headers are out they
+    cut the connection. on_close: called once, last, whatever ended the stream; may return an awaitable.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class EventStream(Response):
         self._send = send
         self._last_sent = asyncio.get_running_loop().time()
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
             pulse.add(self)
             self._pump = asyncio.create_task(self._run(), name="sse-pump")
             gone = asyncio.create_task(_until_gone(receive), name="sse-presence")

@@ -1,7 +1,7 @@
 """What the server counts, in Prometheus form.
 
-Owns metric names, labels and buckets. Refuses to know what is being counted: callers say what happened, and gauges
-that live elsewhere (engine, storage, streams) are read when somebody scrapes.
+Owns metric names, labels and buckets. Refuses to know what is being counted: callers say what happened, and
+gauges that live elsewhere (engine, storage, streams) are read when somebody scrapes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 
 # A gauge of birth times beside every counter would double the page and tell nothing.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -43,7 +43,10 @@ class Telemetry:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
-            "antiphon_requests", "Requests by route, method and status.", ("route", "method", "status"), registry=registry
+            "antiphon_requests",
+            "Requests by route, method and status.",
+            ("route", "method", "status"),
+            registry=registry,
         )
         self._request_seconds = Histogram(
             "antiphon_request_seconds",

@@ -1,7 +1,7 @@
 """`antiphon chat`: a conversation in the terminal, over HTTP like any other client.
 
-Owns what a person sees and types. Refuses to know the server's inside: it speaks the public API only, and goes on
-after a cut connection by asking for the events it has not seen.
+Owns what a person sees and types. Refuses to know the server's inside: it speaks the public API only, and
+goes on after a cut connection by asking for the events it has not seen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def chat(options: argparse.Namespace) -> int:
     """Talk until the user has had enough; 1 when the server cannot be reached."""
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    with httpx.Client(base_url=options.url.rstrip("/"), headers=headers, timeout=httpx.Timeout(10, read=60)) as http:
+    with httpx.Client(
+        base_url=options.url.rstrip("/"), headers=headers, timeout=httpx.Timeout(10, read=60)
+    ) as http:
         session = Session(http, options, sys.stdout, colour=sys.stdout.isatty())
         try:
             session.begin()
@@ -124,7 +126,7 @@ class Session:
         if response_id:
             self._previous = response_id
 
-    # -- events -------------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------
 
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The turn's events, each once, over as many connections as it takes."""

@@ -1,7 +1,8 @@
 """HTTP/1.1 on the wire: uvicorn's httptools protocol with two bounds.
 
-Owns what has to be refused before there is a request (httptools itself takes headers of any size and keeps them in
-memory), and what becomes of a body whose request was answered before it was whole. Refuses to know the application.
+Owns what has to be refused before there is a request (httptools itself takes headers of any size and keeps
+them in memory), and what becomes of a body whose request was answered before it was whole. Refuses to know
+the application.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from server.errors import ApiError
 
 LINGER_S = 10.0
-"""How long the rest of a refused body is read and thrown away: closing at once would reset the connection, and a
-client that is still sending would never see why."""
+"""How long the rest of a refused body is read and thrown away: closing at once would reset the connection,
+and a client that is still sending would never see why."""
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. A request line and headers above uvicorn's `h11_max_incomplete_event_size` (which has the same
-    meaning for its other parser) are a 431 and the end of it."""
+    """One connection. A request line and headers above uvicorn's `h11_max_incomplete_event_size` (which has
+    the same meaning for its other parser) are a 431 and the end of it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,7 +52,10 @@ class BoundedHttp(HttpToolsProtocol):
         """The head is whole: it may have come in one read, so its size is judged again."""
         self._in_head = False
         self._head_bytes = 0
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self._max_head_bytes:
+        if (
+            len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            > self._max_head_bytes
+        ):
             self._refuse_head()
         else:
             super().on_headers_complete()

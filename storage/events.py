@@ -19,7 +19,7 @@ from zlib import crc32
 
 from sqlalchemy import Connection, Row, delete, func, insert, select
 
-from .hot import many
+from .hot import many, returned
 from .records import Record
 from .tables import records, segments
 
@@ -27,18 +27,15 @@ SEGMENT_EVENTS = 32
 READ_ROWS = 256
 
 
-class Tail(NamedTuple):
-    """Where a run's log ends: the next number, and the segment that is open (with its first number)."""
+class Growth(NamedTuple):
+    """Records that a run adds: where its log ends now, and where it will end."""
 
     response_id: str
     next_seq: int
-    segment: int | None = None
-    segment_seq: int = 0
-
-    def is_full(self) -> bool:
-        # Boundaries differ from run to run, lest runs that started together all open a segment in one commit.
-        shift = crc32(self.response_id.encode()) % SEGMENT_EVENTS
-        return (self.next_seq + shift) // SEGMENT_EVENTS > (self.segment_seq + shift) // SEGMENT_EVENTS
+    segment: int | None  # the open one
+    segment_end: int  # the number from which a new one is due
+    records: Sequence[Record]
+    end: int  # `end_of` them
 
 
 def end_of(batch: Sequence[Record], next_seq: int) -> int:
@@ -50,26 +47,25 @@ def end_of(batch: Sequence[Record], next_seq: int) -> int:
     return next_seq
 
 
-def write(conn: Connection, batch: Sequence[tuple[Tail, Sequence[Record], int]]) -> list[Tail]:
-    """Appends records at the tails of many runs; returns the new tails, in the same order.
+def write(conn: Connection, batch: Sequence[Growth]) -> list[tuple[int, int, int, str]]:
+    """Appends records to many runs; returns (next_seq, segment, segment_end, response_id) of each, in order.
 
-    batch: (tail, records, `end_of` them). IntegrityError if a number is taken: the last line of defence
-    behind the fence.
+    IntegrityError if a number is taken: the last line of defence behind the fence.
     """
     new = [
-        {"response_id": tail.response_id, "first_seq": tail.next_seq}
-        for tail, _, _ in batch
-        if tail.segment is None or tail.is_full()
+        (response_id, next_seq)
+        for response_id, next_seq, segment, segment_end, _, _ in batch
+        if segment is None or next_seq >= segment_end
     ]
-    opened: dict[str, int] = {}
-    if new:
-        opened = {row[0]: row[1] for row in conn.execute(_OPEN, new).all()}
+    ids = returned(conn, _OPEN, ("response_id", "first_seq"), new)
+    opened = {response_id: id for (response_id, _), id in zip(new, ids, strict=True)}
     tails = []
     rows = []
-    for (response_id, next_seq, segment, segment_seq), added, end in batch:
+    for response_id, next_seq, segment, segment_end, added, end in batch:
         if response_id in opened:
-            segment, segment_seq = opened[response_id], next_seq
-        tails.append(Tail(response_id, end, segment, segment_seq))
+            segment, segment_end = opened[response_id], _segment_end(response_id, next_seq)
+        assert segment is not None
+        tails.append((end, segment, segment_end, response_id))
         for record in added:
             rows.append(
                 (
@@ -88,7 +84,13 @@ def write(conn: Connection, batch: Sequence[tuple[Tail, Sequence[Record], int]])
     return tails
 
 
-_OPEN = insert(segments).returning(segments.c.response_id, segments.c.id)
+def _segment_end(response_id: str, first_seq: int) -> int:
+    # Boundaries differ from run to run, lest runs that started together all open a segment in one commit.
+    shift = crc32(response_id.encode()) % SEGMENT_EVENTS
+    return first_seq + SEGMENT_EVENTS - (first_seq + shift) % SEGMENT_EVENTS
+
+
+_OPEN = insert(segments).returning(segments.c.id)
 _INSERT = insert(records)
 _COLUMNS = tuple(records.c.keys())
 

@@ -40,7 +40,6 @@ from .records import (
     NotFound,
     NotWaiting,
     OutputConflict,
-    Record,
     RunAppend,
     RunClaim,
     RunLost,
@@ -101,14 +100,16 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
         places = [_place(new.id, "in", i, new.owner, item.id) for i, item in enumerate(new.input_items)]
         if places:
             conn.execute(insert(response_items), places)
-    tail = events.Tail(new.id, 0)
+    next_seq, segment, segment_end = 0, None, 0
     if new.record is not None:
-        [tail] = events.write(conn, [(tail, [new.record], events.end_of([new.record], 0))])
+        log = [new.record]
+        growth = events.Growth(new.id, 0, None, 0, log, events.end_of(log, 0))
+        [(next_seq, segment, segment_end, _)] = events.write(conn, [growth])
     claim = RunClaim(
         response_id=new.id,
         owner=new.owner,
         fence=1,
-        next_seq=tail.next_seq,
+        next_seq=next_seq,
         attempt=0 if runner is None else 1,
         state="queued" if runner is None else "running",
         cancel_requested=False,
@@ -123,9 +124,9 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
             beat=0,
             state=claim.state,
             attempt=claim.attempt,
-            next_seq=tail.next_seq,
-            segment=tail.segment,
-            segment_seq=tail.segment_seq,
+            next_seq=next_seq,
+            segment=segment,
+            segment_end=segment_end,
             cancel_requested=False,
             priority=0,
         )
@@ -156,37 +157,36 @@ def append(conn: Connection, batch: Sequence[RunAppend]) -> dict[str, Exception]
     """
     held = {row[0]: row for row in by_keys(conn, _held, [one.response_id for one in batch])}
     refused: dict[str, Exception] = {}
-    growing: list[tuple[events.Tail, Sequence[Record], int]] = []
-    rest: list[tuple[RunAppend, str]] = []  # with the run's owner
+    growing: list[events.Growth] = []
+    rest: list[RunAppend] = []
     for one in batch:
-        response_id = one.response_id
-        if response_id not in held:
+        response_id, records = one.response_id, one.records
+        if response_id not in held or held[response_id][1] != one.fence:
             refused[response_id] = RunLost(response_id)
             continue
-        _, owner, fence, state, next_seq, segment, segment_seq = held[response_id]
-        if fence != one.fence or state != "running":
-            refused[response_id] = RunLost(response_id)
-            continue
-        if one.records:
+        _, _, next_seq, segment, segment_end = held[response_id]
+        if records:
             try:
-                end = events.end_of(one.records, next_seq)
+                end = events.end_of(records, next_seq)
             except ValueError as gap:
                 refused[response_id] = gap
                 continue
-            growing.append((events.Tail(response_id, next_seq, segment, segment_seq), one.records, end))
-        if one.closed or one.promise or one.head is not None or one.status is not None:
-            rest.append((one, owner))
+            growing.append(events.Growth(response_id, next_seq, segment, segment_end, records, end))
+        if one.closed or one.finish or one.park or one.head is not None or one.status is not None:
+            rest.append(one)
     if growing:
-        tails = events.write(conn, growing)
-        many(conn, _ADVANCE, _ADVANCE_NAMES, [(end, segment, seq, id) for id, end, segment, seq in tails])
+        many(conn, _ADVANCE, _ADVANCE_NAMES, events.write(conn, growing))
     if rest:
         _append_rest(conn, rest)
     return refused
 
 
-def _append_rest(conn: Connection, rest: Sequence[tuple[RunAppend, str]]) -> None:
+def _append_rest(conn: Connection, rest: Sequence[RunAppend]) -> None:
     """Everything of the appends that is not records."""
-    _close_items(conn, rest)
+    owners: dict[str, str] = {
+        id: owner for id, owner in by_keys(conn, _owners, [one.response_id for one in rest])
+    }
+    _close_items(conn, rest, owners)
     changes = [
         (
             one.head,
@@ -194,42 +194,41 @@ def _append_rest(conn: Connection, rest: Sequence[tuple[RunAppend, str]]) -> Non
             None if one.finish is None else one.finish.completed_at,
             one.response_id,
         )
-        for one, _ in rest
+        for one in rest
         if one.head is not None or one.status is not None or one.finish is not None
     ]
     if many(conn, _CHANGE, _CHANGE_NAMES, changes) != len(changes):
         raise RunLost(changes[0][-1])  # some response had ended: each is to be tried alone
-    _finish(conn, [(one.response_id, owner, one.finish) for one, owner in rest if one.finish is not None])
-    for one, _ in rest:
+    for one in rest:
         if one.finish is None and one.park is not None:
             conn.execute(
                 update(runs)
                 .where(runs.c.response_id == one.response_id)
                 .values(state="waiting", runner=None, deadline=one.park.deadline, attempt=0)
             )
+    ending = [(one.response_id, one.finish) for one in rest if one.finish is not None]
+    if ending:
+        _finish(conn, ending, owners)
 
 
 def _held(keys: Keys) -> Select[*tuple[Any, ...]]:
-    columns = (
-        runs.c.response_id,
-        runs.c.owner,
-        runs.c.fence,
-        runs.c.state,
-        runs.c.next_seq,
-        runs.c.segment,
-        runs.c.segment_seq,
-    )
-    return select(*columns).where(runs.c.response_id.in_(keys)).with_for_update()
+    columns = (runs.c.response_id, runs.c.fence, runs.c.next_seq, runs.c.segment, runs.c.segment_end)
+    running = runs.c.state == literal_column("'running'")
+    return select(*columns).where(runs.c.response_id.in_(keys), running).with_for_update()
+
+
+def _owners(keys: Keys) -> Select[*tuple[Any, ...]]:
+    return select(runs.c.response_id, runs.c.owner).where(runs.c.response_id.in_(keys))
 
 
 _ADVANCE = (
     update(runs)
     .where(runs.c.response_id == bindparam("run"))
-    .values(next_seq=bindparam("next"), segment=bindparam("open"), segment_seq=bindparam("open_seq"))
+    .values(next_seq=bindparam("next"), segment=bindparam("open"), segment_end=bindparam("until"))
 )
 
 
-_ADVANCE_NAMES = ("next", "open", "open_seq", "run")
+_ADVANCE_NAMES = ("next", "open", "until", "run")
 
 _CHANGE = (
     update(responses)
@@ -248,10 +247,11 @@ _CHANGE = (
 _CHANGE_NAMES = ("new_head", "new_status", "ended", "run")
 
 
-def _close_items(conn: Connection, rest: Sequence[tuple[RunAppend, str]]) -> None:
+def _close_items(conn: Connection, rest: Sequence[RunAppend], owners: Mapping[str, str]) -> None:
     by_owner: dict[str, list[NewItem]] = {}
     places = []
-    for one, owner in rest:
+    for one in rest:
+        owner = owners[one.response_id]
         for closed in one.closed:
             by_owner.setdefault(owner, []).append(closed.item)
             places.append(_place(one.response_id, "out", closed.position, owner, closed.item.id))
@@ -261,13 +261,11 @@ def _close_items(conn: Connection, rest: Sequence[tuple[RunAppend, str]]) -> Non
         conn.execute(insert(response_items), places)
 
 
-def _finish(conn: Connection, ending: Sequence[tuple[str, str, Finish]]) -> None:
+def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapping[str, str]) -> None:
     """The runs' rows go; conversations take their turns; unstored responses go with their run."""
-    if not ending:
-        return
-    many(conn, _END, ("run",), [(response_id,) for response_id, _, _ in ending])
-    ended = {row[0]: row for row in by_keys(conn, _ended, [response_id for response_id, _, _ in ending])}
-    for response_id, owner, finish in ending:
+    many(conn, _END, ("run",), [(response_id,) for response_id, _ in ending])
+    ended = {row[0]: row for row in by_keys(conn, _ended, [response_id for response_id, _ in ending])}
+    for response_id, finish in ending:
         _, conversation_id, stored = ended[response_id]
         if not stored:
             conn.execute(delete(responses).where(responses.c.id == response_id))
@@ -281,7 +279,7 @@ def _finish(conn: Connection, ending: Sequence[tuple[str, str, Finish]]) -> None
             own = own.order_by(response_items.c.direction, response_items.c.position)
             turn = [(row.item_id, row.direction) for row in conn.execute(own).all()]
         elif finish.append:
-            items.put(conn, owner, (*finish.inputs, *finish.outputs))
+            items.put(conn, owners[response_id], (*finish.inputs, *finish.outputs))
             turn = [(item.id, "in") for item in finish.inputs]
             turn += [(item.id, "out") for item in finish.outputs]
         conversations.unlock(conn, conversation_id, response_id, turn, kept=bool(stored))
@@ -303,7 +301,8 @@ def _ended(keys: Keys) -> Select[*tuple[Any, ...]]:
 def claim(conn: Connection, response_id: str, runner: str) -> RunClaim | None:
     """Takes a run over; None if it has ended, or if `runner` has it already.
 
-    So of two claims in one process (two posts of tool outputs, a post and a deadline) one wins. attempt counts how often a run was taken up without getting to a wait: parking sets it back to zero.
+    So of two claims in one process (two posts of tool outputs, a post and a deadline) one wins. attempt
+    counts how often a run was taken up without getting to a wait: parking sets it back to zero.
     """
     query = select(runs).where(runs.c.response_id == response_id)
     run = conn.execute(query.with_for_update()).first()

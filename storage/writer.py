@@ -45,10 +45,9 @@ IDLE_CHECKPOINT_S = 0.1  # an empty queue for this long is a good moment
 WAL_OPPORTUNE = 8 << 20  # bytes from which an empty queue is reason enough
 WAL_LIMIT = 16 << 20  # bytes at which a checkpoint does not wait for an empty queue
 CHECKPOINT_STEP = 4 << 20  # bytes between attempts while a reader holds the WAL back
-WAL_LOOK_EVERY = 16  # commits between looks at the WAL's length under load
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     call: Callable[[Connection], Any]
     promise: bool
@@ -206,34 +205,44 @@ class Writer:
 
     def _commit(self) -> None:
         batch = tuple(self._pending)
-        started = time.monotonic()
-        promise = any(job.promise for job in batch)
-        late = self._dirty_since is not None and started - self._dirty_since > SYNC_LIMIT_S
+        late = self._dirty_since is not None and time.monotonic() - self._dirty_since > SYNC_LIMIT_S
+        self._set_full(late or any(job.promise for job in batch))
+        error = self._try_commit(batch)
+        if error is not None and len(batch) > 1 and trouble(error) is Trouble.REFUSED:
+            for job in batch:  # what needs much room must not stop what needs little
+                error = self._try_commit((job,)) or error
+                if trouble(error) is Trouble.BLOCKED:
+                    break
+        if error is not None and self._pending:
+            self._wait_after(error)
+        self._look_at_wal()
+
+    def _try_commit(self, batch: tuple[_Job, ...]) -> Exception | None:
+        """Commits the jobs and tells their callers; returns the trouble if there is one that may pass."""
         try:
-            self._set_full(promise or late)
+            self._commit_batch(batch)
+        except Exception as error:
+            if trouble(error) not in (Trouble.BLOCKED, Trouble.REFUSED):
+                raise
+            return error
+        return None
+
+    def _commit_batch(self, batch: tuple[_Job, ...]) -> None:
+        """One commit and the news of it. Raises only the database's trouble; then nothing is done."""
+        started = time.monotonic()
+        try:
             outcomes = self._attempt(batch, isolate=False)
         except Exception as error:
-            kind = trouble(error)
-            if kind is Trouble.FATAL:
+            if trouble(error) is not None:
                 raise
-            if kind is not None:
-                self._wait_for(kind, error)
-                return
-            if len(batch) == 1:
-                outcomes = [_Outcome(batch[0], None, error)]
-            else:
-                try:
-                    outcomes = self._attempt(batch, isolate=True)
-                except Exception as second:
-                    kind = trouble(second)
-                    if kind is None or kind is Trouble.FATAL:
-                        raise
-                    self._wait_for(kind, second)
-                    return
-        self._pending.clear()
+            outcomes = (
+                [_Outcome(batch[0], None, error)] if len(batch) == 1 else self._attempt(batch, isolate=True)
+            )
+        ended = time.monotonic()
+        for job in batch:
+            self._pending.remove(job)
         self._blocked_since = None
         self._uncheckpointed = True
-        ended = time.monotonic()
         if self._full:
             self._dirty_since = None
             self._num_synced += 1
@@ -243,7 +252,6 @@ class Writer:
         self._num_jobs += len(batch)
         self._durations.append(ended - started)
         self._deliver(outcomes)
-        self._look_at_wal()
 
     def _attempt(self, batch: tuple[_Job, ...], *, isolate: bool) -> list[_Outcome]:
         """One transaction. The first job that raises undoes all; with `isolate`, each stands alone.
@@ -277,8 +285,9 @@ class Writer:
             self._raw.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
             self._full = full
 
-    def _wait_for(self, kind: Trouble, error: BaseException) -> None:
+    def _wait_after(self, error: Exception) -> None:
         """The database is locked or full: tell the impatient when their time is up, keep the others."""
+        refused = trouble(error) is Trouble.REFUSED
         now = time.monotonic()
         if self._blocked_since is None:
             self._blocked_since = now
@@ -286,7 +295,7 @@ class Writer:
         given_up = []
         out_of_time = self._closing is not None and now > self._closing
         for job in self._pending:
-            if out_of_time or (not job.patient and (kind is Trouble.REFUSED or now - job.since > PATIENCE_S)):
+            if out_of_time or (not job.patient and (refused or now - job.since > PATIENCE_S)):
                 refusal = StorageUnavailable(f"the database could not be written: {error}")
                 refusal.__cause__ = error
                 given_up.append(_Outcome(job, None, refusal))
@@ -296,14 +305,12 @@ class Writer:
         self._deliver(given_up)
         if not kept:
             self._blocked_since = None
-        elif kind is Trouble.REFUSED:
+        elif refused:
             with suppress(Empty):  # a pause that new work ends
                 self._take(self._queue.get(timeout=RETRY_S))
 
     def _look_at_wal(self) -> None:
         idle = self._queue.empty()
-        if not idle and self._num_commits % WAL_LOOK_EVERY:
-            return
         size = self._wal.measure()
         if size + CHECKPOINT_STEP < self._next_checkpoint_at:  # the WAL was begun anew
             self._next_checkpoint_at = 0

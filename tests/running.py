@@ -55,13 +55,14 @@ async def live_app(folder: Path, engine: Engine | None = None, **settings: Any) 
     """The same on a socket of its own, on this event loop."""
     config = Config(data=folder, engine="scripted", **settings)
     life = Life(config, engine=engine or ScriptedEngine())
-    server = web_server(life)
+    app = create_app(life)
+    server = web_server(app, config)
     sock = bind("127.0.0.1", 0)
     url = base_url(sock)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         await life.start()
-        yield Running(life, server.config.loaded_app, url)
+        yield Running(life, app, url)
     finally:
         server.should_exit = True
         await serving

@@ -418,12 +418,13 @@ def check_chunks(stream: Sequence[Json], name: str, *, include_usage: bool = Fal
     """
     assert stream, "an empty stream"
     for chunk in stream:
-        validate(name, {k: v for k, v in chunk.items() if not (k == "usage" and v is None)})
+        _validate_chunk(chunk, name)
         for field in ("id", "created", "model", "object", "system_fingerprint"):
             assert chunk[field] == stream[0][field], f"{field} changed"
     choices = [choice for chunk in stream for choice in chunk["choices"]]
     if include_usage:
         assert stream[-1]["choices"] == [] and stream[-1]["usage"], "the usage chunk comes last"
+        _check_completion_usage(stream[-1]["usage"])
         assert all("usage" in chunk and chunk["usage"] is None for chunk in stream[:-1])
     else:
         assert all("usage" not in chunk for chunk in stream)
@@ -431,6 +432,53 @@ def check_chunks(stream: Sequence[Json], name: str, *, include_usage: bool = Fal
     indices = sorted({choice["index"] for choice in choices})
     assert indices == list(range(len(indices))), f"choice indices {indices}"
     return [_fold([choice for choice in choices if choice["index"] == index]) for index in indices]
+
+
+def _validate_chunk(chunk: Json, name: str) -> None:
+    """The schema, which forgets that `usage` may be null and that completions are streamed as well."""
+    tolerated = {k: v for k, v in chunk.items() if not (k == "usage" and v is None)}
+    if name == "CreateCompletionResponse":
+        choices = [
+            choice | {"finish_reason": choice["finish_reason"] or "stop"} for choice in chunk["choices"]
+        ]
+        tolerated["choices"] = [_without_nulls(choice) for choice in choices]
+    validate(name, tolerated)
+
+
+def _without_nulls(choice: Json) -> Json:
+    """A completion's choice without the nulls that stand for the first token's log probability."""
+    logprobs = choice["logprobs"] and {
+        key: [value for value in values if value is not None] for key, values in choice["logprobs"].items()
+    }
+    return {**choice, "logprobs": logprobs}
+
+
+def validate_chat(completion: Json) -> list[Json]:
+    """Check a chat completion; returns its choices."""
+    validate("CreateChatCompletionResponse", completion)
+    _check_completion_usage(completion["usage"])
+    choices: list[Json] = completion["choices"]
+    assert [choice["index"] for choice in choices] == list(range(len(choices)))
+    return choices
+
+
+def validate_completion(completion: Json) -> list[Json]:
+    """Check a text completion; returns its choices."""
+    choices: list[Json] = completion["choices"]
+    tolerated = {**completion, "choices": [_without_nulls(choice) for choice in choices]}
+    validate("CreateCompletionResponse", tolerated)
+    _check_completion_usage(completion["usage"])
+    assert [choice["index"] for choice in choices] == list(range(len(choices)))
+    for choice in choices:
+        lengths = {len(values) for values in (choice["logprobs"] or {}).values()}
+        assert len(lengths) < 2, f"log probabilities of lengths {lengths}"
+    return choices
+
+
+def _check_completion_usage(usage: Json) -> None:
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"], usage
+    assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"], usage
+    assert usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"], usage
 
 
 def _fold(parts: Sequence[Json]) -> Json:

@@ -1,7 +1,7 @@
 """The tools' door: what a model may do.
 
-Kinds of tools as data, the tools that come with the server, and one way to run them that never raises. Knows nothing
-of engines, storage and HTTP.
+Kinds of tools as data, the tools that come with the server, and one way to run them that never raises. Knows
+nothing of engines, storage and HTTP.
 """
 
 from __future__ import annotations

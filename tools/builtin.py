@@ -16,7 +16,7 @@ from tools.spec import ToolError, ToolSpec
 LABEL = "antiphon"
 """The usual `server_label` of `{"type": "mcp", "server_url": "builtin:"}`."""
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # calculator
 
 MAX_EXPRESSION = 500  # characters
@@ -104,7 +104,7 @@ def _bounded(value: Number) -> Number:
     return value
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # record_note
 
 MAX_NOTE = 4000  # characters
@@ -126,7 +126,7 @@ BUILTIN: Mapping[str, ToolSpec] = MappingProxyType(
         for spec in (
             ToolSpec(
                 name="calculator",
-                description="Compute the value of an arithmetic expression, such as (2 + 3) * 4 or sqrt(2) ^ 3.",
+                description="Compute an arithmetic expression, such as (2 + 3) * 4 or sqrt(2) ^ 3.",
                 parameters={
                     "type": "object",
                     "properties": {

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["server", "client", "approval"]
-"""server: runs here, between generations. client: the run waits for, or ends with, the call, and the client answers.
-approval: like server, once the client has agreed to the call."""
+"""server: runs here, between generations. client: the run waits for, or ends with, the call, and the client
+answers. approval: like server, once the client has agreed to the call."""
 
 Function = Callable[..., Awaitable[str]]
-"""Takes the arguments by name; returns text for the model. Raises ToolError to tell the model what went wrong."""
+"""Takes the arguments by name; returns text for the model. Raises ToolError to tell the model what went
+wrong."""
 
 
 class ToolError(Exception):
@@ -25,9 +26,9 @@ class ToolError(Exception):
 class ToolSpec:
     """One tool.
 
-    parameters: the JSON Schema of its arguments, an object schema. idempotent: after a crash a call that had begun
-    is run again; otherwise the model is told that its outcome is unknown. timeout_s: seconds a call may take.
-    run: None where somebody else runs it.
+    parameters: the JSON Schema of its arguments, an object schema. idempotent: after a crash a call that had
+    begun is run again; otherwise the model is told that its outcome is unknown. timeout_s: seconds a call may
+    take. run: None where somebody else runs it.
     """
 
     name: str

@@ -114,10 +114,11 @@ def upgrade() -> None:
         Column("attempt", Integer, nullable=False),
         Column("next_seq", BigInteger, nullable=False),
         Column("segment", BigInteger),
-        Column("segment_seq", BigInteger, nullable=False),
+        Column("segment_end", BigInteger, nullable=False),
         Column("deadline", BigInteger),
         Column("cancel_requested", Boolean, nullable=False),
         Column("priority", Integer, nullable=False),
+        sqlite_with_rowid=False,
     )
     op.create_index("runs_by_state", "runs", ["state", "deadline"])
     op.create_index("runs_by_owner", "runs", ["owner"])

@@ -67,7 +67,13 @@ class NativeDecoder:
         """Read and pack the weights; raises LoadError when a tensor is missing, misshapen or left over."""
 
         def pack(row: Packed, prefix: str = "") -> Tensor:
-            parts = [checkpoint.take(prefix + source) for source in row.sources]
+            parts = []
+            for source, axes in row.sources.items():
+                parts.append(checkpoint.take(prefix + source))
+                expected = [shape.axes[axis] for axis in axes.split()]
+                if list(parts[-1].shape) != expected:
+                    found = list(parts[-1].shape)
+                    raise LoadError(f"{prefix}{source} has shape {found}, config.json makes it {expected}")
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             return whole.to(device=device, dtype=dtype)
 
@@ -79,7 +85,7 @@ class NativeDecoder:
         weights = {row.name: pack(row) for row in MODEL_PACKING if not (tied and row.name == "head")}
         if tied:
             weights["head"] = weights["embedding"]
-        _check(shape, weights, checkpoint, tied)
+        _check_all_used(shape, checkpoint, tied)
         spec = ModelSpec(
             architecture=shape.architecture,
             vocab_size=shape.vocab_size,
@@ -152,11 +158,10 @@ def _groups(shape: DecoderShape) -> tuple[LayerGroup, ...]:
     )
 
 
-def _check(shape: DecoderShape, weights: dict[str, Tensor], checkpoint: Checkpoint, tied: bool) -> None:
-    """The config and the tensors must tell the same story, or the tokens would be quietly wrong."""
-    rows = weights["embedding"].shape[0]
-    if rows != shape.vocab_size:
-        raise LoadError(f"config.json says {shape.vocab_size} tokens, the embedding has {rows}")
+def _check_all_used(shape: DecoderShape, checkpoint: Checkpoint, tied: bool) -> None:
+    """A tensor that nobody took means that the row does not know the model: its tokens would be quietly
+    wrong.
+    """
     ignored = {"lm_head.weight"} if tied else set()
     left = [
         name

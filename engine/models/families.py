@@ -51,37 +51,58 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One tensor of the decoder, made of one or several of the checkpoint's, concatenated along the first
-    axis.
+    """One tensor of the decoder, made of one or several of the checkpoint's, joined along the first axis.
 
-    `shard_axis`: the axis along which ranks split it (0: output rows, 1: inputs, None: every rank has it
-    whole). Each source is split by itself, before packing.
+    sources: each tensor's name and its axes, in the words of `DecoderShape.axes`. shard_axis: the axis along
+    which ranks split it (0: outputs, 1: inputs, None: every rank has it whole); each source is split before
+    packing.
     """
 
     name: str
-    sources: tuple[str, ...]
+    sources: dict[str, str]
     shard_axis: int | None
 
 
 LAYER_PACKING = (
-    Packed("attention_norm", ("input_layernorm.weight",), None),
-    Packed("qkv", ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"), 0),
-    Packed("qkv_bias", ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"), 0),
-    Packed("q_norm", ("self_attn.q_norm.weight",), None),
-    Packed("k_norm", ("self_attn.k_norm.weight",), None),
-    Packed("o", ("self_attn.o_proj.weight",), 1),
-    Packed("o_bias", ("self_attn.o_proj.bias",), None),
-    Packed("mlp_norm", ("post_attention_layernorm.weight",), None),
-    Packed("gate_up", ("mlp.gate_proj.weight", "mlp.up_proj.weight"), 0),
-    Packed("gate_up_bias", ("mlp.gate_proj.bias", "mlp.up_proj.bias"), 0),
-    Packed("down", ("mlp.down_proj.weight",), 1),
-    Packed("down_bias", ("mlp.down_proj.bias",), None),
+    Packed("attention_norm", {"input_layernorm.weight": "hidden"}, None),
+    Packed(
+        "qkv",
+        {
+            "self_attn.q_proj.weight": "q hidden",
+            "self_attn.k_proj.weight": "kv hidden",
+            "self_attn.v_proj.weight": "kv hidden",
+        },
+        0,
+    ),
+    Packed(
+        "qkv_bias",
+        {"self_attn.q_proj.bias": "q", "self_attn.k_proj.bias": "kv", "self_attn.v_proj.bias": "kv"},
+        0,
+    ),
+    Packed("q_norm", {"self_attn.q_norm.weight": "head"}, None),
+    Packed("k_norm", {"self_attn.k_norm.weight": "head"}, None),
+    Packed("o", {"self_attn.o_proj.weight": "hidden q"}, 1),
+    Packed("o_bias", {"self_attn.o_proj.bias": "hidden"}, None),
+    Packed("mlp_norm", {"post_attention_layernorm.weight": "hidden"}, None),
+    Packed("gate_up", {"mlp.gate_proj.weight": "middle hidden", "mlp.up_proj.weight": "middle hidden"}, 0),
+    Packed("gate_up_bias", {"mlp.gate_proj.bias": "middle", "mlp.up_proj.bias": "middle"}, 0),
+    Packed("down", {"mlp.down_proj.weight": "hidden middle"}, 1),
+    Packed("down_bias", {"mlp.down_proj.bias": "hidden"}, None),
 )
 MODEL_PACKING = (
-    Packed("embedding", ("model.embed_tokens.weight",), 0),
-    Packed("final_norm", ("model.norm.weight",), None),
-    Packed("head", ("lm_head.weight",), 0),
+    Packed("embedding", {"model.embed_tokens.weight": "vocab hidden"}, 0),
+    Packed("final_norm", {"model.norm.weight": "hidden"}, None),
+    Packed("head", {"lm_head.weight": "vocab hidden"}, 0),
 )
+
+# rope types served, and the fields that each needs
+ROPE_FIELDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +123,18 @@ class DecoderShape:
     rope: dict[str, Any]  # rope_type, rope_theta and what the type needs
     max_positions: int
 
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes by the names that the packing table uses."""
+        return {
+            "vocab": self.vocab_size,
+            "hidden": self.hidden_size,
+            "middle": self.intermediate_size,
+            "q": self.num_heads * self.head_dim,
+            "kv": self.num_kv_heads * self.head_dim,
+            "head": self.head_dim,
+        }
+
 
 def is_native(config: dict[str, Any]) -> bool:
     """True when a row serves this config as it stands; otherwise the general tier may."""
@@ -109,7 +142,7 @@ def is_native(config: dict[str, Any]) -> bool:
     return (
         _architecture(config) in FAMILIES
         and config.get("hidden_act", "silu") == "silu"
-        and rope.get("rope_type") in ("default", "linear", "dynamic", "llama3", "yarn")
+        and rope.get("rope_type") in ROPE_FIELDS
         and rope.get("partial_rotary_factor", 1.0) == 1.0
     )
 
@@ -147,6 +180,9 @@ def parse(config: dict[str, Any], max_model_len: int | None) -> DecoderShape:
         raise LoadError(
             f"{architecture}: {num_heads} query heads do not share {shape.num_kv_heads} KV heads evenly"
         )
+    for field in ROPE_FIELDS[shape.rope["rope_type"]]:
+        if not isinstance(shape.rope.get(field), (int, float)):
+            raise LoadError(f"{architecture}: {shape.rope['rope_type']} rope needs {field!r}")
     if shape.rope["rope_type"] == "dynamic" and (max_model_len or 0) > shape.max_positions:
         # beyond, the rotation of every token would depend on the longest sequence of the batch
         raise LoadError(f"{architecture}: dynamic rope serves at most its {shape.max_positions} positions")

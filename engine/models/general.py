@@ -219,8 +219,11 @@ def _open(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Any, 
             model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
             )
-    except LoadError:
-        raise
+    except KeyError as error:
+        if error.args == (IMPLEMENTATION,):  # its attention classes are looked up in a table of its own
+            name = (config.architectures or [config.model_type])[0]
+            raise LoadError(f"{name} is not served: it keeps attention implementations of its own") from None
+        raise LoadError(f"transformers cannot load {folder}: KeyError: {error}") from error
     except Exception as error:  # transformers raises what it likes; one line says what it was
         line = (str(error).strip().splitlines() or [""])[0]
         raise LoadError(f"transformers cannot load {folder}: {type(error).__name__}: {line}") from error

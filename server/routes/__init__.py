@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-
 from fastapi import APIRouter
 
-FAMILIES = ("health", "models", "responses", "conversations", "chat", "completions", "tokenize", "keys")
+from server.routes import chat, completions, conversations, health, keys, models, responses, tokenize
 
-
-def routers() -> list[APIRouter]:
-    """The router of every family."""
-    names = [f"server.routes.{family}" for family in FAMILIES]
-    return [import_module(name).router for name in names if find_spec(name)]
+ROUTERS: tuple[APIRouter, ...] = tuple(
+    family.router for family in (health, models, responses, conversations, chat, completions, tokenize, keys)
+)

@@ -1,6 +1,7 @@
 """/v1/conversations: a mutable log of items that turns may append to.
 
-Owns the conversation's wire form and its limits. Refuses to know how items are kept and what a run does with them.
+Owns the conversation's wire form and its limits. Refuses to know how items are kept and what a run does with
+them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.clock import now_us
 from server.context import context, owner, read_body
 from server.errors import ApiError, invalid_value
 from server.pages import json_reply, page_json
 from server.query import include, page_args
 from server.routes.responses import new_id
-from server.runs.loop import new_item, now_us
+from server.runs.run import new_item
 from server.schema.fields import IGNORED_HEADER, ignored_header
 from server.schema.items import normalize_input
 from server.schema.responses import check_metadata
@@ -113,7 +115,7 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> R
     return json_reply(_conversation(stored))
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _conversation(stored: StoredConversation) -> bytes:

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import keyring
+from server.clock import now_us
 from server.context import context, life, read_body
 from server.errors import ApiError
 from server.pages import json_reply
-from server.runs.loop import now_us
 from server.schema.shapes import mistyped
 
 router = APIRouter(prefix="/admin/keys")

@@ -28,7 +28,9 @@ def model_object(model: ServedModel) -> dict[str, Any]:
 @router.get("/models")
 async def list_models(request: Request) -> Response:
     """Every name, the default model first."""
-    return JSONResponse({"object": "list", "data": [model_object(model) for model in context(request).models]})
+    return JSONResponse(
+        {"object": "list", "data": [model_object(model) for model in context(request).models]}
+    )
 
 
 @router.get("/models/{model_id:path}")

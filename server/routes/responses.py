@@ -22,8 +22,9 @@ from server.query import PageArgs, choice, flag, include, integer, page_args, ti
 from server.runs import Started
 from server.runs.channel import Frames
 from server.runs.feed import Reader, ReaderLagged
-from server.runs.plan import TERMINAL, RunPlan
-from server.runs.snapshot import response_json, terminal_response
+from server.runs.plan import RunPlan
+from server.runs.snapshot import terminal_response
+from server.runs.steps import TERMINAL
 from server.schema.fields import IGNORED_HEADER, ignored_header
 from server.schema.items import normalize_input
 from server.schema.responses import CreateResponse, parse_create, parse_input_tokens, parse_tool_outputs
@@ -41,7 +42,7 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(24)
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Creating
 
 
@@ -69,10 +70,12 @@ async def _start(request: Request, parsed: CreateResponse, headers: Mapping[str,
 
 async def _result(here: Context, started: Started) -> bytes:
     frames = await started.reader.finished()
-    if frames is None:
-        message = f"The server stopped before response '{started.response_id}' was done."
-        raise ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
-    return terminal_response(frames.data)
+    if frames is not None:
+        return terminal_response(frames.data)
+    if started.stored:
+        await here.runs.get(started.owner, started.response_id)  # NotFound: it was deleted
+    message = f"The server stopped before response '{started.response_id}' was done."
+    raise ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
 
 
 def _headers(ignored: list[str]) -> dict[str, str]:
@@ -80,7 +83,7 @@ def _headers(ignored: list[str]) -> dict[str, str]:
     return {IGNORED_HEADER: value} if value else {}
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Streaming
 
 
@@ -92,8 +95,8 @@ def _stream(
     ended: bool = False,
     headers: Mapping[str, str] | None = None,
 ) -> EventStream:
-    """The stream of a reader; `id:` lines only for clients that ask for an event stream by `Accept`, because they
-    break an SDK that does not."""
+    """The stream of a reader; `id:` lines only for clients that ask for an event stream by `Accept`, because
+    they break an SDK that does not."""
     numbered = "text/event-stream" in request.headers.get("accept", "")
     return EventStream(_frames(reader, after, ended, numbered), headers, on_close=reader.close)
 
@@ -116,24 +119,23 @@ def _with_ids(frames: Frames) -> bytes:
     return b"".join(b"id: %d\n" % (first + offset) + frame for offset, frame in enumerate(frames.split()))
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Reading
 
 
 @router.get("")
 async def list_responses(request: Request) -> Response:
     """The owner's stored responses, newest first (extension)."""
-    query = request.query_params
-    page = await context(request).storage.list_responses(
+    query, here = request.query_params, context(request)
+    page = await here.storage.list_responses(
         owner(request),
         **page_args(query),
         status=choice(query, "status", STATUSES),
         created_after=timestamp(query, "created_after"),
         created_before=timestamp(query, "created_before"),
     )
-    return json_reply(
-        page_json([response_json(stored) for stored in page.data], [s.id for s in page.data], has_more=page.has_more)
-    )
+    bodies = await here.runs.jsons(page)
+    return json_reply(page_json(bodies, [stored.id for stored in page.data], has_more=page.has_more))
 
 
 @router.get("/{response_id}")
@@ -162,7 +164,8 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 
 
 def _starting_after(request: Request) -> int:
-    """The last event that the client has: `starting_after`, or an EventSource's Last-Event-ID; -1 for none."""
+    """The last event that the client has: `starting_after`, or an EventSource's Last-Event-ID; -1 for
+    none."""
     after = integer(request.query_params, "starting_after", minimum=-1)
     if after is not None:
         return after
@@ -186,17 +189,20 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     else:
         page = await storage.input_items(who, response_id, **args)
         found, has_more = page.data, page.has_more
-    return json_reply(page_json([item.body for item in found], [item.id for item in found], has_more=has_more))
+    return json_reply(
+        page_json([item.body for item in found], [item.id for item in found], has_more=has_more)
+    )
 
 
 def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[StoredItem], bool]:
-    """One page of a list that is whole in memory. Raises NotFound for an unknown `after`."""
+    """One page of a list that is whole in memory. Raises NotFound for an unknown `after`; as a cursor, an
+    item that stands there twice means its last place, so that paging ends."""
     ordered = list(items) if args["order"] == "asc" else list(reversed(items))
     if args["after"] is not None:
-        ids = [item.id for item in ordered]
-        if args["after"] not in ids:
+        places = [index for index, item in enumerate(ordered) if item.id == args["after"]]
+        if not places:
             raise NotFound("item", args["after"])
-        ordered = ordered[ids.index(args["after"]) + 1 :]
+        ordered = ordered[places[-1] + 1 :]
     return ordered[: args["limit"]], len(ordered) > args["limit"]
 
 
@@ -206,10 +212,12 @@ async def count_input_tokens(request: Request) -> Response:
     parsed, ignored = parse_input_tokens(await read_body(request, allow_empty=True))
     items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
     count = await context(request).runs.count_input(owner(request), parsed, items)
-    return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}), _headers(ignored))
+    return json_reply(
+        orjson.dumps({"object": "response.input_tokens", "input_tokens": count}), _headers(ignored)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Changing
 
 
@@ -246,19 +254,26 @@ def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream
     """The request that goes on where a completed response stopped, with everything its parent asked for."""
     parent = orjson.loads(b"{" + stored.echo + b"}")
     plan = RunPlan.load(stored.plan)
-    inherited = ("model", "instructions", "tools", "text", "metadata", "background", "store", "parallel_tool_calls",
-                 "max_output_tokens", "truncation", "conversation")  # fmt: skip
-    body = {name: parent[name] for name in inherited if parent.get(name) is not None}
-    if parent.get("reasoning", {}).get("effort"):
-        body["reasoning"] = {"effort": parent["reasoning"]["effort"]}
+    body = {name: parent[name] for name in INHERITED if parent.get(name) is not None}
     if "conversation" not in body:
         body["previous_response_id"] = stored.id
+    body["reasoning"] = {"effort": parent["reasoning"]["effort"], "context": parent["reasoning"]["context"]}
+    choice = parent["tool_choice"]
+    if isinstance(choice, dict) and choice["type"] == "allowed_tools":
+        body["tool_choice"] = {**choice, "mode": "auto"}  # a forced choice held for the first generation only
     sampling = {name: value for name, value in plan.sampling.items() if name != "logprobs"}
     if plan.logprobs:
-        body |= {
-            "include": ["message.output_text.logprobs"],
-            "top_logprobs": plan.sampling.get("logprobs", 0),
-        }
+        body["include"] = ["message.output_text.logprobs"]
+    if plan.cache_salt:
+        body["cache_salt"] = plan.cache_salt
     if plan.template_kwargs:
         body["chat_template_kwargs"] = plan.template_kwargs
     return {**body, **sampling, "input": items, "stream": stream}
+
+
+INHERITED = (
+    "model", "instructions", "tools", "text", "metadata", "background", "parallel_tool_calls",
+    "max_tool_calls", "max_output_tokens", "top_logprobs", "truncation", "conversation", "safety_identifier",
+    "prompt_cache_key", "user",
+)  # fmt: skip
+"""Fields of a response's echo that its continuation by tool outputs takes over."""

@@ -1,11 +1,13 @@
 """/tokenize and /detokenize, as other open servers have them.
 
-Bodies: `{"model", "prompt"}` or `{"model", "messages", "tools", ...}` -> `{"count", "max_model_len", "tokens"}`;
-`{"model", "tokens"}` -> `{"prompt"}`.
+Bodies: `{"model", "prompt"}` or `{"model", "messages", "tools", ...}` -> `{"count", "max_model_len",
+"tokens"}`; `{"model", "tokens"}` -> `{"prompt"}`.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -13,18 +15,23 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine import RenderInput
+from server.chat_view import render_input
 from server.context import context, read_body
 from server.models import ServedModel
 from server.pages import json_reply
+from server.runs.prompt import offer
+from server.schema.chat import parse_chat
 from server.schema.shapes import missing, mistyped, refuse
 
 router = APIRouter()
 
+OWN_FIELDS = frozenset({"prompt", "add_special_tokens", "return_token_strs"})
+
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    """Token ids of a text, or of messages through the chat template, exactly as a generation would see them."""
+    """Token ids of a text, or of messages through the chat template, exactly as a generation would see
+    them."""
     body = await read_body(request)
     model = _model(request, body)
     if body.get("messages") is not None:
@@ -58,25 +65,21 @@ async def detokenize(request: Request) -> Response:
     return json_reply(orjson.dumps({"prompt": await model.engine.detokenize(tokens)}))
 
 
-async def _rendered(model: ServedModel, body: dict[str, Any]) -> tuple[int, ...]:
-    messages, tools = body["messages"], body.get("tools") or []
-    for name, value in (("messages", messages), ("tools", tools)):
-        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-            mistyped(name, "an array of objects", value)
-    rendered = await model.engine.render(
-        RenderInput(messages, tools, add_generation_prompt=_flag(body, "add_generation_prompt", True))
-    )
-    return rendered.ids
+async def _rendered(model: ServedModel, body: Mapping[str, Any]) -> tuple[int, ...]:
+    """The prompt of a chat completion with these fields."""
+    asked, _ = parse_chat({name: value for name, value in body.items() if name not in OWN_FIELDS})
+    offered = offer(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
+    return (await model.engine.render(render_input(asked, offered, now=time.time()))).ids
 
 
-def _model(request: Request, body: dict[str, Any]) -> ServedModel:
+def _model(request: Request, body: Mapping[str, Any]) -> ServedModel:
     name = body.get("model")
     if name is not None and not isinstance(name, str):
         mistyped("model", "a string", name)
     return context(request).models.get(name)
 
 
-def _flag(body: dict[str, Any], name: str, default: bool) -> bool:
+def _flag(body: Mapping[str, Any], name: str, default: bool) -> bool:
     value = body.get(name)
     if value is None:
         return default

@@ -1,8 +1,9 @@
 """The assembler: engine deltas in, event drafts out, and the fold from events back to the output.
 
-Owns item ids, output indices and well-formedness: whatever is open when a run is cut short is closed as incomplete
-before the terminal event. Pure: what it emits depends on what it was fed and on nothing else; no clock, no random,
-no I/O. A draft is an event without its sequence number; its shapes are those of the official event schema.
+Owns item ids, output indices and well-formedness: whatever is open when a run is cut short is closed as
+incomplete before the terminal event. Pure: what it emits depends on what it was fed and on nothing else; no
+clock, no random, no I/O. A draft is an event without its sequence number; its shapes are those of the
+official event schema.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ PREFIXES: Mapping[str, str] = {
 }
 
 
-def derived_id(secret: bytes, kind: str, index: int) -> str:
-    """The id of the `index`-th output item: derived from the run's stored secret, so a replay makes the same."""
+def derived_id(secret: bytes, kind: str, index: int | str) -> str:
+    """The id of the `index`-th output item: derived from the run's stored secret, so a replay makes the
+    same."""
     digest = hashlib.blake2b(f"{kind}:{index}".encode(), key=secret, digest_size=24)
     return PREFIXES[kind] + digest.hexdigest()
 
@@ -77,24 +79,31 @@ class Assembler:
     """Builds one response's output.
 
     secret: the run's, for ids. servers: function name -> server label, for calls that the server runs itself
-    (`mcp_call` items). logprobs: whether text carries them. output: items so far, when a run goes on.
+    (`mcp_call` items). logprobs: whether text carries them. output, unfinished: what `fold` made of its
+    events, when a run goes on.
     """
 
     def __init__(
-        self, secret: bytes, *, servers: Mapping[str, str] | None = None, logprobs: bool = False,
+        self,
+        secret: bytes,
+        *,
+        servers: Mapping[str, str] | None = None,
+        logprobs: bool = False,
         output: Iterable[Item] = (),
-    ) -> None:  # fmt: skip
+        unfinished: Iterable[int] = (),
+    ) -> None:
         self._secret = secret
         self._servers = servers or {}
         self._logprobs = logprobs
         self.output: list[Item] = list(output)
-        self._open: _Open | None = None
         self._calling: dict[str, int] = {  # mcp calls whose outcome is still to come: item id -> output index
             item["id"]: index for index, item in enumerate(self.output) if pending_server_call(item)
         }
-        self.closed: list[tuple[int, Item]] = []  # items closed since `take_closed`
+        open_items = [_reopened(index, self.output[index]) for index in unfinished]
+        self._open: _Open | None = next((o for o in open_items if not pending_server_call(o.item)), None)
+        self._closed: list[tuple[int, Item]] = []  # since `take_closed`
 
-    # -- what the engine says -----------------------------------------------------------------------------------
+    # -- what the engine says --------------------------------------------------------------------------------
 
     def feed(self, deltas: Sequence[Delta]) -> list[Draft]:
         """Drafts for one chunk's deltas."""
@@ -155,11 +164,7 @@ class Assembler:
         call.pieces.append(text)
         drafts.append(call.at(_ARGUMENTS[call.item["type"]] + ".delta", delta=text))
 
-    def server_of(self, function: str) -> str | None:
-        """The label of the server that runs a function, None for the client's own."""
-        return self._servers.get(function)
-
-    # -- what the server does itself ----------------------------------------------------------------------------
+    # -- what the server does itself -------------------------------------------------------------------------
 
     def tools_listed(self, label: str, tools: Sequence[Mapping[str, Any]]) -> list[Draft]:
         """Drafts of a finished tool listing of one server."""
@@ -200,10 +205,11 @@ class Assembler:
         self._item_done(self._open_item(dict(item), drafts), drafts)
         return drafts
 
-    # -- ends ---------------------------------------------------------------------------------------------------
+    # -- ends ------------------------------------------------------------------------------------------------
 
     def ensure_output(self, since: int) -> list[Draft]:
-        """Drafts of an empty message when a generation, begun at output index `since`, said and called nothing."""
+        """Drafts of an empty message when a generation, begun at output index `since`, said and called
+        nothing."""
         drafts: list[Draft] = []
         if all(item["type"] == "reasoning" for item in self.output[since:]):
             self._open_part("message", drafts)
@@ -220,10 +226,10 @@ class Assembler:
 
     def take_closed(self) -> list[tuple[int, Item]]:
         """The (output index, item) closed since the last call."""
-        closed, self.closed = self.closed, []
+        closed, self._closed = self._closed, []
         return closed
 
-    # -- items --------------------------------------------------------------------------------------------------
+    # -- items -----------------------------------------------------------------------------------------------
 
     def _id(self, kind: str) -> str:
         return derived_id(self._secret, kind, len(self.output))
@@ -235,10 +241,8 @@ class Assembler:
         drafts.append(
             {"type": "response.output_item.added", "output_index": opened.index, "item": _copy(item)}
         )
-        return opened if item["type"] in _CLOSED_AT_ONCE else self._keep_open(opened)
-
-    def _keep_open(self, opened: _Open) -> _Open:
-        self._open = opened
+        if item["type"] not in _CLOSED_AT_ONCE:
+            self._open = opened
         return opened
 
     def _open_part(self, kind: str, drafts: list[Draft]) -> _Open:
@@ -285,7 +289,7 @@ class Assembler:
         drafts.append(
             {"type": "response.output_item.done", "output_index": opened.index, "item": _copy(opened.item)}
         )
-        self.closed.append((opened.index, _copy(opened.item)))
+        self._closed.append((opened.index, _copy(opened.item)))
 
 
 _TEXT_DONE = {"message": "response.output_text.done", "reasoning": "response.reasoning_text.done"}
@@ -312,15 +316,15 @@ def pending_server_call(item: Item) -> bool:
     return bool(item["type"] == "mcp_call" and item["status"] == "calling")
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # From events back
 
 
 def fold(events: Iterable[Mapping[str, Any]]) -> tuple[list[Item], set[int]]:
     """The output items that a stream of events describes, and the indices of those still open.
 
-    For a whole stream the items equal the terminal event's output; for a stream cut anywhere they hold what its
-    deltas said.
+    For a whole stream the items equal the terminal event's output; for a stream cut anywhere they hold what
+    its deltas said.
     """
     output: list[Item] = []
     unfinished: set[int] = set()
@@ -336,7 +340,10 @@ def fold(events: Iterable[Mapping[str, Any]]) -> tuple[list[Item], set[int]]:
                 content = output[event["output_index"]]["content"]
                 content[event["content_index"] :] = [dict(event["part"])]
             case "output_text.delta" | "reasoning_text.delta":
-                output[event["output_index"]]["content"][event["content_index"]]["text"] += event["delta"]
+                part = output[event["output_index"]]["content"][event["content_index"]]
+                part["text"] += event["delta"]
+                if event.get("logprobs"):
+                    part["logprobs"] = [*part["logprobs"], *map(_with_bytes, event["logprobs"])]
             case "function_call_arguments.delta" | "mcp_call_arguments.delta":
                 output[event["output_index"]]["arguments"] += event["delta"]
             case "mcp_call_arguments.done":
@@ -344,12 +351,16 @@ def fold(events: Iterable[Mapping[str, Any]]) -> tuple[list[Item], set[int]]:
     return output, unfinished
 
 
-def reopen(assembler: Assembler, unfinished: set[int]) -> None:
-    """Give an assembler that was built from a folded output its open item back, so that it can be closed."""
-    for index in sorted(unfinished):
-        item = assembler.output[index]
-        if pending_server_call(item):
-            continue  # its own constructor found it
-        content = item.get("content") or [{}]
-        text = item.get("arguments") if "arguments" in item else content[0].get("text", "")
-        assembler._keep_open(_Open(index, item, [text or ""]))
+def _with_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An event's log probability as an item carries it. Its bytes are those of its text, which is not exact
+    for a token that holds a part of a character; only an item that a crash cut short ever shows them."""
+    tops = [{**top, "bytes": list(top["token"].encode())} for top in entry["top_logprobs"]]
+    return {**entry, "bytes": list(entry["token"].encode()), "top_logprobs": tops}
+
+
+def _reopened(index: int, item: Item) -> _Open:
+    """An item that a fold left open, as it was when its last event was made."""
+    if "arguments" in item:
+        return _Open(index, item, [item["arguments"]])
+    part = item["content"][0]
+    return _Open(index, item, [part["text"]], list(part.get("logprobs", ())))

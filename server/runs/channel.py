@@ -1,7 +1,7 @@
 """The channel of a live run: the newest frames in memory, and the readers that wait for more.
 
-Owns the tail (bounded; what falls off is read from the log) and waking. Refuses to know who writes, what an event
-means, and how a reader sends.
+Owns the tail (bounded; what falls off is read from the log) and waking. Refuses to know who writes, what an
+event means, and how a reader sends.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Frames:
 class Channel:
     """Where one run's events appear; it lives while the run does or somebody reads.
 
-    echo: the response's immutable fields, as the JSON members to splice into its events. next_seq: the number of
-    the next event to appear, None while nobody here writes the run.
+    echo: the response's immutable fields, as the JSON members to splice into its events. next_seq: the number
+    of the next event to appear, None while nobody here writes the run.
     """
 
     def __init__(self, response_id: str, echo: bytes, *, stored: bool, next_seq: int | None) -> None:

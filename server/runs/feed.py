@@ -1,13 +1,13 @@
 """The feed: the only reader of events. The log first, then live; a gap goes back to the log.
 
-Owns following a response from any event to its terminal one, and the count of who watches what. Refuses to know
-who writes, why a run runs, and HTTP.
+Owns following a response from any event to its terminal one, and the count of who watches what. Refuses to
+know who writes, why a run runs, and HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
 from server.runs.channel import Channel, Frames
@@ -39,6 +39,7 @@ class Feed:
             )
         elif channel.next_seq is None:
             channel.next_seq = next_seq
+        channel.cut = False
         return channel
 
     def release(self, response_id: str) -> None:
@@ -105,41 +106,35 @@ class Reader:
     async def frames(self, after: int = -1, *, ended: bool = False) -> AsyncGenerator[Frames]:
         """Every event above `after`, in order, until the terminal one has come or the stream is cut.
 
-        ended: the response is terminal, so the log is whole and there is nothing to wait for. Join before asking
-        storage whether it is. Raises ReaderLagged, for an unstored run only.
+        ended: the response is terminal, so the log is whole and there is nothing to wait for. Join before
+        asking storage whether it is. Raises ReaderLagged, for an unstored run only.
         """
         channel = self._channel
         while True:
             self._changed.clear()
-            if channel.covers(after):
-                live = channel.read(after)
-                if live is not None:
-                    after = live.last_seq
-                    yield live
-                    if live.terminal:
-                        return
-                    continue
-            elif not channel.stored:
-                raise ReaderLagged(channel.response_id)
-            else:
-                logged = [f async for f in self._logged(after)]
-                for frames in logged:
-                    after = frames.last_seq
-                    yield frames
-                    if frames.terminal:
-                        return
-                if logged:
-                    continue
+            covered = channel.covers(after)
+            found = [live] if covered and (live := channel.read(after)) is not None else []
+            # What has ended in the log may still be on its way to the channel.
+            if not found and (ended or not covered):
+                if not channel.stored:
+                    raise ReaderLagged(channel.response_id)
+                found = await self._logged(after)
+            for frames in found:
+                after = frames.last_seq
+                yield frames
+                if frames.terminal:
+                    return
+            if found:
+                continue
             if ended or channel.ended or channel.cut:
                 return
             await self._changed.wait()
 
-    async def _logged(self, after: int) -> AsyncIterator[Frames]:
+    async def _logged(self, after: int) -> list[Frames]:
         """One page of the log above `after`."""
-        for record in await self._storage.records(self._channel.response_id, after=after):
-            frames = Frames.of(record, self._channel.echo).after(after)
-            after = frames.last_seq
-            yield frames
+        channel = self._channel
+        records = await self._storage.records(channel.response_id, after=after)
+        return [Frames.of(record, channel.echo).after(after) for record in records]
 
     async def finished(self) -> Frames | None:
         """Wait for the end of a run of this process: the frames whose last is the terminal event.

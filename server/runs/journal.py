@@ -1,8 +1,8 @@
 """The journal: the only writer of events. It numbers them, commits them, and only then shows them.
 
-Owns `sequence_number` (made in one function), the group commit (what gathered while the last commit was in flight
-goes into the next; no timer) and the channels that readers of live runs listen on. Refuses to know what an event
-means, HTTP, and the engine. With `store=false` there is no log, only the channel's memory.
+Owns `sequence_number` (made in one function) and the group commit: what gathered while the last commit was in
+flight goes into the next; there is no timer. Refuses to know what an event means, HTTP, and the engine. With
+`store=false` there is no log, only the channel's memory.
 """
 
 from __future__ import annotations
@@ -17,17 +17,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from server.runs.channel import Channel
-from storage import (
-    ECHO_MARK,
-    ClosedItem,
-    Finish,
-    NewResponse,
-    Park,
-    Record,
-    RunAppend,
-    RunClaim,
-    StorageUnavailable,
-)
+from storage import ECHO_MARK, ClosedItem, Finish, NewResponse, Park, Record, RunAppend, StorageUnavailable
 
 if TYPE_CHECKING:
     from storage import Storage
@@ -43,20 +33,26 @@ RETRY_S = 0.1
 """Pause before a commit is tried again while the database cannot be written."""
 
 
-def stamp(draft: Draft, sequence_number: int) -> bytes:
-    """The one place where events get their numbers: a draft's JSON, with ECHO_MARK where the echo belongs."""
-    numbered = {"type": draft["type"], "sequence_number": sequence_number, **draft}
-    if "response" not in draft:
-        return orjson.dumps(numbered)
-    head = numbered.pop("response")
-    return orjson.dumps(numbered)[:-1] + b',"response":' + orjson.dumps(head)[:-1] + b"," + ECHO_MARK + b"}}"
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a record: where they stand in which generation, and the facts that they do not
+    determine."""
+
+    token_ids: tuple[int, ...] = ()
+    generation: int = 0
+    first_token: int = 0
+    facts: bytes | None = None
+
+
+NO_TOKENS = Tokens()
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """One run as the journal sees it: its place in the log and what is not yet committed.
 
-    lost: another owner has the run, or it was deleted; nothing more is written. on_lost is told once.
+    fence: 0 where the database knows nothing of the run. on_lost: told why, once, when nothing more is
+    written: another owner has the run, it was deleted, or the log did not take what it wrote.
     """
 
     response_id: str
@@ -68,15 +64,17 @@ class Entry:
     pending_since: float = 0.0  # perf_counter seconds of the oldest pending write
     num_uncommitted: int = 0
     lost: bool = False
-    on_lost: Callable[[], None] = lambda: None
+    on_lost: Callable[[Exception], None] = lambda why: None
     committed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def lose(self) -> None:
+    def lose(self, why: Exception) -> None:
         """Stop writing; whoever carries the run on is told."""
+        if self.lost:
+            return
         self.lost = True
         self.pending, self.num_uncommitted = None, 0
         self.committed.set()
-        self.on_lost()
+        self.on_lost(why)
 
 
 class Journal:
@@ -103,25 +101,25 @@ class Journal:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    # -- entries ------------------------------------------------------------------------------------------------
+    # -- entries ---------------------------------------------------------------------------------------------
 
     async def begin(self, new: NewResponse, drafts: Sequence[Draft], channel: Channel) -> Entry:
-        """Start a run: its row, its input and its first events in one transaction, shown once they are durable.
+        """Start a run: its row, its input and its first events in one transaction, shown once they are
+        durable.
 
-        Raises what the start transaction raises (ConversationLocked, NotFound, StorageUnavailable).
+        Raises what the start transaction raises (ConversationLocked, NotFound, StorageUnavailable, ...).
         """
         record = _record(drafts, 0)
         fence = 0
         if new.store or new.conversation_id is not None:
-            fence = (
-                await self._storage.start_response(replace(new, record=record if new.store else None))
-            ).fence
+            claim = await self._storage.start_response(replace(new, record=record if new.store else None))
+            fence = claim.fence
         channel.publish(record)
         return Entry(new.id, new.store, fence, record.num_events, channel)
 
-    def resume(self, claim: RunClaim, channel: Channel) -> Entry:
-        """Go on with a run whose claim this process holds."""
-        return Entry(claim.response_id, True, claim.fence, claim.next_seq, channel)
+    def resume(self, channel: Channel, fence: int, next_seq: int) -> Entry:
+        """Go on writing a run behind the last event that its log holds."""
+        return Entry(channel.response_id, channel.stored, fence, next_seq, channel)
 
     async def has_room(self, entry: Entry) -> None:
         """Wait until the run is fewer than MAX_UNCOMMITTED writes ahead of the log."""
@@ -135,13 +133,12 @@ class Journal:
             entry.committed.clear()
             await entry.committed.wait()
 
-    # -- writing ------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def write(
-        self, entry: Entry, drafts: Sequence[Draft], *, tokens: tuple[int, ...] = (), first_token: int = 0,
-        generation: int = 0, logprobs: bytes | None = None, facts: dict[str, Any] | None = None,
-        closed: Sequence[ClosedItem] = (), head: bytes | None = None, status: str | None = None,
-        finish: Finish | None = None, park: Park | None = None,
+        self, entry: Entry, drafts: Sequence[Draft], *, tokens: Tokens = NO_TOKENS, closed:
+        Sequence[ClosedItem] = (), head: bytes | None = None, status: str | None = None, finish: Finish | None
+        = None, park: Park | None = None,
     ) -> None:  # fmt: skip
         """Number the drafts and hand them to the next commit, whole; they are shown after it.
 
@@ -149,15 +146,7 @@ class Journal:
         """
         if entry.lost:
             return
-        record = drafts and replace(
-            _record(drafts, entry.next_seq),
-            generation=generation,
-            first_token=first_token,
-            token_ids=tokens,
-            logprobs=logprobs,
-            facts=orjson.dumps(facts) if facts else None,
-        )
-        records = (record,) if record else ()
+        records = (_record(drafts, entry.next_seq, tokens),) if drafts else ()
         entry.next_seq += len(drafts)
         if not entry.stored and (finish is None or entry.fence == 0):
             for record in records:
@@ -193,34 +182,36 @@ class Journal:
                     since.append(entry.pending_since)
                     entry.pending = None
             self._dirty = {}
-            await self._commit(batch)
+            if batch:
+                self._show(batch, await self._commit(batch))
             done = time.perf_counter()
             for start in since:
                 self._committed(done - start)
             if not self._dirty:
                 self._idle.set()
 
-    async def _commit(self, batch: Sequence[tuple[Entry, RunAppend, int]]) -> None:
-        """Commit one batch and show it. While the database cannot be written nothing is shown: streams pause."""
+    async def _commit(self, batch: Sequence[tuple[Entry, RunAppend, int]]) -> Mapping[str, Exception]:
+        """Commit one batch; returns the runs that were refused. While the database cannot be written this
+        waits."""
         # The records of an unstored run exist nowhere but in its channel; only its end touches the database.
         appends = [
             append if entry.stored else replace(append, records=(), closed=()) for entry, append, _ in batch
         ]
-        refused: Mapping[str, Exception | None]
         while True:
             try:
-                refused = await self._storage.append(appends)
-                break
+                return await self._storage.append(appends)
             except StorageUnavailable as error:
                 log.warning("commit delayed: %s", error)
                 await asyncio.sleep(RETRY_S)
-            except Exception:
+            except Exception as error:
                 log.exception("commit failed for good")
-                refused = dict.fromkeys(append.response_id for append in appends)
-                break
+                return dict.fromkeys((append.response_id for append in appends), error)
+
+    def _show(self, batch: Sequence[tuple[Entry, RunAppend, int]], refused: Mapping[str, Exception]) -> None:
+        """Publish what is durable; runs that were refused learn why."""
         for entry, append, num_writes in batch:
             if append.response_id in refused:
-                entry.lose()
+                entry.lose(refused[append.response_id])
             if entry.lost:
                 continue
             for record in append.records:
@@ -229,6 +220,22 @@ class Journal:
             entry.committed.set()
 
 
-def _record(drafts: Sequence[Draft], first_seq: int) -> Record:
-    events = b"\n".join(stamp(draft, first_seq + offset) for offset, draft in enumerate(drafts))
-    return Record(first_seq=first_seq, num_events=len(drafts), events=events)
+def stamp(draft: Draft, sequence_number: int) -> bytes:
+    """The one place where events get their numbers: a draft's JSON, with ECHO_MARK where the echo belongs."""
+    numbered = {"type": draft["type"], "sequence_number": sequence_number, **draft}
+    if "response" not in draft:
+        return orjson.dumps(numbered)
+    head = numbered.pop("response")
+    return orjson.dumps(numbered)[:-1] + b',"response":' + orjson.dumps(head)[:-1] + b"," + ECHO_MARK + b"}}"
+
+
+def _record(drafts: Sequence[Draft], first_seq: int, tokens: Tokens = NO_TOKENS) -> Record:
+    return Record(
+        first_seq=first_seq,
+        num_events=len(drafts),
+        events=b"\n".join(stamp(draft, first_seq + offset) for offset, draft in enumerate(drafts)),
+        generation=tokens.generation,
+        first_token=tokens.first_token,
+        token_ids=tokens.token_ids,
+        facts=tokens.facts,
+    )

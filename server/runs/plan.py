@@ -1,7 +1,7 @@
 """The plan: a request resolved against the model and the stored past, with nothing left optional.
 
-Owns every check between a request and its context (calls and outputs that must match, the context's size) and the
-pinned `RunPlan`. Reads storage, writes nothing. Refuses to know how a run is executed, and HTTP.
+Owns the pinned `RunPlan`, the functions that it offers and the fit of its context. Reads storage, writes
+nothing. Refuses to know how a run is executed, and HTTP.
 """
 
 from __future__ import annotations
@@ -14,21 +14,34 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import GenerateRequest, Prompt, PromptTooLong, ReaderParams, RenderInput
-from server.errors import ApiError
-from server.runs.prompt import OUTPUT_KINDS, Item, Offer, offer, sampling, to_messages
-from server.runs.steps import pending_calls
+from server.runs.context import drop_oldest, load_context
+from server.runs.prompt import Item, Offer, offer, sampling, to_messages
 from server.schema.fields import SamplingFields
-from server.schema.items import unsupported_parts
+from server.schema.shapes import refuse
 from server.schema.tools import is_builtin
-from storage import HistoryItem, NotFound
 
 if TYPE_CHECKING:
     from server.models import ServedModel
     from server.schema.responses import CreateResponse
     from storage import Storage
+    from tools import ToolSpec
 
-TERMINAL = frozenset({"completed", "incomplete", "failed", "cancelled"})
-"""Statuses that a response never leaves."""
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """What the model may be offered: flat function tools. servers: those that run here, name -> server
+    label."""
+
+    tools: tuple[Item, ...]
+    servers: Mapping[str, str]
+
+    def of_server(self, label: str, name: str | None = None) -> list[Item]:
+        """The tools of a server label, or the one of that name."""
+        return [
+            tool
+            for tool in self.tools
+            if self.servers.get(tool["name"]) == label and name in (None, tool["name"])
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,7 @@ class RunPlan:
     tools: list[Item]
     tool_choice: Any
     parallel_tool_calls: bool
+    max_tool_calls: int | None
     sampling: dict[str, Any]
     seed: int  # used where `sampling` names none
     max_output_tokens: int | None
@@ -77,45 +91,32 @@ class RunPlan:
         """Key of the ids of the output items."""
         return bytes.fromhex(self.secret)
 
-    def functions(self, builtin: Mapping[str, Any]) -> tuple[list[Item], dict[str, str]]:
-        """All functions the model may be offered, flat; and which of them the server runs: name -> server label.
+    def functions(self, builtin: Mapping[str, ToolSpec]) -> Functions:
+        """All functions of the request's tools, those of the server's own included.
 
-        Raises ApiError 400 when two share a name.
+        Raises ApiError 400 when two share a name, or when a server tool asks for what this server has not.
         """
         functions = [tool for tool in self.tools if tool["type"] == "function"]
         servers: dict[str, str] = {}
-        for tool in self.tools:
-            if not is_builtin(tool):
-                continue
-            allowed = tool.get("allowed_tools")
-            names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
-            for name, spec in builtin.items():
-                if names is None or name in names:
-                    servers[name] = tool["server_label"]
-                    functions.append(
-                        {
-                            "type": "function",
-                            "name": name,
-                            "description": spec.description,
-                            "parameters": spec.parameters,
-                        }
-                    )
-        taken = [function["name"] for function in functions]
-        for name in servers:
-            if taken.count(name) > 1:
-                raise ApiError(400, f"Two tools are named {name!r}.", code="invalid_value", param="tools")
-        return functions, servers
+        for index, tool in enumerate(self.tools):
+            if is_builtin(tool):
+                named = _allowed_names(tool, builtin, f"tools[{index}]")
+                servers.update({name: str(tool["server_label"]) for name in named})
+                functions += [_flat(builtin[name]) for name in named]
+        names = [function["name"] for function in functions]
+        for name in names:
+            if names.count(name) > 1:
+                refuse("tools", f"Two tools are named {name!r}.")
+        return Functions(tuple(functions), servers)
 
-    def offer(self, functions: Sequence[Item], *, forced: bool) -> Offer:
+    def offer(self, functions: Functions, *, forced: bool) -> Offer:
         """What the model is offered in a generation: a forced tool choice holds for the first one only."""
-        choice = self.tool_choice
-        if not forced and (choice == "required" or isinstance(choice, dict)):
-            choice = (
-                {**choice, "mode": "auto"}
-                if isinstance(choice, dict) and choice["type"] == "allowed_tools"
-                else "auto"
-            )
-        return offer(functions, choice, self.parallel_tool_calls)
+        choice = _of_functions(self.tool_choice, functions)
+        if not forced and isinstance(choice, dict) and choice["type"] == "allowed_tools":
+            choice = {**choice, "mode": "auto"}
+        elif not forced and choice != "none":
+            choice = "auto"
+        return offer(functions.tools, choice, self.parallel_tool_calls)
 
     def render_input(self, context: Sequence[Item], offered: Offer) -> RenderInput:
         """The template's input for a context."""
@@ -149,132 +150,101 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan with what was needed to make it: its own new input, its context and the first prompt."""
+    """A plan with what was needed to make it: its functions, its own new input, its context, the first
+    prompt."""
 
     plan: RunPlan
+    functions: Functions
     input: tuple[Item, ...]
     context: tuple[Item, ...]
+    conversation_head: int | None
     request: GenerateRequest
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Context
+# ------------------------------------------------------------------------------------------------------------
+# Server tools
 
 
-async def load_history(
-    storage: Storage,
-    owner: str,
-    previous_response_id: str | None,
-    conversation_id: str | None,
-    head: int | None = None,
-) -> list[Item]:
-    """The items that stand before a turn's own input, oldest first. Raises ApiError 400/404."""
-    if previous_response_id is not None:
-        try:
-            previous = await storage.get_response(owner, previous_response_id)
-        except NotFound:
-            message = f"Previous response with id '{previous_response_id}' not found."
-            raise ApiError(
-                400, message, code="previous_response_not_found", param="previous_response_id"
-            ) from None
-        if previous.status not in TERMINAL:
-            message = f"Response '{previous_response_id}' has not finished (status {previous.status})."
-            raise ApiError(400, message, code="response_not_finished", param="previous_response_id")
-        return replayable(await storage.history(owner, previous_response_id=previous_response_id))
-    if conversation_id is not None:
-        try:
-            history = await storage.history(owner, conversation_id=conversation_id, conversation_head=head)
-        except NotFound:
-            message = f"Conversation with id '{conversation_id}' not found."
-            raise ApiError(404, message, code=None, param="conversation") from None
-        return replayable(history)
-    return []
+def _allowed_names(tool: Item, builtin: Mapping[str, ToolSpec], param: str) -> list[str]:
+    """The server's own tools that an `mcp` tool lets in."""
+    if tool.get("require_approval", "never") != "never":
+        message = "This server does not ask for approval; 'require_approval' can only be 'never'."
+        refuse(f"{param}.require_approval", message, "unsupported_parameter")
+    allowed = tool.get("allowed_tools")
+    if isinstance(allowed, dict) and allowed.get("read_only") is not None:
+        message = "This server does not tell tools that only read from others."
+        refuse(f"{param}.allowed_tools.read_only", message, "unsupported_parameter")
+    names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
+    return [name for name in builtin if names is None or name in names]
 
 
-def replayable(history: Sequence[HistoryItem]) -> list[Item]:
-    """History as items, without the calls that a cancelled, failed or incomplete response left unanswered."""
-    items = [(orjson.loads(entry.item.body), entry.response_status) for entry in history]
-    open_calls = pending_calls([item for item, _ in items])
-    return [
-        item
-        for item, status in items
-        if status in (None, "completed")
-        or item["type"] not in OUTPUT_KINDS.values()
-        or item["call_id"] not in open_calls
-    ]
+def _flat(spec: ToolSpec) -> Item:
+    return {
+        "type": "function",
+        "name": spec.name,
+        "description": spec.description,
+        "parameters": dict(spec.parameters),
+    }
 
 
-def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
-    """Every output must answer a call, and every call must have its output. Raises ApiError 400 naming the ids."""
-    known = {item["call_id"] for item in (*history, *new) if item["type"] in OUTPUT_KINDS.values()}
-    for index, item in enumerate(new):
-        if item["type"] in OUTPUT_KINDS and item.get("call_id") not in known:
-            message = f"No tool call found for function call output with call_id {item.get('call_id')}."
-            raise ApiError(400, message, code="invalid_value", param=f"input[{index}].call_id")
-    unanswered = pending_calls([*history, *new])
-    if unanswered:
-        message = f"No tool output found for function call {', '.join(unanswered)}."
-        raise ApiError(400, message, code="invalid_value", param="input")
+def _of_functions(choice: Any, functions: Functions) -> Any:
+    """A tool choice with every reference to a server label replaced by the functions that it stands for."""
+    if not isinstance(choice, dict) or choice["type"] not in ("mcp", "allowed_tools"):
+        return choice
+    refs = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
+    found: list[Item] = []
+    for ref in refs:
+        if ref.get("type") == "mcp":
+            label = ref.get("server_label", "")
+            named = functions.of_server(label, ref.get("name"))
+            if not named:
+                refuse("tool_choice", f"Tool choice {label!r} was not found in the 'tools' parameter.")
+            found += [{"type": "function", "name": tool["name"]} for tool in named]
+        else:
+            found.append(ref)
+    return {"type": "allowed_tools", "mode": choice.get("mode", "required"), "tools": found}
 
 
-def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:
-    """The items without the first `count`, and without outputs whose call went with them."""
-    kept = list(items[count:])
-    calls = {item["call_id"] for item in kept if item["type"] in OUTPUT_KINDS.values()}
-    return [item for item in kept if item["type"] not in OUTPUT_KINDS or item.get("call_id") in calls]
-
-
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Making a plan
 
 
 async def make_plan(
-    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served: ServedModel,
-    builtin: Mapping[str, Any], now: int, tool_timeout_s: float,
+    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
+    ServedModel, builtin: Mapping[str, ToolSpec], now: int, tool_timeout_s: float,
 ) -> Planned:  # fmt: skip
     """Resolve a request whose input is normalised and whose references are resolved.
 
     Raises ApiError 400/404 for what cannot be honoured, PromptTooLong when truncation is disabled.
     """
-    context = await load_context(request, input_items, owner=owner, storage=storage, served=served)
+    context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=tool_timeout_s)
-    functions, _ = plan.functions(builtin)
+    functions = plan.functions(builtin)
     offered = plan.offer(functions, forced=True)
     if offered.constraint is not None:
         if "grammar" not in served.info.capabilities:
             message = f"The model '{served.name}' cannot be made to call a tool."
-            raise ApiError(400, message, code="unsupported_parameter", param="tool_choice")
+            refuse("tool_choice", message, "unsupported_parameter")
         await served.engine.check(offered.constraint)
-    num_dropped, prompt = await fit(plan, served, context, offered, truncate=request.truncation == "auto")
+    num_dropped, prompt = await fit(
+        plan, served, context.items, offered, truncate=request.truncation == "auto"
+    )
     plan = replace(plan, num_dropped=num_dropped)
     first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
-    return Planned(plan, tuple(input_items), tuple(drop_oldest(context, num_dropped)), first)
+    kept = tuple(drop_oldest(context.items, num_dropped))
+    return Planned(plan, functions, tuple(input_items), kept, context.conversation_head, first)
 
 
 async def count_input(
-    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served: ServedModel,
-    builtin: Mapping[str, Any], now: int,
+    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
+    ServedModel, builtin: Mapping[str, ToolSpec], now: int,
 ) -> int:  # fmt: skip
     """How many prompt tokens the request would have, through the same rendering. Raises ApiError 400/404."""
-    context = await load_context(request, input_items, owner=owner, storage=storage, served=served)
+    context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=0.0)
-    functions, _ = plan.functions(builtin)
-    prompt = await served.engine.render(plan.render_input(context, plan.offer(functions, forced=True)))
+    offered = plan.offer(plan.functions(builtin), forced=True)
+    prompt = await served.engine.render(plan.render_input(context.items, offered))
     return len(prompt.ids)
-
-
-async def load_context(
-    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served: ServedModel
-) -> list[Item]:
-    """The stored past and the new input, checked: nothing in it is beyond the model, every call has its output."""
-    unsupported = unsupported_parts(input_items, modalities=served.info.modalities)
-    if unsupported:
-        path, modality = unsupported[0]
-        message = f"The model '{served.name}' cannot read {modality} input."
-        raise ApiError(400, message, code="unsupported_content", param=path)
-    history = await load_history(storage, owner, request.previous_response_id, request.conversation_id)
-    check_calls(history, input_items)
-    return [*history, *input_items]
 
 
 def _resolve(
@@ -302,6 +272,7 @@ def _resolve(
         tools=list(request.tools),
         tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
+        max_tool_calls=request.max_tool_calls,
         sampling=fields,
         seed=secrets.randbits(63),  # the draw's key unless the client gave one
         max_output_tokens=request.max_output_tokens,
@@ -319,8 +290,8 @@ async def fit(
 ) -> tuple[int, Prompt]:
     """How many of the oldest items must go for the prompt to fit, and the prompt.
 
-    Room is kept for the answer: `max_output_tokens`, at most half of the context, or an eighth of it when unset.
-    Without truncation only one token of room is asked for. Raises PromptTooLong with the exact counts.
+    Room is kept for the answer: `max_output_tokens`, at most half of the context, or an eighth of it when
+    unset. Without truncation only one token of room is asked for. Raises PromptTooLong with the exact counts.
     """
     limit = served.info.max_model_len
     prompt = await served.engine.render(plan.render_input(context, offered))

@@ -1,6 +1,7 @@
 """What the model is shown and how it may answer: items to messages, tools to an offer, fields to sampling.
 
-Owns the one way from items to a prompt, for Responses and chat alike. Refuses to know storage, events and HTTP.
+Owns the one way from items to a prompt, for Responses and chat alike. Refuses to know storage, events and
+HTTP.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine import Constraint, ModelInfo, PromptTooLong, SamplingParams, ToolShape
-from server.errors import ApiError
 from server.schema.fields import SamplingFields
+from server.schema.shapes import refuse
 
 Item = dict[str, Any]
 
@@ -25,7 +26,7 @@ OUTPUT_KINDS: Mapping[str, str] = {
 """Output items that answer a call, and the kind of call that they answer."""
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Items to messages
 
 
@@ -41,10 +42,12 @@ def text_of(content: Any) -> str:
 def to_messages(
     items: Sequence[Item], instructions: str | Sequence[Item] | None = None
 ) -> list[dict[str, Any]]:
-    """Items, oldest first, as the messages that chat templates expect; `instructions` become a system message.
+    """Items, oldest first, as the messages that chat templates expect; `instructions` become a system
+    message.
 
-    What one assistant turn said (reasoning, text, calls) becomes one message, because templates print it as one.
-    Items that a text prompt has no words for (hosted tool calls of other servers, compaction) are left out.
+    What one assistant turn said (reasoning, text, calls) becomes one message, because templates print it as
+    one. Items that a text prompt has no words for (hosted tool calls of other servers, compaction) are left
+    out.
     """
     messages: list[dict[str, Any]] = []
     if isinstance(instructions, str):
@@ -117,7 +120,7 @@ class _AssistantTurn:
         self._open = None
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Tools to an offer
 
 
@@ -125,7 +128,8 @@ class _AssistantTurn:
 class Offer:
     """What the model is offered in one generation, and what is enforced.
 
-    tools: for the template. calls: call markup in the output means calls. max_calls: the generation ends after.
+    tools: for the template. calls: call markup in the output means calls. max_calls: the generation ends
+    after.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -139,25 +143,21 @@ def offer(
 ) -> Offer:
     """Resolve function tools (flat form) and a tool choice (official forms) into an offer.
 
-    Raises ApiError 400 when the choice names a tool that is not among `tools`, or needs one where there is none.
+    Raises ApiError 400 when the choice names a tool that is not among `tools`, or needs one where there is
+    none.
     """
     functions = [tool for tool in tools if tool.get("type") == "function"]
-    names = [tool["name"] for tool in functions]
-    mode, allowed = _choice(tool_choice, names, param)
-    if mode == "none" or not functions:
-        if mode == "required":
-            raise ApiError(
-                400, "tool_choice requires a tool call, but there is no tool to call.", param=param
-            )
+    mode, names = _choice(tool_choice, [tool["name"] for tool in functions], param)
+    allowed = [tool for tool in functions if tool["name"] in names]
+    if mode in ("required", "named") and not allowed:
+        refuse(param, "tool_choice requires a tool call, but there is no tool to call.")
+    if mode == "none" or not allowed:
         return Offer()
     if mode == "auto":
         # Without a grammar only what is shown can be called, so an allow-list narrows what is shown.
-        shown = [tool for tool in functions if tool["name"] in allowed]
-        return Offer(tuple(map(_for_template, shown)), None, bool(shown), None if parallel else 1)
+        return Offer(tuple(map(_for_template, allowed)), None, True, None if parallel else 1)
     max_calls = 1 if mode == "named" or not parallel else None
-    shapes = tuple(
-        ToolShape(tool["name"], closed_schema(tool)) for tool in functions if tool["name"] in allowed
-    )
+    shapes = tuple(ToolShape(tool["name"], closed_schema(tool)) for tool in allowed)
     constraint = Constraint("calls", tools=shapes, max_calls=max_calls)
     return Offer(tuple(map(_for_template, functions)), constraint, True, max_calls)
 
@@ -174,15 +174,12 @@ def _choice(choice: Any, names: Sequence[str], param: str) -> tuple[str, frozens
         refs = [tool for tool in choice.get("tools", ()) if tool.get("type", "function") == "function"]
         allowed = frozenset(_known(ref.get("name"), everything, f"{param}.tools") for ref in refs)
         return choice.get("mode", "auto"), allowed
-    raise ApiError(
-        400, f"This server cannot force a tool of type {kind!r}.", code="unsupported_parameter", param=param
-    )
+    refuse(param, f"This server cannot force a tool of type {kind!r}.", "unsupported_parameter")
 
 
 def _known(name: Any, names: Iterable[str], param: str) -> str:
     if not isinstance(name, str) or name not in names:
-        message = f"Tool choice {name!r} was not found in the 'tools' parameter."
-        raise ApiError(400, message, code="invalid_value", param=param)
+        refuse(param, f"Tool choice {name!r} was not found in the 'tools' parameter.")
     return name
 
 
@@ -195,9 +192,9 @@ def _for_template(tool: Mapping[str, Any]) -> dict[str, Any]:
 def closed_schema(tool: Mapping[str, Any]) -> str:
     """The JSON Schema text that the decoder enforces for a tool's arguments.
 
-    Objects that list properties and say nothing of others are closed: every text that fits the closed schema fits
-    the client's, and a small model is kept from inventing arguments. Under a combinator that adds to properties
-    listed elsewhere nothing is closed, since each part would then forbid what the other lists.
+    Objects that list properties and say nothing of others are closed: every text that fits the closed schema
+    fits the client's, and a small model is kept from inventing arguments. Under a combinator that adds to
+    properties listed elsewhere nothing is closed, since each part would then forbid what the other lists.
     """
     return json.dumps(_close(tool.get("parameters") or NO_ARGUMENTS))
 
@@ -228,14 +225,15 @@ def _close(schema: Any, closing: bool = True) -> Any:
     return closed
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Fields to sampling
 
 
 def sampling(fields: SamplingFields, info: ModelInfo, *, prompt_tokens: int, seed: int) -> SamplingParams:
     """Resolve sampling: the request's field, else the checkpoint's generation config, else the API's default.
 
-    `max_tokens` unset means up to the context. Raises PromptTooLong when the prompt leaves no room for a token.
+    `max_tokens` unset means up to the context. Raises PromptTooLong when the prompt leaves no room for a
+    token.
     """
     room = info.max_model_len - prompt_tokens
     if room < 1:

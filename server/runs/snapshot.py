@@ -1,17 +1,16 @@
 """The Response object as bytes: the part that changes, its output, and its echo, joined.
 
-Owns the one composition of a stored response; events are joined from the same parts by the journal and the channel.
-Refuses to know where the parts come from.
+Owns the one composition of a response outside its events, which are joined from the same parts by the
+channel. Refuses to know where the parts come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from server.runs.steps import pending_calls
 from storage import StoredResponse
 
 
@@ -20,15 +19,19 @@ def echo_members(echo: Mapping[str, Any]) -> bytes:
     return orjson.dumps(echo)[1:-1]
 
 
-def response_json(stored: StoredResponse) -> bytes:
-    """A stored response on the wire. While it waits, `pending_tool_calls` (extension) names what it waits for."""
-    output = b",".join(item.body for item in stored.output)
+def join_response(head: bytes, output: Sequence[bytes], echo: bytes, extra: bytes = b"") -> bytes:
+    """A Response object from its parts; `extra` holds members of ours, each with its comma before it."""
+    return head[:-1] + b',"output":[' + b",".join(output) + b"]" + extra + b"," + echo + b"}"
+
+
+def response_json(stored: StoredResponse, pending: Mapping[str, str] | None = None) -> bytes:
+    """A stored response on the wire. While it waits, `pending_tool_calls` (extension) names what it waits
+    for: `pending`, call_id -> name."""
     extra = b""
-    if stored.waiting:
-        pending = pending_calls([orjson.loads(item.body) for item in stored.output])
+    if pending is not None:
         listed = [{"call_id": call_id, "name": name} for call_id, name in pending.items()]
         extra = b',"pending_tool_calls":' + orjson.dumps(listed)
-    return stored.head[:-1] + b',"output":[' + output + b"]" + extra + b"," + stored.echo + b"}"
+    return join_response(stored.head, [item.body for item in stored.output], stored.echo, extra)
 
 
 def terminal_response(data: bytes) -> bytes:

@@ -14,6 +14,9 @@ from server.runs.prompt import OUTPUT_KINDS
 
 Item = dict[str, Any]
 
+TERMINAL = frozenset({"completed", "incomplete", "failed", "cancelled"})
+"""Statuses that a response never leaves."""
+
 MAX_GENERATIONS = 64
 """A loop of server-run tools ends `incomplete` after this many generations."""
 
@@ -22,10 +25,12 @@ MAX_GENERATIONS = 64
 class Progress:
     """A run's counters, over all its generations; rebuilt from its records when another owner goes on.
 
-    input_tokens: sum of the prompts' lengths. ended: how the last generation ended, None while one is at work.
+    input_tokens: sum of the prompts' lengths. first_item: the output index of the last generation's first
+    item. ended: how that generation ended, None while it is at work.
     """
 
     generations: int = 0
+    first_item: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -33,16 +38,18 @@ class Progress:
     ended: Literal["stop", "length"] | None = None
 
     def add(self, facts: Mapping[str, Any], num_tokens: int) -> None:
-        """Count a record: its facts (`generation`, `input_tokens` and `cached_tokens` with the first one of a
-        generation, `ended` and `reasoning_tokens` with the last) and its tokens."""
+        """Count a record: its facts (`generation`, `first_item`, `input_tokens` and `cached_tokens` with the
+        first one of a generation, `ended` with the last, `reasoning_tokens` where there were any) and its
+        tokens."""
         self.output_tokens += num_tokens
+        self.reasoning_tokens += facts.get("reasoning_tokens", 0)
         if "generation" in facts:
             self.generations = facts["generation"] + 1
+            self.first_item = facts["first_item"]
             self.input_tokens += facts["input_tokens"]
             self.cached_tokens += facts["cached_tokens"]
             self.ended = None
         if "ended" in facts:
-            self.reasoning_tokens += facts["reasoning_tokens"]
             self.ended = facts["ended"]
 
     def usage(self) -> dict[str, Any]:
@@ -106,6 +113,11 @@ def pending_calls(items: Sequence[Item]) -> dict[str, str]:
     }
 
 
+def num_server_calls(output: Sequence[Item]) -> int:
+    """Calls that the server has made, whatever came of them."""
+    return sum(item["type"] == "mcp_call" and item["status"] in ("completed", "failed") for item in output)
+
+
 def next_step(
     output: Sequence[Item],
     progress: Progress,
@@ -114,7 +126,8 @@ def next_step(
     waits: bool,
     max_output_tokens: int | None,
 ) -> Step:
-    """Decide. `unlisted`: server labels whose tools were not shown yet; `waits`: the client feeds outputs in place."""
+    """Decide. `unlisted`: server labels whose tools were not shown yet; `waits`: the client feeds outputs in
+    place."""
     left = None if max_output_tokens is None else max_output_tokens - progress.output_tokens
     if progress.generations == 0:
         return ListTools(tuple(unlisted)) if unlisted else Generate(forced=True, max_tokens=left)
@@ -126,8 +139,10 @@ def next_step(
     waiting = tuple(pending_calls(output))
     if waiting:
         return AwaitClient(waiting) if waits else Finish("completed")
-    answered_last = bool(output) and (output[-1]["type"] in OUTPUT_KINDS or output[-1]["type"] == "mcp_call")
-    if not answered_last:
+    # All calls are answered; the model has seen the answers to those that it made before its last generation.
+    if not any(
+        item["type"] in OUTPUT_KINDS or item["type"] == "mcp_call" for item in output[progress.first_item :]
+    ):
         return Finish("completed")
     if progress.generations >= MAX_GENERATIONS or (left is not None and left < 1):
         return Finish("incomplete", "max_output_tokens")

@@ -233,20 +233,14 @@ def either(as_string: Shape, as_array: Shape) -> Shape:
 # ------------------------------------------------------------------------------------------------------------
 # Pydantic's errors
 
-_CODES: Mapping[str, str] = {"missing": "missing_required_parameter"}
 
-
-def from_pydantic(error: ValidationError, prefix: str = "") -> ApiError:
+def from_pydantic(error: ValidationError) -> ApiError:
     """The official 400 for the first problem that pydantic found."""
     first = error.errors(include_url=False, include_context=False)[0]
-    path = prefix
+    path = ""
     for step in first["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
-    kind = first["type"]
-    if kind == "missing":
-        return ApiError(400, f"Missing required parameter: '{path}'.", code=_CODES[kind], param=path)
-    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     message = first["msg"].removeprefix("Value error, ")
-    return ApiError(
-        400, f"Invalid '{shorten(path, 200)}': {message[:1].lower()}{message[1:]}.", code=code, param=path
-    )
+    text = f"Invalid '{shorten(path, 200)}': {message[:1].lower()}{message[1:]}."
+    return ApiError(400, text, code=code, param=path)

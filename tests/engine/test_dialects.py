@@ -11,8 +11,8 @@ from engine.dialects import DIALECTS, detect_dialect, dialect_named
 TINY = Path("engine/tiny/checkpoint/chat_template.jinja")
 
 QWEN = """{{- '<tool_call>\\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}"""
-QWEN_CODER = "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}{% if tool_call.arguments is defined
-%}" LLAMA = """{{- '<|start_header_id|>' }}{{- '{"name": "' + name + '", ' }}{{- '"parameters": ' }}"""
+QWEN_CODER = "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}{% if tool_call.arguments %}"
+LLAMA = """{{- '<|start_header_id|>' }}{{- '{"name": "' + name + '", ' }}{{- '"parameters": ' }}"""
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -48,6 +49,18 @@ def call(name: str, arguments: str = "{}", complete: bool = True) -> list[Delta]
     return [CallStart(name), CallArgs(arguments), CallEnd(complete)]
 
 
+T, E = "<tool_call>", "</tool_call>"
+F = '{"name": "f", "arguments": '
+NO_CALLS = [
+    '{"name": 5}',
+    '{"name": ""}',
+    '{"name": "\\ud800"}',
+    '{"arguments": {}}',
+    "{'name': 'f'}",
+    "{}",
+    "",
+]
+
 WHOLE: list[tuple[str, list[Delta]]] = [
     ("Hello there.", [Text("Hello there.")]),
     ("", []),
@@ -71,33 +84,37 @@ WHOLE: list[tuple[str, list[Delta]]] = [
     (THINK + CALL + "</think>ok", [Reasoning(CALL), Text("ok")]),
     # any layout and order, unknown keys
     (
-        '<tool_call>{"id":1,"arguments":{"s":"}</tool_call>\\"{"},"x":[{}],"name":"g"}</tool_call>',
+        T + '{"id":1,"arguments":{"s":"}</tool_call>\\"{"},"x":[{}],"name":"g"}' + E,
         call("g", '{"s":"}</tool_call>\\"{"}'),
     ),
-    ('<tool_call>\n{"name": "f", "parameters": {"a": [1, {"b": null}]}}\n</tool_call>', call("f", '{"a": [1,
-    {"b": null}]}')), ('<tool_call>{"name": "f"}</tool_call>', call("f")), ('<tool_call>{"name": "f",
-    "arguments": 5}</tool_call>', call("f", "5")), ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>',
-    call("f", '"{}"')), ('<tool_call>{"name": "caf\\u00e9", "arguments": {"é": "😀"}}</tool_call>',
-    call("café", '{"é": "😀"}')), # forgiven: braces missing or too many, no closing tag ('<tool_call>{"name":
-    "f", "arguments": {}}}\n</tool_call>', call("f")), ('<tool_call>{"name": "f", "arguments":
-    {}\n</tool_call>', call("f")), ('<tool_call>{"name": "f", "arguments": {}}', call("f")),
-    ('<tool_call>{"name": "f", "arguments": {}} So', [*call("f"), Text("So")]), ('<tool_call>{"name": "f",
-    "arguments": {}}\n' + CALL, [*call("f"), *call("f", '{"a": 1}')]), # not calls: text, tags and all ("Use
-    <tool_call> tags", [Text("Use <tool_call> tags")]), ("Use\n<tool_call> tags\n" + CALL,
-    [Text("Use\n<tool_call> tags"), *call("f", '{"a": 1}')]), ('<tool_call>{"name": 5}</tool_call>',
-    [Text('<tool_call>{"name": 5}</tool_call>')]), ('<tool_call>{"name": ""}</tool_call>',
-    [Text('<tool_call>{"name": ""}</tool_call>')]), ('<tool_call>{"name": "\\ud800"}</tool_call>',
-    [Text('<tool_call>{"name": "\\ud800"}</tool_call>')]), ('<tool_call>{"arguments": {}}</tool_call>',
-    [Text('<tool_call>{"arguments": {}}</tool_call>')]), ("<tool_call>{'name': 'f'}</tool_call>",
-    [Text("<tool_call>{'name': 'f'}</tool_call>")]), ('<tool_call>\n{"nam', [Text('<tool_call>\n{"nam')]),
-    ("<tool_call><tool_call>{}" + CALL, [Text("<tool_call><tool_call>{}"), *call("f", '{"a": 1}')]), # broken
-    behind the name: the arguments as written ('<tool_call>{"name": "f", "arguments": {"a":
-    [1}}</tool_call>ok', [*call("f", '{"a": [1}}', False), Text("ok")]), ("<tool_call>{\"name\": \"f\",
-    \"arguments\": {'a': 1}}</tool_call>", call("f", "{'a': 1}}", False)), ('<tool_call>{"name": "f",
-    "arguments": {"a": "x', call("f", '{"a": "x', False)), ('<tool_call>{"name": "f", "argum',
-    [CallStart("f"), CallEnd(False)]), ('<tool_call>{"name": "f" oops}</tool_call>.', [CallStart("f"),
-    CallEnd(False), Text(".")]),
-]  # fmt: skip
+    (T + '{"name": "f", "parameters": {"a": [1, {"b": null}]}}' + E, call("f", '{"a": [1, {"b": null}]}')),
+    (T + '{"name": "f"}' + E, call("f")),
+    (T + '{"name": "f", "arguments": 5}' + E, call("f", "5")),
+    (T + '{"name": "f", "arguments": "{}"}' + E, call("f", '"{}"')),
+    (T + '{"name": "caf\\u00e9", "arguments": {"é": "😀"}}' + E, call("café", '{"é": "😀"}')),
+    # forgiven: braces missing or too many, no closing tag
+    (T + F + "{}}}\n" + E, call("f")),
+    (T + F + "{}\n" + E, call("f")),
+    (T + F + "{}}", call("f")),
+    (T + F + "{}} So", [*call("f"), Text("So")]),
+    (T + F + "{}}\n" + CALL, [*call("f"), *call("f", '{"a": 1}')]),
+    # not calls: text, tags and all
+    ("Use <tool_call> tags", [Text("Use <tool_call> tags")]),
+    ("Use\n<tool_call> tags\n" + CALL, [Text("Use\n<tool_call> tags"), *call("f", '{"a": 1}')]),
+    ('<tool_call>\n{"nam', [Text('<tool_call>\n{"nam')]),
+    ("<tool_call><tool_call>{}" + CALL, [Text("<tool_call><tool_call>{}"), *call("f", '{"a": 1}')]),
+    # broken behind the name: the arguments as written
+    (T + F + '{"a": [1}}' + E + "ok", [*call("f", '{"a": [1}}', False), Text("ok")]),
+    (T + F + "{'a': 1}}" + E, call("f", "{'a': 1}}", False)),
+    (T + F + '{"a": "x', call("f", '{"a": "x', False)),
+    (T + '{"name": "f", "argum', [CallStart("f"), CallEnd(False)]),
+    (T + '{"name": "f" oops}' + E + ".", [CallStart("f"), CallEnd(False), Text(".")]),
+]
+
+
+@pytest.mark.parametrize("inside", NO_CALLS)
+def test_what_is_no_call_is_text(inside: str) -> None:
+    assert joined(parse(T + inside + E, calls=True)) == [Text(T + inside + E)]
 
 
 @pytest.mark.parametrize(("text", "deltas"), WHOLE)
@@ -123,7 +140,8 @@ def test_starts_in_reasoning() -> None:
 
 
 def test_max_calls_ends_the_generation() -> None:
-    assert joined(parse([CALL, "\n" + CALL], calls=True, max_calls=1)) == [*call("f", '{"a": 1}'), Done("stop")]
+    one = joined(parse([CALL, "\n" + CALL], calls=True, max_calls=1))
+    assert one == [*call("f", '{"a": 1}'), Done("stop")]
     two = joined(parse(CALL + "\n" + CALL + "x", calls=True, max_calls=2))
     assert two == [*call("f", '{"a": 1}'), *call("f", '{"a": 1}'), Done("stop")]
 
@@ -156,13 +174,14 @@ def test_stop_strings(text: str, stops: tuple[str, ...], deltas: list[Delta]) ->
 
 def test_text_is_held_back_no_longer_than_needed() -> None:
     parser = Parser(dialect_named("hermes"), calls=True, stops=("END",))
+    pieces = ["Hi ", "<", "b> ", "E", "N", "X", "\n", "<tool", "_call>", '{"name": "f"', ', "arguments": {"a']
     seen = []
-    for piece in ["Hi ", "<", "b> ", "E", "N", "X", "\n", "<tool", "_call>", '{"name": "f"', ', "arguments": {"a', '": 1']:
+    for piece in [*pieces, '": 1']:
         parser.feed(piece)
         seen.append(parser.take()[0])
     assert seen == [
-        [Text("Hi ")], [], [Text("<b> ")], [], [], [Text("ENX")], [], [], [], [CallStart("f")], [CallArgs('{"a')],
-        [CallArgs('": 1')],
+        [Text("Hi ")], [], [Text("<b> ")], [], [], [Text("ENX")],
+        [], [], [], [CallStart("f")], [CallArgs('{"a')], [CallArgs('": 1')],
     ]  # fmt: skip
 
 
@@ -186,9 +205,9 @@ def test_llama_reads(text: str, deltas: list[Delta]) -> None:
 # -- invariant 9 ---------------------------------------------------------------------------------------------
 
 BITS = st.sampled_from(
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "\n\n", " ", "{", "}", '{"name": "f"', ', "arguments": ',
-     '{"a": 1}', CALL, "Hello", "STOP", "ST", "<", "</", '"', "\\", "[", "]", ",", ":", "1", "é", "😀", "name",
-     "end"]
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "\n\n", " ", "{", "}", '{"name": "f"',
+     ', "arguments": ', '{"a": 1}', CALL, "Hello", "STOP", "ST", "<", "</", '"', "\\", "[", "]", ",", ":",
+     "1", "é", "😀", "name", "end"]
 )  # fmt: skip
 TEXTS = st.lists(BITS, max_size=14).map("".join)
 
@@ -203,7 +222,7 @@ TEXTS = st.lists(BITS, max_size=14).map("".join)
     stops=st.sampled_from([(), ("STOP",), ("\n",), ("llo", "\n\n", "T"), ("<tool",)]),
     max_calls=st.sampled_from([None, 1]),
 )
-@example("<tool_call>12\"", [13], "hermes", True, "text", (), None)
+@example('<tool_call>{"arguments":12"', [29], "hermes", True, "text", (), None)
 def test_splitting_changes_nothing(
     text: str,
     cuts: list[int],
@@ -217,7 +236,7 @@ def test_splitting_changes_nothing(
     whole = joined(parse([text], dialect, **options))
     assert joined(parse(text, dialect, **options)) == whole
     borders = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    pieces = [text[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+    pieces = [text[start:end] for start, end in pairwise(borders)]
     assert joined(parse(pieces, dialect, **options)) == whole
 
 
@@ -240,7 +259,8 @@ def test_any_arguments_come_out_as_written(
     name: str, arguments: dict[str, Any], ascii_only: bool, indent: int | None, size: int
 ) -> None:
     written = json.dumps(arguments, ensure_ascii=ascii_only, indent=indent)
-    text = f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=ascii_only)}, "arguments": {written}}}\n</tool_call>'
+    quoted = json.dumps(name, ensure_ascii=ascii_only)
+    text = f'<tool_call>\n{{"name": {quoted}, "arguments": {written}}}\n</tool_call>'
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     assert joined(parse(pieces, calls=True)) == call(name, written)
 

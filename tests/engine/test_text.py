@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from engine.scripted import scripted_tokenizer
+from engine.speech import scripted_tokenizer
 from engine.template import render_template
 from engine.text import Detokenizer, Tokenizer
 from engine.types import LoadError, RenderError, RenderInput
@@ -35,7 +35,8 @@ def sentencepiece(kind: str = "llama") -> Tokenizer:
     """A tokenizer as Llama 2 and early Mistral have: spaces as U+2581, unknown characters as bytes."""
     words = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
     words += ["▁", "h", "e", "l", "o", "▁h", "he", "ll", "llo", "▁he", "▁hello", "w", "r", "d", "▁w", "▁wo"]
-    merges = [("▁", "h"), ("h", "e"), ("l", "l"), ("ll", "o"), ("▁h", "e"), ("▁he", "llo"), ("▁", "w"), ("▁w", "o")]
+    merges = [("▁", "h"), ("h", "e"), ("l", "l"), ("ll", "o"), ("▁h", "e"), ("▁he", "llo")]
+    merges += [("▁", "w"), ("▁w", "o")]
     backend = Backend(
         models.BPE(
             vocab={word: index for index, word in enumerate(words)},
@@ -52,7 +53,8 @@ def sentencepiece(kind: str = "llama") -> Tokenizer:
         )
     else:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-        backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
+        spaces = decoders.Metaspace(prepend_scheme="first")
+        backend.decoder = decoders.Sequence([decoders.ByteFallback(), spaces])
     backend.add_special_tokens([AddedToken(word, special=True) for word in words[:3]])
     return Tokenizer(backend, eos_token_ids=(2,))
 
@@ -209,8 +211,9 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }  # fmt: skip
-CALLS = [{"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": {"city":
-"Zürich"}}}] DIALOGUES: dict[str, list[dict[str, Any]]] = {
+CALL = {"name": "get_weather", "arguments": {"city": "Zürich"}}
+CALLS = [{"id": "c1", "type": "function", "function": CALL}]
+DIALOGUES: dict[str, list[dict[str, Any]]] = {
     "short": [{"role": "user", "content": "Hi <b>&</b> 'you'"}],
     "system": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
     "turns": [
@@ -304,7 +307,7 @@ def test_arguments_are_printed_in_one_layout() -> None:
     inp = RenderInput([{"role": "assistant", "tool_calls": [call]}], chat_template=source)
     assert tiny().render(inp) == "False"
     assert tiny().render(inp, "string") == "True"
-    assert call["function"]["arguments"] == "{}"  # type: ignore[index]
+    assert call["function"]["arguments"] == "{}"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,12 @@ from tests.running import Running, http_client, running_app
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/health", 200), ("GET", "/v1/nothing", 404), ("PATCH", "/v1/models", 405), ("POST", "/v1/responses", 400)],
+    [
+        ("GET", "/health", 200),
+        ("GET", "/v1/nothing", 404),
+        ("PATCH", "/v1/models", 405),
+        ("POST", "/v1/responses", 400),
+    ],
 )
 async def test_standard_headers(client: httpx.AsyncClient, method: str, path: str, status: int) -> None:
     reply = await client.request(method, path, headers={"x-client-request-id": "abc-1"})

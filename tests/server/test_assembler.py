@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text
-from server.runs.assembler import Assembler, Draft, derived_id, fold, reopen
+from server.runs.assembler import Assembler, Draft, derived_id, fold
 
 SECRET = b"0123456789abcdef"
 SERVERS = {"calculator": "antiphon"}
@@ -28,7 +28,9 @@ def _turn(parts: list[tuple[str, str]], end: Done | None) -> list[Delta]:
 
 
 turns = st.lists(
-    st.tuples(st.sampled_from(["text", "reasoning", "look_up", "calculator"]), st.text(min_size=1, max_size=6)),
+    st.tuples(
+        st.sampled_from(["text", "reasoning", "look_up", "calculator"]), st.text(min_size=1, max_size=6)
+    ),
     max_size=6,
 )
 ends = st.sampled_from([Done("stop"), Done("length"), None])
@@ -68,8 +70,7 @@ def test_an_output_folded_from_a_prefix_can_be_closed(
     while seen and seen[-1]["type"] == "response.output_item.added":
         seen = seen[:-1]
     output, unfinished = fold(seen)
-    assembler = Assembler(SECRET, servers=SERVERS, output=output)
-    reopen(assembler, unfinished)
+    assembler = Assembler(SECRET, servers=SERVERS, output=output, unfinished=unfinished)
     closing = assembler.interrupt()
     again, left = fold([*seen, *closing])
     assert left == set()
@@ -77,7 +78,9 @@ def test_an_output_folded_from_a_prefix_can_be_closed(
 
 
 @given(turns, ends)
-def test_added_before_delta_before_done_and_one_id_each(parts: list[tuple[str, str]], end: Done | None) -> None:
+def test_added_before_delta_before_done_and_one_id_each(
+    parts: list[tuple[str, str]], end: Done | None
+) -> None:
     """Invariant 5."""
     assembler, drafts = _drafts(_turn(parts, end), [])
     drafts += assembler.interrupt()
@@ -125,7 +128,10 @@ def test_a_server_call_is_open_until_its_outcome() -> None:
     item: dict[str, Any] = assembler.output[0]
     assert (item["status"], item["server_label"]) == ("calling", "antiphon")
     finished = assembler.call_finished(item["id"], "4", None)
-    assert [draft["type"] for draft in finished] == ["response.mcp_call.completed", "response.output_item.done"]
+    assert [draft["type"] for draft in finished] == [
+        "response.mcp_call.completed",
+        "response.output_item.done",
+    ]
     assert (assembler.output[0]["status"], assembler.output[0]["output"]) == ("completed", "4")
     assert [index for index, _ in assembler.take_closed()] == [0]
 

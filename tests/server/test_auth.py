@@ -41,7 +41,10 @@ async def test_a_key_is_needed_once_one_is_configured(tmp_path: Path) -> None:
 
 
 async def test_metrics_need_a_key_where_others_can_reach_them(tmp_path: Path) -> None:
-    async with running_app(tmp_path, host="0.0.0.0", api_key=(ANN,)) as running, http_client(running) as client:
+    async with (
+        running_app(tmp_path, host="0.0.0.0", api_key=(ANN,)) as running,
+        http_client(running) as client,
+    ):
         assert (await client.get("/metrics")).status_code == 401
         assert (await client.get("/metrics", headers=bearer(ANN))).status_code == 200
         assert (await client.get("/health")).status_code == 200
@@ -112,10 +115,12 @@ async def test_a_foreign_id_is_an_unknown_id(tmp_path: Path) -> None:
             body = {"input": "say x", field: value}
             reply = await client.post("/v1/responses", json=body, headers=bearer(BOB))
             assert reply.status_code in (400, 404), field
-            assert (await client.post("/v1/responses", json=body, headers=bearer(ANN))).status_code == 200, field
+            assert (await client.post("/v1/responses", json=body, headers=bearer(ANN))).status_code == 200, (
+                field
+            )
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Stored keys
 
 
@@ -156,7 +161,11 @@ async def test_a_key_revoked_elsewhere_stops_working_within_seconds(
 async def test_admin_routes_need_the_admin_token(server_app: Running, client: httpx.AsyncClient) -> None:
     made = await make_key(client, server_app)
     for headers in ({}, bearer("x"), bearer(made["key"]), {b"authorization": b"Bearer caf\xc3\xa9"}):
-        for method, path in (("GET", "/admin/keys"), ("POST", "/admin/keys"), ("DELETE", "/admin/keys/key_1")):
+        for method, path in (
+            ("GET", "/admin/keys"),
+            ("POST", "/admin/keys"),
+            ("DELETE", "/admin/keys/key_1"),
+        ):
             reply = await client.request(method, path, headers=headers)
             assert reply.status_code == 401
 

@@ -20,7 +20,9 @@ def leaves(kind: type[BaseException]) -> Iterator[type[BaseException]]:
         yield from leaves(sub)
 
 
-@pytest.mark.parametrize("kind", [*leaves(EngineError), *leaves(StorageError)], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [*leaves(EngineError), *leaves(StorageError)], ids=lambda kind: kind.__name__
+)
 def test_every_leaf_error_has_a_row(kind: type[BaseException]) -> None:
     assert kind in _TABLE or kind.__name__ in RAISED_INSIDE_ONLY
 

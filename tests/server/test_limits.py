@@ -146,7 +146,9 @@ async def test_a_huge_header_is_431(live_server: Running) -> None:
     assert b"x-request-id: req_" in head
     assert orjson.loads(body)["error"]["code"] == "headers_too_large"
     many = b"".join(b"x-h%d: v\r\n" % number for number in range(10_000))
-    assert (await exchange(live_server, b"GET /health HTTP/1.1\r\n", many, b"\r\n")).startswith(b"HTTP/1.1 431 ")
+    assert (await exchange(live_server, b"GET /health HTTP/1.1\r\n", many, b"\r\n")).startswith(
+        b"HTTP/1.1 431 "
+    )
     fine = await exchange(live_server, start, b"a" * 30_000, b"\r\nconnection: close\r\n\r\n")
     assert fine.startswith(b"HTTP/1.1 200 ")
 
@@ -171,7 +173,9 @@ async def test_many_requests_on_one_connection_are_each_counted_anew(live_server
 
 async def test_a_stalled_body_is_408(tmp_path: Path) -> None:
     async with live_app(tmp_path, body_timeout_s=0.05) as running:
-        answer = await exchange(running, b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+        answer = await exchange(
+            running, b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"
+        )
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"request_timeout"' in answer
 

@@ -22,8 +22,8 @@ OFFICIAL = {
 
 NOT_HONOURED = {
     "responses": {
-        "hint": "metadata user safety_identifier prompt_cache_key prompt_cache_retention service_tier reasoning "
-        "stream_options prompt_cache_options",
+        "hint": "metadata user safety_identifier prompt_cache_key prompt_cache_retention service_tier "
+        "reasoning stream_options prompt_cache_options",
         "refused": "prompt moderation context_management",
     },
     "input_tokens": {"hint": "reasoning", "refused": "personality"},

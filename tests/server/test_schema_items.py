@@ -356,7 +356,7 @@ TYPED = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(JSON | st.lists(TYPED, max_size=3))
 @example([{"type": "message", "role": "user", "content": float("nan")}])
 def test_no_json_whatever_raises_anything_but_a_400(value: Any) -> None:

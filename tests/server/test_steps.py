@@ -44,20 +44,27 @@ def test_client_calls_complete_the_response_or_are_waited_for() -> None:
 
 def test_output_tokens_count_over_the_whole_run() -> None:
     done = {**SERVER_CALL, "status": "completed"}
-    assert decide([done], ended(output_tokens=12), max_output_tokens=20) == Generate(forced=False, max_tokens=8)
-    assert decide([done], ended(output_tokens=20), max_output_tokens=20) == Finish("incomplete", "max_output_tokens")
+    assert decide([done], ended(output_tokens=12), max_output_tokens=20) == Generate(
+        forced=False, max_tokens=8
+    )
+    assert decide([done], ended(output_tokens=20), max_output_tokens=20) == Finish(
+        "incomplete", "max_output_tokens"
+    )
 
 
 def test_a_loop_of_tools_ends() -> None:
     done = {**SERVER_CALL, "status": "completed"}
-    assert decide([done], ended(generations=steps.MAX_GENERATIONS)) == Finish("incomplete", "max_output_tokens")
+    assert decide([done], ended(generations=steps.MAX_GENERATIONS)) == Finish(
+        "incomplete", "max_output_tokens"
+    )
 
 
 def test_progress_is_rebuilt_from_facts() -> None:
     progress = Progress()
-    progress.add({"generation": 0, "input_tokens": 7, "cached_tokens": 4}, 2)
-    assert progress.ended is None
-    progress.add({"ended": "stop", "reasoning_tokens": 1}, 3)
+    progress.add({"generation": 0, "first_item": 1, "input_tokens": 7, "cached_tokens": 4}, 2)
+    assert (progress.ended, progress.first_item) == (None, 1)
+    progress.add({"reasoning_tokens": 1}, 0)
+    progress.add({"ended": "stop"}, 3)
     assert progress.usage() == {
         "input_tokens": 7,
         "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},

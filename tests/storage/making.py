@@ -1,6 +1,6 @@
 """Values for storage's tests, and the check that every test ends with.
 
-Owns: short ways to make what a server would hand to storage. Refuses to know: the modules behind storage's door.
+Owns: short ways to make what a server would hand to storage. Refuses to know: what is behind storage's door.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def url(folder: Path) -> str:
     return f"sqlite+aiosqlite:///{folder}/antiphon.db"
 
 
-def record(first_seq: int, num_events: int = 1, *, tokens: Sequence[int] = (), **fields: object) -> Record:
+def record(first_seq: int, num_events: int = 1, *, tokens: Sequence[int] = ()) -> Record:
     events = b"\n".join(b'{"sequence_number":%d}' % seq for seq in range(first_seq, first_seq + num_events))
-    return Record(first_seq, num_events, events, token_ids=tuple(tokens), **fields)  # type: ignore[arg-type]
+    return Record(first_seq, num_events, events, token_ids=tuple(tokens))
 
 
 def message(id: str, body: bytes | None = None) -> NewItem:
@@ -147,12 +147,13 @@ _ORPHANS = {
         SELECT r.response_id FROM response_items r LEFT JOIN responses p ON p.id = r.response_id
         WHERE p.id IS NULL OR p.owner <> r.owner""",
     "items of no conversation, or of another owner": """
-        SELECT r.conversation_id FROM conversation_items r LEFT JOIN conversations p ON p.id = r.conversation_id
+        SELECT r.position FROM conversation_items r LEFT JOIN conversations p ON p.id = r.conversation_id
         WHERE p.id IS NULL OR p.owner <> r.owner""",
     "records of no segment": "SELECT 1 FROM records WHERE segment NOT IN (SELECT id FROM segments)",
     "segments of no response": "SELECT 1 FROM segments WHERE response_id NOT IN (SELECT id FROM responses)",
     "a run of no response": "SELECT 1 FROM runs WHERE response_id NOT IN (SELECT id FROM responses)",
-    "posted outputs of no response": "SELECT 1 FROM run_inputs WHERE response_id NOT IN (SELECT id FROM responses)",
+    "posted outputs of no response": """
+        SELECT 1 FROM run_inputs WHERE response_id NOT IN (SELECT id FROM responses)""",
     "a lock that no run holds": """
         SELECT id FROM conversations WHERE active_response_id IS NOT NULL
           AND active_response_id NOT IN (SELECT response_id FROM runs)""",
@@ -166,7 +167,7 @@ _ORPHANS = {
         SELECT 1 FROM conversation_items i JOIN conversations c ON c.id = i.conversation_id
         WHERE i.position >= c.head""",
     "a gap in a log": """
-        SELECT * FROM (SELECT s.response_id, r.first_seq, r.first_seq - coalesce(lag(r.first_seq + r.num_events)
+        SELECT * FROM (SELECT s.response_id, r.first_seq - coalesce(lag(r.first_seq + r.num_events)
           OVER (PARTITION BY s.response_id ORDER BY r.first_seq), 0) AS gap
           FROM segments s JOIN records r ON r.segment = s.id) WHERE gap <> 0""",
     "a deleted response that nothing needs": """

@@ -142,7 +142,8 @@ async def test_what_is_imported_when(tmp_path: Path) -> None:
         import asyncio, sys
         import storage
         def loaded():
-            return [name for name in ("sqlalchemy", "alembic", "aiosqlite", "pydantic", "fastapi") if name in sys.modules]
+            names = ("sqlalchemy", "alembic", "aiosqlite", "pydantic", "fastapi")
+            return [name for name in names if name in sys.modules]
         print(loaded())
         async def main():
             await (await storage.open_storage(sys.argv[1], runner="r")).close()

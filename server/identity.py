@@ -1,0 +1,73 @@
+"""The identity of items: one id, one item, whichever way a client sends it again.
+
+Owns what becomes of a request's items before they are stored: a reference becomes the item that it names, an
+item sent back becomes the stored one, and an id that another item has is replaced. Refuses to know what items
+are for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from server.errors import ApiError
+from server.schema.items import Item, normalize_item
+from server.schema.kinds import PREFIXES
+
+if TYPE_CHECKING:
+    from storage import Storage
+
+
+def may_be_known(item: Item) -> bool:
+    """Whether an item is of a kind that clients send back: what the model said, what tools said,
+    references."""
+    return item["type"] != "message" or item["role"] == "assistant"
+
+
+async def identify(
+    storage: Storage, owner: str, items: Sequence[Item], *, param: str = "input", taken: str | None = None
+) -> list[Item]:
+    """Normalised items as storage is to have them, one for one; the order is kept.
+
+    taken: an id that is known not to be free, though no item that the owner can see has it. Raises ApiError
+    404 for a reference to an item that the owner cannot see.
+    """
+    found = await storage.get_items(owner, list({item["id"] for item in items}))
+    known: dict[str, Item] = {item_id: orjson.loads(stored.body) for item_id, stored in found.items()}
+    if taken is not None:
+        known.setdefault(taken, {"type": "unknown"})
+    identified = []
+    for index, item in enumerate(items):
+        stored = known.setdefault(item["id"], item)
+        if item["type"] == "item_reference":
+            if item["id"] not in found:
+                message = f"Item with id '{item['id']}' not found."
+                raise ApiError(404, message, code="not_found", param=f"{param}[{index}].id")
+            item = stored
+        elif _same(item, stored):
+            item = stored
+        else:
+            item = {**item, "id": PREFIXES[item["type"]] + secrets.token_hex(24)}
+        identified.append(item)
+    return identified
+
+
+def _same(sent: Item, stored: Item) -> bool:
+    """Whether both say the same: clients leave out what is null, and defaults, when they send an item
+    back."""
+    if sent is stored:
+        return True
+    if sent["type"] != stored["type"]:
+        return False
+    same: bool = _bare(sent) == _bare(normalize_item(stored, "stored", lambda prefix: prefix))
+    return same
+
+
+def _bare(value: Any) -> Any:
+    """A JSON value without nulls."""
+    if isinstance(value, dict):
+        return {key: _bare(element) for key, element in value.items() if element is not None}
+    return [_bare(element) for element in value] if isinstance(value, list) else value

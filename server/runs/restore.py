@@ -1,0 +1,75 @@
+"""Restoring: a run as its records left it, back in memory.
+
+Owns the way from storage to a `Run` that can go on or be ended. Reads only. Refuses to know why the run was
+left and what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import orjson
+
+import tools
+from server.runs.assembler import fold
+from server.runs.context import drop_oldest, replayable
+from server.runs.journal import Journal
+from server.runs.plan import RunPlan
+from server.runs.run import Run
+from server.runs.steps import Progress
+from storage import ECHO_MARK, Record
+
+if TYPE_CHECKING:
+    from server.models import Models
+    from server.runs.feed import Feed
+    from storage import Storage
+
+
+class Restorer:
+    """Brings runs back from the log."""
+
+    def __init__(self, storage: Storage, models: Models, journal: Journal, feed: Feed) -> None:
+        self._storage = storage
+        self._models = models
+        self._journal = journal
+        self._feed = feed
+
+    async def run(self, owner: str, response_id: str, fence: int) -> Run:
+        """A run in the hands of this process, which holds its fence. Raises NotFound for a deleted one."""
+        stored = await self._storage.get_response(owner, response_id)
+        plan = RunPlan.load(stored.plan)
+        history = await self._storage.history(owner, previous_response_id=response_id, as_of=plan.created_at)
+        before = [e for e in history if not (e.response_id == response_id and e.direction == "out")]
+        context = drop_oldest(replayable(before, ()), plan.num_dropped)
+        records = await self.records(response_id)
+        output, unfinished = fold(
+            orjson.loads(event.replace(b"," + ECHO_MARK, b""))
+            for record in records
+            for event in record.events.split(b"\n")
+        )
+        # A model that is served no more still has runs to end; whether one may go on is for its fingerprint
+        # to say.
+        served = self._models.get(plan.model if plan.model in self._models else None)
+        run = Run.of(plan, served, plan.functions(tools.BUILTIN), context, output, unfinished)
+        run.progress = _progress(records)
+        next_seq = records[-1].first_seq + records[-1].num_events
+        channel = self._feed.open(response_id, stored.echo, stored=True, next_seq=next_seq)
+        run.entry = self._journal.resume(channel, fence, next_seq)
+        return run
+
+    async def records(self, response_id: str) -> Sequence[Record]:
+        """The whole log of a response."""
+        records: list[Record] = []
+        after = -1
+        while page := await self._storage.records(response_id, after=after):
+            records.extend(page)
+            after = page[-1].first_seq + page[-1].num_events - 1
+        return records
+
+
+def _progress(records: Sequence[Record]) -> Progress:
+    progress = Progress()
+    for record in records:
+        progress.add(orjson.loads(record.facts) if record.facts else {}, len(record.token_ids))
+    return progress

@@ -1,0 +1,126 @@
+"""One run in memory: its plan, what it has made so far, and what of that the log does not hold yet.
+
+Owns the shape of a run and the changing part of its Response object. Refuses to know what is done next
+(`steps`), who does it (`loop`) and how it is written (`journal`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from engine import GenerateRequest
+from server.models import ServedModel
+from server.runs.assembler import Assembler, Draft, Item, derived_id
+from server.runs.journal import Entry, Tokens
+from server.runs.plan import Functions, RunPlan
+from server.runs.prompt import OUTPUT_KINDS
+from server.runs.steps import Progress, pending_calls
+from storage import NewItem
+
+
+@dataclass(slots=True)
+class Unlogged:
+    """The part of a generation that no record holds yet: tokens whose text is not out, and facts of theirs.
+
+    first_token: the index of the first of `token_ids` within the generation.
+    """
+
+    generation: int = 0
+    first_token: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One run of this process.
+
+    context: the items before its output, pinned. input: its own new ones among them. first: the first
+    generation's request, rendered with the plan. unlisted: labels of servers whose tools were not shown yet.
+    """
+
+    plan: RunPlan
+    served: ServedModel
+    functions: Functions
+    assembler: Assembler
+    context: Sequence[Item]
+    input: Sequence[Item] = ()
+    first: GenerateRequest | None = None
+    unlisted: tuple[str, ...] = ()
+    progress: Progress = field(default_factory=Progress)
+    unlogged: Unlogged = field(default_factory=Unlogged)
+    entry: Entry = field(init=False)  # its place in the journal, given once it has one
+    task: asyncio.Task[None] | None = None
+    cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
+    refusal: Exception | None = None  # why the log did not take what it wrote
+    stepping: bool = True  # False once it has ended or parked: what is left is to make that durable
+
+    @classmethod
+    def of(
+        cls, plan: RunPlan, served: ServedModel, functions: Functions, context: Sequence[Item],
+        output: Sequence[Item] = (), unfinished: Collection[int] = (),
+    ) -> Run:  # fmt: skip
+        """A run with what `fold` made of its events, if there are any; its place in the journal is to be
+        given."""
+        listed = {item["server_label"] for item in (*context, *output) if item["type"] == "mcp_list_tools"}
+        labels = dict.fromkeys(label for label in functions.servers.values() if label not in listed)
+        assembler = Assembler(
+            plan.id_secret,
+            servers=functions.servers,
+            logprobs=plan.logprobs,
+            output=output,
+            unfinished=unfinished,
+        )
+        return cls(plan, served, functions, assembler, context, unlisted=tuple(labels))
+
+    def take_tokens(self) -> Tokens:
+        """What is not in the log yet, counted, for the record that is about to be written."""
+        taken = self.unlogged
+        self.progress.add(taken.facts, len(taken.token_ids))
+        self.unlogged = Unlogged(taken.generation, taken.first_token + len(taken.token_ids))
+        facts = orjson.dumps(taken.facts) if taken.facts else None
+        return Tokens(tuple(taken.token_ids), taken.generation, taken.first_token, facts)
+
+    def awaits(self) -> bool:
+        """Whether it is about to wait for its client's answers to calls that can be seen already."""
+        return self.plan.waits and bool(pending_calls(self.assembler.output))
+
+    def head(
+        self, status: str, *, completed_at: int | None = None, error: dict[str, str] | None = None,
+        reason: str | None = None, usage: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The part of the Response object that changes, without its output; `completed_at` in unix
+        seconds."""
+        return {
+            "id": self.plan.response_id,
+            "object": "response",
+            "created_at": self.plan.created_at // 1_000_000,
+            "status": status,
+            "completed_at": completed_at,
+            "error": error,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "usage": usage,
+        }
+
+
+def opening(head: dict[str, Any], *, background: bool) -> list[Draft]:
+    """The first events of every run: `response.created` is first, always."""
+    snapshot = {**head, "output": []}
+    second = "response.queued" if background else "response.in_progress"
+    return [{"type": "response.created", "response": snapshot}, {"type": second, "response": snapshot}]
+
+
+def new_item(item: Item) -> NewItem:
+    """An item as storage takes it; `name` marks the calls that a client answers."""
+    name = item["name"] if item["type"] in OUTPUT_KINDS.values() else None
+    return NewItem(item["id"], item["type"], orjson.dumps(item), item.get("call_id"), name)
+
+
+def output_id(plan: RunPlan, call_id: str) -> str:
+    """The item id of a tool output posted to a run: derived, so the same output posted twice has the same."""
+    return derived_id(plan.id_secret, "function_call_output", call_id)

@@ -1,0 +1,1 @@
+"""Benches: what BENCHMARKS.md is made of. `make bench` runs them all; each prints its figures."""

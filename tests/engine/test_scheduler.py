@@ -1,0 +1,231 @@
+"""Who runs when: no tensors, a step is marked as computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.blocks import KVCache, LayerGroup
+from engine.inbox import Submit
+from engine.rows import Rows
+from engine.scheduler import Batch, Scheduler, Sequence, WaitingQueue
+from engine.types import GenerateRequest, SamplingParams
+
+
+class Bench:
+    """A scheduler with hand-made steps: every sequence that decodes is given token 1."""
+
+    def __init__(
+        self, *, num_blocks: int = 100, budget: int = 64, max_seqs: int = 8, max_len: int = 256
+    ) -> None:
+        self.kv = KVCache([LayerGroup((0,), 1, 8)], [num_blocks], 4, max_seqs, max_len)
+        self.scheduler = Scheduler(
+            self.kv,
+            Rows(max_seqs, max_len),
+            max_num_batched_tokens=budget,
+            max_model_len=max_len,
+            max_undelivered=10,
+            eos_token_ids=(0,),
+        )
+        self.handle = 0
+
+    def add(self, prompt: int | list[int], **fields: Any) -> int:
+        self.handle += 1
+        # of different lengths or first tokens, so that nothing is shared unasked
+        ids = prompt if isinstance(prompt, list) else [100 + self.handle] * prompt
+        sampling = SamplingParams(
+            seed=0, max_tokens=fields.pop("max_tokens", 50), **fields.pop("sampling", {})
+        )
+        request = GenerateRequest(id=str(self.handle), prompt_ids=tuple(ids), sampling=sampling, **fields)
+        self.scheduler.add(Submit(self.handle, request))
+        return self.handle
+
+    def step(self) -> dict[int, int]:
+        """One step: {handle: tokens}."""
+        batch = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        if batch is None:
+            return {}
+        self.book(batch)
+        self.scheduler.check_integrity()
+        counts = batch.counts.tolist()
+        return {sequence.handle: count for sequence, count in zip(batch.sequences, counts, strict=True)}
+
+    def book(self, batch: Batch) -> None:
+        rows = self.scheduler.rows
+        self.scheduler.computed(batch)
+        done = rows.num_computed[batch.slots] == rows.num_tokens[batch.slots]
+        rows.append(batch.slots[done], np.ones(int(done.sum()), np.int64))
+        for sequence, own in zip(batch.sequences, done.tolist(), strict=True):
+            sequence.first_sent |= own
+            sequence.credit -= own
+
+    def sequence(self, handle: int) -> Sequence:
+        found = self.scheduler.find(handle)
+        assert found is not None
+        return found
+
+
+def queued(handle: int, owner: str = "", priority: int = 0) -> Any:
+    request = GenerateRequest(
+        id="", prompt_ids=(1,), sampling=SamplingParams(0, 1), owner=owner, priority=priority
+    )
+    return Sequence(handle, request, None, np.zeros(1, np.int32), b"", frozenset(), 2, 1)
+
+
+def drain(queue: WaitingQueue) -> list[int]:
+    order = []
+    while (sequence := queue.peek()) is not None:
+        queue.pop()
+        order.append(sequence.handle)
+    assert len(queue) == 0
+    return order
+
+
+def test_owners_take_turns_and_priority_goes_first() -> None:
+    queue = WaitingQueue()
+    for handle, owner in enumerate(["a", "a", "a", "b", "c", "b"]):
+        queue.push(queued(handle, owner))
+    queue.push(queued(10, "a", priority=-1))
+    queue.push(queued(11, "a", priority=1))
+    queue.push(queued(12, "b"), front=True)
+    assert drain(queue) == [10, 12, 0, 4, 3, 1, 5, 2, 11]
+
+
+def test_a_waiting_sequence_can_leave() -> None:
+    queue = WaitingQueue()
+    sequences = [queued(handle, owner) for handle, owner in enumerate("aab")]
+    for sequence in sequences:
+        queue.push(sequence)
+    queue.remove(sequences[0])
+    assert drain(queue) == [1, 2]
+
+
+def test_one_budget_serves_decodes_first_then_prefills_in_order() -> None:
+    bench = Bench(budget=20)
+    first, second, third = bench.add(5), bench.add(40), bench.add(9)
+    assert bench.step() == {first: 5, second: 15}
+    assert bench.step() == {first: 1, second: 19}
+    assert bench.step() == {first: 1, second: 6, third: 9}
+    assert bench.step() == {first: 1, second: 1, third: 1}
+
+
+def test_the_batch_has_a_bound() -> None:
+    bench = Bench(max_seqs=2)
+    handles = [bench.add(3) for _ in range(3)]
+    assert set(bench.step()) == set(handles[:2])
+    bench.scheduler.finish(bench.sequence(handles[0]))
+    assert bench.step() == {handles[1]: 1, handles[2]: 3}
+
+
+def test_the_last_admitted_is_preempted_and_comes_back_first() -> None:
+    bench = Bench(num_blocks=5, max_len=20)
+    first, second, third = bench.add(7), bench.add(7), bench.add(3)
+    assert bench.step() == {first: 7, second: 7, third: 3}
+    assert bench.step() == {first: 1, second: 1, third: 1}  # 2 + 2 + 1 blocks, all full
+    fourth = bench.add(1)
+    assert bench.step() == {first: 1, second: 1} or bench.scheduler.counters.preemptions
+    assert bench.sequence(third).slot < 0 and bench.scheduler.counters.preemptions >= 1
+    bench.scheduler.finish(bench.sequence(first))
+    bench.scheduler.finish(bench.sequence(second))
+    step = bench.step()
+    assert list(step) == [third, fourth]
+    assert step[third] == 5  # the first sequence had taken its block
+
+
+def test_a_preempted_sequence_keeps_its_tokens() -> None:
+    bench = Bench(num_blocks=4, max_len=16)
+    first, second = bench.add(6), bench.add(6)
+    for _ in range(4):
+        bench.step()
+    assert bench.sequence(second).slot < 0
+    assert bench.sequence(second).tokens.tolist() == [102] * 6 + [1, 1, 1]
+    bench.scheduler.finish(bench.sequence(first))
+    assert bench.step() == {second: 5}  # one whole block of it was still there
+    assert bench.sequence(second).cached_tokens == 0  # what the first prefill found, and no more
+
+
+def test_a_slow_consumer_pauses_and_is_the_first_to_yield() -> None:
+    bench = Bench(num_blocks=12, max_len=32)
+    slow, fast = bench.add(4), bench.add(4)
+    bench.sequence(fast).credit = 1000
+    for _ in range(10):
+        bench.step()
+    assert bench.sequence(slow).credit == 0
+    assert bench.step() == {fast: 1}
+    third = bench.add(19)
+    step = bench.step()
+    assert step == {fast: 1, third: 19}
+    assert bench.sequence(slow).slot < 0 and bench.scheduler.num_waiting == 1
+    bench.scheduler.finish(bench.sequence(third))
+    assert bench.step() == {fast: 1}  # not even with room does it run before its consumer has caught up
+    bench.scheduler.credit(slow, 5)
+    assert slow in bench.step()
+
+
+def test_a_prompt_waits_for_one_that_computes_its_prefix() -> None:
+    bench = Bench(budget=8)
+    prompt = list(range(50, 74))
+    first = bench.add(prompt)
+    second = bench.add([*prompt, 7])
+    assert bench.step() == {first: 8}
+    assert bench.step() == {first: 8}
+    assert bench.step() == {first: 8}
+    assert bench.step() == {first: 1, second: 1}
+    assert bench.sequence(second).cached_tokens == 24
+
+
+def test_a_prompt_goes_on_when_the_one_it_waited_for_is_gone() -> None:
+    bench = Bench(budget=8)
+    prompt = list(range(50, 74))
+    first, second = bench.add(prompt), bench.add(prompt)
+    bench.step()
+    bench.scheduler.finish(bench.sequence(first))
+    assert bench.step() == {second: 8}
+    assert bench.sequence(second).cached_tokens == 8
+
+
+@pytest.mark.parametrize("field", ["owner", "cache_salt"])
+def test_tenants_and_salts_share_nothing(field: str) -> None:
+    bench = Bench()
+    prompt = list(range(50, 74))
+    own, other = bench.add(prompt, **{field: "x"}), bench.add(prompt, **{field: "y"})
+    bench.step()
+    again = bench.add(prompt, **{field: "x"})
+    bench.step()
+    cached = [bench.sequence(handle).cached_tokens for handle in (own, other, again)]
+    assert cached == [0, 0, 20]
+
+
+def test_a_deadline_names_each_late_sequence_once() -> None:
+    bench = Bench()
+    late, gone, later = bench.add(3, deadline=5.0), bench.add(3, deadline=6.0), bench.add(3, deadline=7.0)
+    bench.step()
+    bench.scheduler.finish(bench.sequence(gone))
+    assert bench.scheduler.expired(4.9) == []
+    assert [sequence.handle for sequence in bench.scheduler.expired(6.5)] == [late]
+    assert bench.scheduler.expired(6.6) == []
+    assert bench.scheduler.next_deadline == 7.0
+    assert [sequence.handle for sequence in bench.scheduler.expired(8.0)] == [later]
+
+
+def test_prompt_logprobs_take_nothing_from_the_cache_and_small_chunks() -> None:
+    bench = Bench(budget=250, num_blocks=200)
+    prompt = list(range(10, 210))
+    bench.add(prompt)
+    bench.step()
+    scored = bench.add(prompt, sampling={"prompt_logprobs": 0})
+    assert bench.step()[scored] == 128
+    assert bench.step()[scored] == 72
+    assert bench.sequence(scored).cached_tokens == 0
+
+
+def test_what_does_not_fit_waits_and_holds_back_those_behind_it() -> None:
+    bench = Bench(num_blocks=10, max_len=40)
+    first, big, small = bench.add(20), bench.add(30), bench.add(2)
+    assert bench.step() == {first: 20}
+    assert bench.step() == {first: 1}
+    bench.scheduler.finish(bench.sequence(first))
+    assert bench.step() == {big: 30, small: 2}

@@ -1,0 +1,107 @@
+"""Settings: four sources in order of rank, one line for a fault, and no setting that nothing reads."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from server import config as module
+from server.config import Config, ConfigError, is_loopback, load, settings, shown
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return {"ANTIPHON_DATA": str(tmp_path)}
+
+
+def test_flag_over_environment_over_file_over_default(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "antiphon.toml").write_text('port = 1\nkeepalive_s = 5\nhost = "127.0.0.2"\n')
+    loaded = load({"port": "3"}, {**env, "ANTIPHON_PORT": "2", "ANTIPHON_KEEPALIVE_S": "7.5"})
+    assert (loaded.config.port, loaded.config.keepalive_s, loaded.config.host) == (3, 7.5, "127.0.0.2")
+    assert loaded.sources["port"] == "flag --port"
+    assert loaded.sources["keepalive_s"] == "environment ANTIPHON_KEEPALIVE_S"
+    assert loaded.sources["host"] == f"file {tmp_path / 'antiphon.toml'}"
+    assert loaded.sources["data"] == "environment ANTIPHON_DATA"
+    assert loaded.sources["dtype"] == "default"
+
+
+def test_the_database_follows_the_data_folder(tmp_path: Path) -> None:
+    config = load({"data": str(tmp_path / "a")}, {}).config
+    assert config.db == f"sqlite+aiosqlite:///{tmp_path}/a/antiphon.db"
+    assert load({"db": "sqlite+aiosqlite:////b.db"}, {}).config.db == "sqlite+aiosqlite:////b.db"
+    assert Config(data=Path("~/x")).data == Path("~/x").expanduser()
+
+
+def test_lists_come_as_repeated_flags_or_with_commas(env: dict[str, str]) -> None:
+    assert load({"served_model_name": ["a", "b"]}, env).config.served_model_name == ("a", "b")
+    from_env = load({}, {**env, "ANTIPHON_SERVED_MODEL_NAME": "a, b,"}).config
+    assert from_env.served_model_name == ("a", "b")
+
+
+def test_secrets_are_never_shown(env: dict[str, str]) -> None:
+    loaded = load({}, {**env, "ANTIPHON_API_KEY": "sk-secret-1,sk-secret-2"})
+    assert loaded.config.secrets() == ["sk-secret-1", "sk-secret-2"]
+    assert "secret" not in shown(loaded.config.api_key)
+    assert "sk-secret" not in repr(loaded.config)
+    assert shown("postgresql+asyncpg://ann:hunter2@db/x") == "postgresql+asyncpg://ann:***@db/x"
+
+
+@pytest.mark.parametrize(
+    ("flags", "extra", "message"),
+    [
+        ({"port": "70000"}, {}, "port (flag --port)"),
+        ({}, {"ANTIPHON_PORT": "eight"}, "port (environment ANTIPHON_PORT)"),
+        ({"dtype": "int3"}, {}, "dtype (flag --dtype)"),
+        ({}, {"ANTIPHON_KEEPALIVE_S": "0"}, "keepalive_s (environment"),
+        ({}, {"ANTIPHON_KEEPALIVE_S": "nan"}, "keepalive_s (environment"),
+    ],
+)
+def test_a_fault_names_the_setting_and_its_source(
+    env: dict[str, str], flags: dict[str, str], extra: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(flags, {**env, **extra})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["prot = 1", "data = '/x'", "port = ", "port = 'x'"])
+def test_a_faulty_file_is_named(env: dict[str, str], tmp_path: Path, text: str) -> None:
+    (tmp_path / "antiphon.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"antiphon\.toml"):
+        load({}, env)
+
+
+def test_what_looks_like_a_setting_and_is_none_is_told(env: dict[str, str]) -> None:
+    assert load({}, {**env, "ANTIPHON_PROT": "1", "OTHER": "1"}).strangers == ["ANTIPHON_PROT"]
+
+
+def test_loopback() -> None:
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"):
+        assert is_loopback(host)
+    for host in ("0.0.0.0", "::", "192.168.1.1", "example.com", ""):
+        assert not is_loopback(host)
+
+
+def test_every_setting_has_words_and_every_time_and_size_a_unit() -> None:
+    for row in settings():
+        assert row.help and row.help[-1] != ".", row.name
+        if row.name.endswith("_s"):
+            assert row.unit == "s", row.name
+        if row.name.endswith("_bytes"):
+            assert row.unit == "bytes", row.name
+        assert row.env == f"ANTIPHON_{row.name.upper()}"
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    """A setting that is accepted, shown and ignored would be a lie."""
+    read = set()
+    for file in (Path(module.__file__).parent).rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and "config" in ast.unparse(node.value):
+                read.add(node.attr)
+    own = {"api_key", "host", "db", "data"}  # read by Config itself, too
+    assert {row.name for row in settings()} - own <= read

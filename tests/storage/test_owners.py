@@ -1,0 +1,98 @@
+"""Owners: a foreign id is an unknown id, for every verb that a client reaches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from storage import ClosedItem, NotFound, Park, RunAppend, Storage
+from tests.storage.making import OTHER, OWNER, call, message, new, now, output, record, turn
+
+# verb -> a call of it that reaches into OWNER's rows (ids as made in `filled`), on behalf of `who`.
+VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {
+    "add_conversation_items": lambda s, who: s.add_conversation_items(who, "c1", [message("new")]),
+    "add_tool_outputs": lambda s, who: s.add_tool_outputs(who, "waits", [output("a")], 1),
+    "delete_conversation": lambda s, who: s.delete_conversation(who, "c1", 1),
+    "delete_conversation_item": lambda s, who: s.delete_conversation_item(who, "c1", "seed", 1),
+    "delete_response": lambda s, who: s.delete_response(who, "r1", 1),
+    "get_conversation": lambda s, who: s.get_conversation(who, "c1"),
+    "get_conversation_item": lambda s, who: s.get_conversation_item(who, "c1", "seed"),
+    "get_response": lambda s, who: s.get_response(who, "r1"),
+    "history": lambda s, who: s.history(who, previous_response_id="r1"),
+    "input_items": lambda s, who: s.input_items(who, "r1", limit=1),
+    "list_conversation_items": lambda s, who: s.list_conversation_items(who, "c1", limit=1),
+    "list_responses": lambda s, who: s.list_responses(who, limit=1, after="r1"),
+    "pending_calls": lambda s, who: s.pending_calls(who, "waits"),
+    "request_cancel": lambda s, who: s.request_cancel(who, "waits"),
+    "start_response": lambda s, who: s.start_response(new("mine", owner=who, previous="r1")),
+    "update_conversation": lambda s, who: s.update_conversation(who, "c1", b"[]"),
+}
+
+UNSCOPED = {
+    "append", "claim", "claim_dead", "claim_due", "next_deadline",
+    "records", "response_input", "waiting_inputs",
+}  # fmt: skip
+"""What only the runner calls, with an id that it was given by a scoped verb or a claim."""
+
+ELSEWHERE = {
+    "close", "commit_stats", "dead", "open", "ready",  # about no row
+    "create_key", "find_key", "list_keys", "revoke_key",  # the administrator's
+    "create_conversation", "get_items",  # name only the caller's own rows; below
+}  # fmt: skip
+
+
+@pytest.fixture
+async def filled(storage: Storage) -> Storage:
+    await turn(storage, "r1", message("m1"))
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("seed")])
+    await storage.start_response(new("waits"))
+    closed = (ClosedItem(0, call("fc", "a")),)
+    append = RunAppend("waits", 1, records=(record(2),), closed=closed, park=Park(10**16))
+    assert not await storage.append([append])
+    return storage
+
+
+def test_every_verb_is_looked_at() -> None:
+    verbs = {name for name, value in inspect.getmembers(Storage, callable) if not name.startswith("_")}
+    assert verbs == VERBS.keys() | UNSCOPED | ELSEWHERE
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_foreign_id_is_an_unknown_id(filled: Storage, verb: str) -> None:
+    with pytest.raises(NotFound) as foreign:
+        await VERBS[verb](filled, OTHER)
+    with pytest.raises(NotFound) as unknown:
+        await VERBS[verb](filled, "a tenant without any rows")
+    assert foreign.value.args == unknown.value.args
+    await VERBS[verb](filled, OWNER)
+
+
+async def test_the_same_names_in_another_house(filled: Storage) -> None:
+    await filled.create_conversation(OTHER, "c2", now(), b"{}", [message("seed", b"theirs")])
+    await turn(filled, "r2", message("m1", b"theirs"), owner=OTHER)
+    assert (await filled.get_items(OWNER, ["m1", "seed"]))["m1"].body == message("m1").body
+    assert {item.body for item in (await filled.get_items(OTHER, ["m1", "seed"])).values()} == {b"theirs"}
+    assert [r.id for r in (await filled.list_responses(OTHER, limit=10)).data] == ["r2"]
+    assert [h.item.body for h in await filled.history(OTHER, conversation_id="c2")] == [b"theirs"]
+    with pytest.raises(NotFound):
+        await filled.history(OTHER, conversation_id="c1")
+    with pytest.raises(NotFound):
+        await filled.start_response(new("r3", owner=OTHER, conversation="c1"))
+    await filled.delete_response(OTHER, "r2", now())
+    assert (await filled.get_items(OWNER, ["m1"]))["m1"].body == message("m1").body
+
+
+async def test_keys(storage: Storage) -> None:
+    made = await storage.create_key("k1", OWNER, "laptop", b"hash-1", "...abc", 5)
+    await storage.create_key("k2", OTHER, "server", b"hash-2", "...def", 6)
+    assert await storage.find_key(b"hash-1") == made and made.owner == OWNER
+    assert await storage.find_key(b"hash-3") is None
+    assert await storage.revoke_key("k1", 9) is True
+    assert await storage.revoke_key("k1", 9) is False and await storage.revoke_key("nope", 9) is False
+    assert await storage.find_key(b"hash-1") is None
+    assert [(key.id, key.revoked_at) for key in await storage.list_keys()] == [("k1", 9), ("k2", None)]
+    with pytest.raises(Exception, match="UNIQUE"):
+        await storage.create_key("k3", OWNER, "again", b"hash-2", "...def", 7)

@@ -1,0 +1,131 @@
+"""The house keeps its walls: who imports whom, what is light, what a wheel holds."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("engine", "server", "storage", "tools")
+LEAVES = ("engine", "storage", "tools")
+FILES = [file for room in ROOMS for file in sorted((ROOT / room).rglob("*.py"))]
+
+FORBIDDEN = {
+    "engine": {"pydantic", "sqlalchemy", "fastapi", "starlette", "uvicorn"},
+    "storage": {"torch", "transformers", "pydantic", "fastapi", "starlette", "uvicorn", "httpx"},
+    "tools": {"torch", "transformers", "sqlalchemy", "fastapi", "starlette", "uvicorn", "pydantic"},
+    "server": {
+        "torch",
+        "transformers",
+        "triton",
+        "llguidance",
+        "tokenizers",
+        "sqlalchemy",
+        "aiosqlite",
+        "alembic",
+    },
+}
+"""What a room never imports, not even late."""
+
+VAGUE = re.compile(r"(^|_)(utils?|common|helpers?|base|managers?|services?)(_|$)")
+
+
+def imports(file: Path) -> list[str]:
+    """Every module that a file imports, wherever in it; relative ones resolved."""
+    package = list(file.relative_to(ROOT).parent.parts)
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            found.append(".".join([*above, *([node.module] if node.module else [])]))
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_star(file: Path) -> None:
+    """Leaves import nothing of ours but themselves; the server imports leaves through their doors only."""
+    room = file.relative_to(ROOT).parts[0]
+    for name in imports(file):
+        top = name.split(".")[0]
+        assert top not in FORBIDDEN[room], f"{room} must not import {name}"
+        assert top != "tests", f"{file.name} imports a test"
+        if top in ROOMS and top != room:
+            assert room == "server", f"{room} is a leaf and imports {name}"
+            assert name == top, f"the server goes through the door of {top}, not through {name}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_module_says_what_it_owns_and_has_a_noun_for_a_name(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    assert ast.get_docstring(tree), "a module begins with what it owns and what it refuses to know"
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    assert not any(VAGUE.search(part) for part in parts), "a vague name: the noun is missing"
+
+
+def test_alembic_is_no_package() -> None:
+    """A package named alembic in the checkout would shadow the library."""
+    assert (ROOT / "alembic" / "env.py").exists()
+    assert not (ROOT / "alembic" / "__init__.py").exists()
+
+
+def test_no_dependency_ships_a_top_level_package_of_ours() -> None:
+    shipped = packages_distributions()
+    for room in ROOMS:
+        assert set(shipped.get(room, ())) <= {"antiphon"}, f"{room} is shipped by {shipped[room]}"
+
+
+SERVE_WITHOUT_TORCH = """
+import asyncio, sys, tempfile
+from pathlib import Path
+from tests.running import http_client, running_app
+
+async def main():
+    with tempfile.TemporaryDirectory() as folder:
+        async with running_app(Path(folder)) as running, http_client(running) as client:
+            assert (await client.post("/v1/responses", json={"input": "say hello"})).status_code == 200
+
+asyncio.run(main())
+heavy = {name.split(".")[0] for name in sys.modules} & {"torch", "transformers", "triton", "openai"}
+assert not heavy, heavy
+"""
+
+
+def test_the_api_on_the_scripted_engine_and_migrations_never_import_torch() -> None:
+    subprocess.run([sys.executable, "-c", SERVE_WITHOUT_TORCH], check=True, cwd=ROOT, timeout=60)
+
+
+def test_what_a_wheel_holds(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path)],
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+        timeout=120,
+    )
+    (wheel,) = tmp_path.glob("antiphon-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(ROOMS)
+    for file in FILES:
+        assert str(file.relative_to(ROOT)) in names
+    migrations = {file.name for file in (ROOT / "alembic" / "versions").glob("*.py")}
+    assert migrations <= {
+        Path(name).name for name in names if name.startswith("storage/migrations/versions/")
+    }
+    assert "storage/migrations/env.py" in names
+    for shipped in (ROOT / "engine" / "tiny" / "checkpoint").rglob("*"):
+        if shipped.is_file():
+            assert str(shipped.relative_to(ROOT)) in names
+    assert not any("__pycache__" in name or name.endswith((".pyc", ".db")) for name in names)
+    entry = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("entry_points.txt")))
+    assert b"antiphon = server.cli:main" in entry
+    assert any(name.endswith("licenses/LICENSE") for name in names)

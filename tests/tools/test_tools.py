@@ -1,0 +1,171 @@
+"""Tools: results whatever happens, and arithmetic that cannot be made to hurt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tools import BUILTIN, LABEL, ToolSpec, execute
+from tools.builtin import calculator
+from tools.runtime import MAX_OUTPUT
+from tools.spec import ToolError
+
+CALCULATOR = BUILTIN["calculator"]
+
+
+async def compute(expression: str) -> str:
+    result = await execute(CALCULATOR, json.dumps({"expression": expression}))
+    assert (result.output is None) != (result.error is None)
+    return result.output if result.output is not None else f"error: {result.error}"
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1 + 2 * 3", "7"),
+        ("(1 + 2) * 3", "9"),
+        ("-2 ^ 2", "-4"),
+        ("2 ** 10", "1024"),
+        ("7 / 2", "3.5"),
+        ("6 / 2", "3"),
+        ("7 // 2 + 7 % 2", "4"),
+        ("0.1 + 0.2", "0.3"),
+        ("sqrt(16) + abs(-1)", "5"),
+        ("round(2.675, 2)", "2.67"),
+        ("max(1, 2, 3)", "3"),
+        ("sin(pi)", "1.22464679915e-16"),
+        ("  12345678901234567890 * 10 ", "123456789012345678900"),
+        ("2 ^ 0.5", "1.41421356237"),
+        ("2 ^ -1", "0.5"),
+    ],
+)
+async def test_calculator(expression: str, value: str) -> None:
+    assert await compute(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "9 ** 9 ** 9",
+        "10 ** 100000",
+        "2 ** -100000",
+        "1e308 * 10",
+        "10 ** 1000 * 1.0",
+        "exp(1000)",
+        "1 / 0",
+        "sqrt(-1)",
+        "(-8) ^ 0.5",
+        "__import__('os').system('true')",
+        "().__class__",
+        "'a' * 1000000000",
+        "[1] * 1000000000",
+        "x",
+        "True + 1",
+        "1 if 1 else 2",
+        "round(1, ndigits=1)",
+        "sqrt()",
+        "sqrt(1, 2)",
+        "lambda: 1",
+        "1 << 100000",
+        "",
+        "1 +",
+        "(" * 400,
+        "-" * 450 + "1",
+        "1" * 501,
+        "\x00",
+    ],
+)
+async def test_calculator_refuses(expression: str) -> None:
+    began = time.perf_counter()
+    answer = await compute(expression)
+    assert answer.startswith("error: ") or set(expression) == {"-", "1"}
+    assert time.perf_counter() - began < 0.5
+
+
+@settings(max_examples=200, deadline=500)
+@given(st.text(alphabet="0123456789+-*/%^.() e", max_size=60))
+def test_calculator_never_hurts(expression: str) -> None:
+    try:
+        assert isinstance(asyncio.run(calculator(expression)), str)
+    except ToolError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "'expression' is missing"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[]", "must be a JSON object"),
+        ("{}", "'expression' is missing"),
+        ('{"expression": 1}', "type string"),
+        ('{"expression": "1", "other": 2}', "no argument 'other'"),
+        ('{"expression": null}', "type string"),
+    ],
+)
+async def test_arguments_that_do_not_fit(arguments: str, words: str) -> None:
+    result = await execute(CALCULATOR, arguments)
+    assert result.output is None and result.error is not None and words in result.error
+
+
+async def test_record_note() -> None:
+    assert (await execute(BUILTIN["record_note"], '{"note": " tea \\n"}')).output == "Noted: tea"
+    assert (await execute(BUILTIN["record_note"], '{"note": " "}')).error
+    assert (await execute(BUILTIN["record_note"], json.dumps({"note": "x" * 5000}))).error
+
+
+async def test_no_exception_gets_out(caplog: pytest.LogCaptureFixture) -> None:
+    async def breaks() -> str:
+        raise RuntimeError("a secret")
+
+    async def hangs() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async def floods() -> str:
+        return "x" * (MAX_OUTPUT + 1)
+
+    spec = ToolSpec("t", "", {"type": "object", "properties": {}}, timeout_s=0.05)
+    broken = await execute(replace(spec, run=breaks), "{}")
+    assert broken.error == "t failed: RuntimeError"
+    assert "a secret" in caplog.text
+    assert "longer than 0.05 s" in str((await execute(replace(spec, run=hangs), "{}")).error)
+    assert "[cut:" in str((await execute(replace(spec, run=floods), "{}")).output)
+    assert (await execute(spec, "{}")).error == "t is not run by this server"
+
+
+async def test_a_cancelled_call_is_cancelled() -> None:
+    began = asyncio.Event()
+
+    async def hangs() -> str:
+        began.set()
+        await asyncio.Event().wait()
+        return ""
+
+    spec = ToolSpec("t", "", {"type": "object", "properties": {}}, run=hangs)
+    task = asyncio.create_task(execute(spec, "{}"))
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_what_the_model_is_told() -> None:
+    assert LABEL == "antiphon"
+    assert {name: spec.idempotent for name, spec in BUILTIN.items()} == {
+        "calculator": True,
+        "record_note": False,
+    }
+    for name, spec in BUILTIN.items():
+        assert (spec.name, spec.kind) == (name, "server")
+        assert spec.description and spec.run is not None
+        assert spec.parameters["type"] == "object"
+        assert set(spec.parameters["required"]) <= set(spec.parameters["properties"])
+        json.dumps(spec.parameters)
