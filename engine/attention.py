@@ -8,8 +8,10 @@ tiles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +25,11 @@ MASK_ELEMENTS = 4 << 20  # queries x keys of one prefill tile, where it needs a 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Work of the torch body: `rows` sequences with one query each, or `rows == 1` with several.
+    """Work of the torch body: `rows` sequences with one query each, or one sequence with several.
 
     `tokens` are the queries' places in the batch; `blocks` [rows * n] the blocks to gather; of the gathered
     keys `skip..skip + num_keys` are used. `mask` [rows, 1, 1, num_keys] or [queries, num_keys] is added to
-    the scores, None where nothing is masked; `is_causal` is a whole prompt that starts at its first token.
+    the scores; None: the queries are the last of the keys, and each sees those up to itself.
     """
 
     tokens: Tensor | slice
@@ -36,7 +38,6 @@ class Tile:
     skip: int
     num_keys: int
     mask: Tensor | None
-    is_causal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Workspace:
 
     def get(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised tensor of this shape, with the dtype and device of `like`."""
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         held = self.buffers.get(name)
         if held is None or held.numel() < size or held.dtype != like.dtype or held.device != like.device:
             held = torch.empty(size, dtype=like.dtype, device=like.device)
@@ -89,8 +90,9 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend from q [T, Hq, D] to the cached keys of each query's own sequence, itself included -> [T, Hq,
-    D].
+    """Attend from q [T, Hq, D] to the cached keys of each query's own sequence, itself included.
+
+    Returns [T, Hq, D].
 
     k_cache, v_cache [num_blocks, block_size, Hkv, D], any strides; softcap bounds the scores by a tanh; sinks
     [Hq] are scores that take part in the softmax and have no value.
@@ -105,48 +107,94 @@ def paged_attention(
         keys = keys.view(tile.rows, -1, num_kv_heads, head_dim)[:, used].transpose(1, 2)
         values = values.view(tile.rows, -1, num_kv_heads, head_dim)[:, used].transpose(1, 2)
         queries = q[tile.tokens].view(-1, num_kv_heads, q.shape[1] // num_kv_heads, head_dim)
-        single = tile.rows == len(queries)
-        if not single:  # [Hkv, G, queries, D] against keys that the heads of a group share
+        if tile.rows == len(queries):  # [rows, Hkv, G, D]: the heads of a group stand where queries do
+            heads_at = 2
+        else:  # [Hkv, G, queries, D] against keys that the heads of a group share
+            heads_at = 1
             queries = queries.permute(1, 2, 0, 3)
             keys = keys.transpose(0, 1).expand(-1, queries.shape[1], -1, -1)
             values = values.transpose(0, 1).expand(-1, queries.shape[1], -1, -1)
-        if softcap is None and sinks is None:
-            mixed = F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=tile.mask, is_causal=tile.is_causal, scale=scale
-            )
+        if softcap is not None or sinks is not None:
+            mixed = _written_out(queries, keys, values, tile.mask, heads_at, scale, softcap, sinks)
+        elif tile.mask is None and heads_at == 1:
+            mixed = _causal(queries, keys, values, scale)
         else:
-            mixed = _attend(queries, keys, values, tile, single, scale, softcap, sinks)
-        if not single:
+            mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=tile.mask, scale=scale)
+        if heads_at == 1:
             mixed = mixed.permute(2, 0, 1, 3)
         out[tile.tokens] = mixed.reshape(-1, q.shape[1], head_dim)
     return out
 
 
-def _attend(
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attention of the last queries q [A, B, n, D] over keys [A, B, S, D], each up to itself, without a mask.
+
+    Keys before the first query are seen by all; those from there on causally; the two parts are weighed by
+    their sums (log-sum-exp), as flash attention weighs its blocks.
+    """
+    past = k.shape[2] - q.shape[2]
+    if past == 0:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    if q.device.type != "cpu":  # elsewhere a kernel takes this body's place; this is only its reference
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=_later_hidden(q, k), scale=scale)
+    flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    before, before_sum = flash(q, k[:, :, :past], v[:, :, :past], scale=scale)
+    own, own_sum = flash(q, k[:, :, past:], v[:, :, past:], 0.0, True, scale=scale)
+    whole = torch.logaddexp(before_sum, own_sum)
+    mixed = before * (before_sum - whole).exp()[..., None] + own * (own_sum - whole).exp()[..., None]
+    return mixed.to(q.dtype)
+
+
+def _later_hidden(q: Tensor, k: Tensor) -> Tensor:
+    """An additive mask [n, S] for queries that are the last n of S keys."""
+    shape = (q.shape[2], k.shape[2])
+    hidden = torch.ones(shape, dtype=torch.bool, device=q.device).triu(1 + shape[1] - shape[0])
+    return _additive(~hidden, q.dtype)
+
+
+def _written_out(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tile: Tile,
-    single: bool,
+    mask: Tensor | None,
+    heads_at: int,
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention written out, for what the fused op lacks; scores in f32."""
+    """Attention step by step, for what the fused op lacks; a piece of the queries at a time if it can."""
+    if sinks is not None:
+        sinks = sinks.float().view((1, q.shape[1], -1, 1) if heads_at == 2 else (*q.shape[:2], 1, 1))
+    if mask is not None or heads_at == 2:
+        return _weigh(q, k, v, mask, scale, softcap, sinks)
+    num, past = q.shape[2], k.shape[2] - q.shape[2]
+    size = max(16, MASK_ELEMENTS // k.shape[2])
+    mixed = []
+    for at in range(0, num, size):
+        queries, end = q[:, :, at : at + size], past + min(at + size, num)
+        keys, values = k[:, :, :end], v[:, :, :end]
+        mixed.append(_weigh(queries, keys, values, _later_hidden(queries, keys), scale, softcap, sinks))
+    return torch.cat(mixed, dim=2)
+
+
+def _weigh(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Scores in f32, softmax, mixed values; `sinks` broadcasts against the scores but for the keys."""
     scores = torch.matmul(q, k.transpose(2, 3)).float() * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    if tile.mask is not None:
-        scores = scores + tile.mask
-    elif tile.is_causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
-    if sinks is None:
-        weights = torch.softmax(scores, dim=-1)
-    else:
-        heads = sinks.float().view(1, q.shape[1], -1, 1) if single else sinks.float().view(*q.shape[:2], 1, 1)
-        scores = torch.cat((scores, heads.expand(*scores.shape[:-1], 1)), dim=-1)
-        weights = torch.softmax(scores, dim=-1)[..., :-1]
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]]
     return torch.matmul(weights.to(v.dtype), v)
 
 
@@ -223,24 +271,23 @@ def _prefill_tiles(
     dtype: torch.dtype,
     to_device: Callable[[NDArray[np.generic]], Tensor],
 ) -> list[Tile]:
-    """Tiles of one sequence's `count` queries from position `start`: pieces whose masks stay small."""
+    """Tiles of one sequence's `count` queries from position `start`: one, or with a window pieces whose masks
+    stay small."""
+    end = start + count
+    if window is None or window >= end:
+        blocks = to_device(table[: -(-end // block_size)])
+        return [Tile(slice(token, token + count), 1, blocks, 0, end, None)]
     tiles = []
-    if start == 0 and (window is None or window >= count):
-        blocks = to_device(table[: -(-count // block_size)])
-        return [Tile(slice(token, token + count), 1, blocks, 0, count, None, is_causal=True)]
-    piece = max(16, MASK_ELEMENTS // (start + count))
+    piece = max(16, MASK_ELEMENTS // (window + count))
     for at in range(0, count, piece):
         num = min(piece, count - at)
         query_at = start + at + np.arange(num)[:, None]
-        low = 0 if window is None else max(0, start + at - window + 1)
+        low = max(0, start + at - window + 1)
         first, end = low // block_size, start + at + num
         key_at = np.arange(low, end)[None]
-        seen = key_at <= query_at
-        if window is not None:
-            seen &= key_at > query_at - window
-        tokens = slice(token + at, token + at + num)
-        mask = _additive(to_device(seen), dtype)
+        mask = _additive(to_device((key_at <= query_at) & (key_at > query_at - window)), dtype)
         blocks = to_device(table[first : -(-end // block_size)])
+        tokens = slice(token + at, token + at + num)
         tiles.append(Tile(tokens, 1, blocks, low - first * block_size, end - low, mask))
     return tiles
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -28,6 +29,7 @@ from engine.types import (
     Constraint,
     Done,
     EngineDead,
+    EngineError,
     EngineStats,
     GenerateRequest,
     LoadError,
@@ -93,17 +95,17 @@ class LocalEngine:
             step_timeout_s=step_timeout_s,
         )
         self._inbox: Inbox = SimpleQueue()
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="engine-text")
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
         self._mailboxes: dict[int, Mailbox] = {}
         self._next_handle = 0
+        self._watchdog: asyncio.TimerHandle | None = None  # set once the engine is started
+        self._grammars: Grammars | None = None
         self._closed = False
 
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> ModelInfo:
-        """See `Engine.start`. The engine thread imports torch and loads the model while this side reads text
-        files.
-        """
+        """See `Engine.start`; the engine thread loads torch and weights while another reads the tokenizer."""
         self._asyncio = asyncio.get_running_loop()
         self._death: asyncio.Future[BaseException] = self._asyncio.create_future()
         folder = await self._in_pool(lambda: find_folder(self._settings.model))
@@ -117,13 +119,15 @@ class LocalEngine:
         self._tokenizer = tokenizer.result()
         self._dialect = _dialect(self._settings.dialect, self._tokenizer)
         self._info = self._describe(folder)
-        self._grammars: Grammars | None = None
         self._watch()
         return self._info
 
     def _run(self, folder: Path, tokenizer: Future[Tokenizer], loaded: asyncio.Future[EngineLoop]) -> None:
         """The engine thread: load, say so, then step until closed or dead."""
         try:
+            # Threads that wait at a barrier by spinning take their core from whoever they wait for, as soon
+            # as anything else runs on the machine; asleep they cost some microseconds. Read when torch loads.
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
             from engine.loop import build_loop
 
             text = tokenizer.result()
@@ -136,7 +140,7 @@ class LocalEngine:
                 deliver=lambda outputs: self._post(lambda: self._receive(outputs)),
             )
         except BaseException as error:
-            failure = error  # the name is unbound when the block ends, and the callback runs later
+            failure = _load_error(folder, error)
             self._post(lambda: _resolve(loaded, failure))
             return
         self._post(lambda: _resolve(loaded, loop))
@@ -158,10 +162,8 @@ class LocalEngine:
         if self._death.done():
             return
         self._death.set_result(error)
-        reason = EngineDead(f"the engine died: {type(error).__name__}: {error}")
-        reason.__cause__ = error
         for handle, mailbox in self._mailboxes.items():
-            mailbox.put(RowOutput(handle, error=reason))
+            mailbox.put(RowOutput(handle, error=_dead(error)))
 
     def _watch(self) -> None:
         """A step that makes no progress for `step_timeout_s` counts as the engine's death."""
@@ -184,11 +186,10 @@ class LocalEngine:
             return
         self._closed = True
         self._inbox.put(Close())
-        if hasattr(self, "_watchdog"):
+        if self._watchdog is not None:
             self._watchdog.cancel()
-            hung = self._death.done()
-            if not hung:
-                await self._in_pool(self._thread.join)
+            if not self._death.done():
+                await self._in_pool(lambda: self._thread.join(self._settings.step_timeout_s))
             for handle, mailbox in self._mailboxes.items():
                 mailbox.put(RowOutput(handle, error=EngineDead("the engine was closed")))
         self._pool.shutdown(wait=False)
@@ -222,15 +223,16 @@ class LocalEngine:
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
+        if self._watchdog is None:
+            return EngineStats()
         scheduler = self._loop.scheduler
-        counters, pool = scheduler.counters, scheduler.kv.pools[0]
-        cached = pool.num_cached
+        counters, pools = scheduler.counters, scheduler.kv.pools
         return EngineStats(
             waiting=scheduler.num_waiting + self._inbox.qsize(),
             running=len(scheduler.running),
-            kv_blocks_total=pool.num_blocks,
-            kv_blocks_used=pool.num_blocks - pool.num_available,
-            kv_blocks_cached=cached,
+            kv_blocks_total=sum(pool.num_blocks for pool in pools),
+            kv_blocks_used=sum(pool.num_blocks - pool.num_available for pool in pools),
+            kv_blocks_cached=sum(pool.num_cached for pool in pools),
             prefix_queries_total=counters.prefix_queries,
             prefix_hits_total=counters.prefix_hits,
             prompt_tokens_total=counters.prompt_tokens,
@@ -245,9 +247,7 @@ class LocalEngine:
             self._loop.scheduler.check_integrity()
 
     async def settled(self) -> None:
-        """Wait until the engine thread has obeyed every command given so far: an abort has freed its blocks
-        then.
-        """
+        """Wait until the engine thread has obeyed every command so far; aborts have freed blocks by then."""
         obeyed: asyncio.Future[None] = self._asyncio.create_future()
         self._inbox.put(Call(lambda: self._post(lambda: _resolve(obeyed, None))))
         futures: set[asyncio.Future[Any]] = {obeyed, self._death}
@@ -304,32 +304,37 @@ class LocalEngine:
         self._next_handle += 1
         mailbox = Mailbox()
         if end is None:
+            self._require_alive()  # still, after a grammar was compiled
             self._require_room()
             self._mailboxes[handle] = mailbox
             self._inbox.put(Submit(handle, request, matcher))
         try:
             for chunk in generation.replay(end):
-                yield chunk
                 if is_last(chunk):
-                    return
-            while True:
+                    self._drop(handle)
+                yield chunk
+            while handle in self._mailboxes:
                 outputs = await mailbox.take()
-                last = outputs[-1]
-                if last.finish is not None or last.error is not None:
+                error = outputs[-1].error
+                if outputs[-1].finish is not None or error is not None:
                     del self._mailboxes[handle]  # the engine thread has dropped it already
                 elif mailbox.num_uncredited >= CREDIT_STEP:
                     self._inbox.put(Credit(handle, mailbox.num_uncredited))
                     mailbox.num_uncredited = 0
                 read = generation.read(outputs)
                 if read is not None:
+                    if is_last(read):  # before the consumer sees the end: it may never come back
+                        self._drop(handle)
                     yield read
-                    if is_last(read):
-                        return
-                if last.error is not None:
-                    raise last.error
+                if error is not None and not (read is not None and is_last(read)):
+                    raise error
         finally:
-            if self._mailboxes.pop(handle, None) is not None:
-                self._inbox.put(Abort(handle))
+            self._drop(handle)
+
+    def _drop(self, handle: int) -> None:
+        """Have the engine thread forget a request, if it still runs there."""
+        if self._mailboxes.pop(handle, None) is not None:
+            self._inbox.put(Abort(handle))
 
     def _receive(self, outputs: list[RowOutput]) -> None:
         """A step's outputs arrive on the asyncio loop; those of requests that are gone are dropped."""
@@ -344,11 +349,10 @@ class LocalEngine:
     # -- checks ----------------------------------------------------------------------------------------------
 
     def _require_alive(self) -> None:
-        if self._closed:
-            raise EngineDead("the engine was closed")
+        if self._closed or self._watchdog is None:
+            raise EngineDead("the engine was closed" if self._closed else "the engine was not started")
         if self._death.done():
-            error = self._death.result()
-            raise EngineDead(f"the engine died: {type(error).__name__}: {error}") from error
+            raise _dead(self._death.result())
 
     def _require_room(self) -> None:
         scheduler = self._loop.scheduler
@@ -397,6 +401,22 @@ def _dialect(name: str | None, tokenizer: Tokenizer) -> Dialect:
         return dialect_named(name)
     except KeyError as error:
         raise LoadError(str(error.args[0])) from None
+
+
+def _dead(cause: BaseException) -> EngineDead:
+    error = EngineDead(f"the engine died: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def _load_error(folder: Path, error: BaseException) -> BaseException:
+    """Whatever kept the model from loading, as an EngineError of one line."""
+    if isinstance(error, EngineError):
+        return error
+    line = (str(error).strip().splitlines() or [""])[0]
+    wrapped = LoadError(f"cannot load {folder}: {type(error).__name__}: {line}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _resolve(future: asyncio.Future[T], outcome: T | BaseException) -> None:

@@ -23,7 +23,7 @@ from engine.models import ModelSpec, load_model
 from engine.rows import Rows, StepPlan
 from engine.runner import Runner, StepResult, size_pools
 from engine.scheduler import Batch, Scheduler, Sequence
-from engine.types import DeadlineExceeded, Done, LoadError, RequestFailed
+from engine.types import DeadlineExceeded, Done, RequestFailed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,7 +228,7 @@ def build_loop(
     inbox: Inbox,
     deliver: Deliver,
 ) -> EngineLoop:
-    """Load the model and allocate its KV, on the calling thread; raises LoadError."""
+    """Load the model and allocate its KV, on the calling thread; raises LoadError, or what torch raises."""
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     name = settings.device
@@ -238,15 +238,7 @@ def build_loop(
     # every sequence that decodes has its token in every step, and one that prefills at least one
     max_num_seqs = min(settings.max_num_seqs, settings.max_num_batched_tokens)
     with torch.inference_mode():
-        try:
-            model = load_model(
-                folder, dtype=settings.dtype, device=device, max_model_len=settings.max_model_len
-            )
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
-            lines = str(error).strip().splitlines()
-            raise LoadError(
-                f"cannot load {folder}: {type(error).__name__}: {lines[0] if lines else ''}"
-            ) from error
+        model = load_model(folder, dtype=settings.dtype, device=device, max_model_len=settings.max_model_len)
         num_blocks, max_model_len = size_pools(
             model,
             block_size=settings.block_size,

@@ -29,6 +29,7 @@ from engine import (
 )
 from storage import (
     ConversationLocked,
+    ConversationMoved,
     FolderHeld,
     ItemConflict,
     NotFound,
@@ -138,6 +139,9 @@ _TABLE: Mapping[type[BaseException], _Row] = {
             "Wait until it ends, or cancel it."
         ),
         param="conversation",
+    ),
+    ConversationMoved: _Row(
+        503, "conversation_moved", lambda _: "The conversation is being changed. Try again shortly.", _SOON
     ),
     ItemConflict: _Row(
         400,

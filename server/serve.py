@@ -64,8 +64,8 @@ def set_up_logging(level: str) -> None:
     """Lines on standard error: ours from `level` on, those of libraries only when they warn."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log.setLevel(level.upper())
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about requests, which have a
-    reply logging.getLogger("uvicorn.error").addFilter(_not_a_cut)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of bad requests, which have their replies
+    logging.getLogger("uvicorn.error").addFilter(_not_a_cut)
 
 
 def _not_a_cut(record: logging.LogRecord) -> bool:
@@ -197,7 +197,7 @@ class _Server(uvicorn.Server):
 
 
 def web_server(app: FastAPI, config: Config) -> uvicorn.Server:
-    """The HTTP server of an application, not yet serving; `serve(sockets=[...])` runs it until `should_exit`."""
+    """An application's HTTP server, not yet serving; its `serve(sockets=[...])` ends on `should_exit`."""
     options = uvicorn.Config(
         app,
         http=BoundedHttp,

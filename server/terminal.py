@@ -18,6 +18,7 @@ import orjson
 
 TERMINAL_EVENTS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
 MAX_RESUMES = 8
+RETRY_S = 0.25  # before the first resume; doubled for each further one, up to 4 s
 DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 HELP = "/new begins anew, /quit ends, Ctrl-C stops an answer"
 
@@ -152,7 +153,7 @@ class Session:
                 if not response_id:
                     raise
             self._print(" (connection lost, resuming) ", DIM)
-            time.sleep(min(0.25 * 2**attempt, 4.0))
+            time.sleep(min(RETRY_S * 2**attempt, 4.0))
         raise ChatError(f"response {response_id} could not be followed to its end")
 
     def _show(self, event: dict[str, Any]) -> None:

@@ -21,12 +21,10 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
 from .records import FolderHeld
 
-READ_CONNECTIONS = 4
 READ_BUSY_S = 4.0
 OPEN_BUSY_S = 4.0
 WAL_FILE_LIMIT = 64 << 20  # bytes; a WAL that a slow reader made larger is cut back to this
@@ -96,33 +94,25 @@ def write_connection(path: Path) -> tuple[sqlite3.Connection, Connection]:
         raise
 
 
-def read_engine(path: Path) -> AsyncEngine:
-    """Read-only connections; each checkout is one transaction, so one snapshot of the WAL."""
-    url = URL.create(
-        "sqlite+aiosqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}
-    )
-    engine = create_async_engine(
-        url,
-        pool_size=READ_CONNECTIONS,
+def read_engine(path: Path, num_connections: int) -> Engine:
+    """Read-only connections; each checkout is one transaction, so one snapshot."""
+    engine = create_engine(
+        URL.create("sqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}),
+        pool_size=num_connections,
         max_overflow=0,
-        pool_timeout=READ_BUSY_S,
-        connect_args={"timeout": READ_BUSY_S, "isolation_level": None},
+        connect_args={"timeout": READ_BUSY_S, "isolation_level": None, "check_same_thread": False},
     )
-    _prepare_readers(engine.sync_engine)
-    return engine
 
-
-def _prepare_readers(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA query_only=1")
-        cursor.execute("PRAGMA wal_autocheckpoint=0")
-        cursor.close()
+        connection.execute("PRAGMA query_only=1")
+        connection.execute("PRAGMA wal_autocheckpoint=0")
 
     @event.listens_for(engine, "begin")
     def begun(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN")
+
+    return engine
 
 
 class Trouble(Enum):

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from . import conversations, events, history, items, keys, responses, runs
-from .database import FolderLock, read_engine, sqlite_path, trouble
+from . import conversations, events, history, items, keys, responses, runs, waiting
+from .database import FolderLock, sqlite_path, trouble
 from .migrate import migrate
+from .readers import Readers
 from .records import (
     CommitStats,
     HistoryItem,
@@ -55,8 +54,7 @@ class Storage:
         self._writer = writer
         self._lock = lock
         self.runner = runner
-        self._readers = read_engine(path)
-        self._closed = False
+        self._readers = Readers(path)
         self._dead: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -72,12 +70,12 @@ class Storage:
                     storage._dead.set_result(error)
 
         def prepare() -> tuple[FolderLock | None, Writer]:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             held = FolderLock(path) if lock else None
             try:
                 writer = Writer(path, loop, fatal)
                 try:
-                    migrate(writer.raw, writer.connection)
+                    writer.first(migrate)
                 except BaseException:
                     writer.discard()
                     raise
@@ -99,8 +97,7 @@ class Storage:
 
     async def close(self) -> None:
         """Commits what was submitted, checkpoints, gives the folder back. A second call does nothing."""
-        self._closed = True
-        await self._readers.dispose()
+        await self._readers.close()
         await self._writer.close()
         if self._lock is not None:
             self._lock.release()
@@ -120,15 +117,7 @@ class Storage:
         return self._writer.stats()
 
     async def _read(self, job: Callable[[Connection], T]) -> T:
-        if self._closed:
-            raise StorageUnavailable("storage is closed")
-        try:
-            async with self._readers.connect() as connection:
-                return await connection.run_sync(job)
-        except (DBAPIError, PoolTimeout) as error:
-            if isinstance(error, DBAPIError) and trouble(error) is None:
-                raise
-            raise StorageUnavailable(f"the database could not be read: {error}") from error
+        return await self._readers.run(job)
 
     async def _write(self, job: Callable[[Connection], T]) -> T:
         return await self._writer.submit(job, promise=True)
@@ -188,17 +177,17 @@ class Storage:
         The same output again changes nothing. NotFound, NotWaiting, UnknownCall, OutputConflict.
         """
         job = partial(
-            runs.add_tool_outputs, owner=owner, response_id=response_id, outputs=tuple(outputs), now=now
+            waiting.add_tool_outputs, owner=owner, response_id=response_id, outputs=tuple(outputs), now=now
         )
         return await self._write(job)
 
     async def pending_calls(self, owner: str, response_id: str) -> WaitingInputs:
         """Which calls a waiting run still waits for; none for any other run. NotFound."""
-        return await self._read(partial(runs.pending_calls, owner=owner, response_id=response_id))
+        return await self._read(partial(waiting.pending_calls, owner=owner, response_id=response_id))
 
     async def waiting_inputs(self, response_id: str) -> tuple[StoredItem, ...]:
         """The outputs posted to a run that are not among its items yet, in the order of its calls."""
-        return await self._read(partial(runs.waiting_inputs, response_id=response_id))
+        return await self._read(partial(waiting.waiting_inputs, response_id=response_id))
 
     async def request_cancel(self, owner: str, response_id: str) -> None:
         """Marks a run in flight as to be cancelled; nothing for one that has ended. NotFound."""

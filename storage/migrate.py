@@ -6,10 +6,9 @@ Refuses to know: what a revision changes.
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect, text
 
 from .records import SchemaTooNew
 
@@ -23,20 +22,21 @@ def script_location() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[1] / "alembic"
 
 
-def revision(raw: sqlite3.Connection) -> str | None:
+def revision(connection: Connection) -> str | None:
     """The database's revision; None for an empty one."""
-    if raw.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone() is None:
+    if not inspect(connection).has_table("alembic_version"):
         return None
-    row = raw.execute("SELECT version_num FROM alembic_version").fetchone()
-    return None if row is None else str(row[0])
+    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return found
 
 
-def migrate(raw: sqlite3.Connection, connection: Connection) -> None:
-    """Brings the database to HEAD, in one transaction: a kill leaves the old schema or the new one.
+def migrate(connection: Connection) -> None:
+    """Brings the database to HEAD, within the caller's transaction: a kill leaves the old schema or the new
+    one.
 
     SchemaTooNew if its revision is not among ours.
     """
-    found = revision(raw)
+    found = revision(connection)
     if found == HEAD:
         return
 
@@ -54,11 +54,4 @@ def migrate(raw: sqlite3.Connection, connection: Connection) -> None:
             raise SchemaTooNew(
                 f"the database has revision {found}, this version knows {HEAD}: it was written by a newer one"
             )
-    raw.execute("BEGIN IMMEDIATE")
-    try:
-        command.upgrade(config, "head")
-        raw.execute("COMMIT")
-    except BaseException:
-        if raw.in_transaction:
-            raw.execute("ROLLBACK")
-        raise
+    command.upgrade(config, "head")

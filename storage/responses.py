@@ -23,6 +23,12 @@ def visible(owner: str) -> tuple[ColumnElement[bool], ...]:
     return responses.c.owner == owner, responses.c.deleted_at.is_(None), responses.c.store
 
 
+def require(conn: Connection, owner: str, id: str) -> None:
+    """NotFound("response") unless `owner` sees it."""
+    if conn.execute(select(responses.c.id).where(responses.c.id == id, *visible(owner))).first() is None:
+        raise NotFound("response", id)
+
+
 _SELECT = select(responses, (runs.c.state == "waiting").label("waiting")).join_from(
     responses, runs, runs.c.response_id == responses.c.id, isouter=True
 )
@@ -118,8 +124,7 @@ def input_items(
     conn: Connection, owner: str, id: str, *, limit: int, order: Order, after: str | None
 ) -> Page[StoredItem]:
     """One page of a response's own input. NotFound("response"), or ("item") for an unknown `after`."""
-    if conn.execute(select(responses.c.id).where(responses.c.id == id, *visible(owner))).first() is None:
-        raise NotFound("response", id)
+    require(conn, owner, id)
     where = (response_items.c.response_id == id, response_items.c.direction == "in")
     return items.page(conn, response_items, where, limit=limit, order=order, after=after)
 

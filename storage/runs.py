@@ -1,7 +1,7 @@
-"""Runs in flight: their start, their appends, who owns them, what they wait for.
+"""Runs in flight: their start, their appends, who owns them.
 
-Owns: the `runs` and `run_inputs` tables, the fence, the conversation's lock, every change of a response's
-status. Refuses to know: events, tokens, plans; why a run ends.
+Owns: the `runs` table, the fence, every change of a response's status. Refuses to know: events, tokens,
+plans; why a run ends.
 
 A run is written to by one claim at a time. A claim is a fence number: it is raised by whoever takes the run
 over, and an append that carries an older one writes nothing. Each function here is a job for the writer:
@@ -10,7 +10,7 @@ over, and an append that carries an older one writes nothing. Each function here
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -37,19 +37,12 @@ from .records import (
     Finish,
     NewItem,
     NewResponse,
-    NotFound,
-    NotWaiting,
-    OutputConflict,
     RunAppend,
     RunClaim,
     RunLost,
-    StoredItem,
-    ToolOutput,
-    UnknownCall,
-    WaitingInputs,
 )
-from .tables import items as item_rows
-from .tables import response_items, responses, run_inputs, runs
+from .responses import require
+from .tables import response_items, responses, runs
 
 TERMINAL = ("completed", "failed", "incomplete", "cancelled")
 
@@ -70,14 +63,7 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
         if new.conversation_head not in (None, head):
             raise ConversationMoved(new.conversation_id, head)
     if new.previous_response_id is not None:
-        live = select(responses.c.id).where(
-            responses.c.id == new.previous_response_id,
-            responses.c.owner == new.owner,
-            responses.c.deleted_at.is_(None),
-            responses.c.store,
-        )
-        if conn.execute(live).first() is None:
-            raise NotFound("response", new.previous_response_id)
+        require(conn, new.owner, new.previous_response_id)
     conn.execute(
         insert(responses).values(
             id=new.id,
@@ -364,121 +350,5 @@ def next_deadline(conn: Connection) -> int | None:
 
 def request_cancel(conn: Connection, owner: str, response_id: str) -> None:
     """Marks a run in flight as to be cancelled; nothing for one that has ended. NotFound."""
-    _live(conn, owner, response_id)
+    require(conn, owner, response_id)
     conn.execute(update(runs).where(runs.c.response_id == response_id).values(cancel_requested=True))
-
-
-def _live(conn: Connection, owner: str, response_id: str) -> None:
-    query = select(responses.c.id).where(
-        responses.c.id == response_id,
-        responses.c.owner == owner,
-        responses.c.deleted_at.is_(None),
-        responses.c.store,
-    )
-    if conn.execute(query).first() is None:
-        raise NotFound("response", response_id)
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Tool outputs
-
-
-def add_tool_outputs(
-    conn: Connection, owner: str, response_id: str, outputs: Sequence[ToolOutput], now: int
-) -> WaitingInputs:
-    """Stores outputs for calls of a waiting run, all or none. The last pending one makes it queued: runnable.
-
-    The same output again changes nothing, whatever state the run is in. NotFound, UnknownCall,
-    OutputConflict, NotWaiting.
-    """
-    _live(conn, owner, response_id)
-    run = conn.execute(select(runs).where(runs.c.response_id == response_id).with_for_update()).first()
-    known = {row.call_id: row.body_hash for row in _inputs(conn, response_id)}
-    calls = _calls(conn, response_id)
-    new: dict[str, ToolOutput] = {}
-    for output in outputs:
-        earlier = known.get(output.call_id)
-        if earlier is None and output.call_id in new:
-            earlier = new[output.call_id].body_hash
-        if earlier is not None:
-            if earlier != output.body_hash:
-                raise OutputConflict(output.call_id)
-        elif output.call_id not in calls:
-            raise UnknownCall(output.call_id)
-        elif calls[output.call_id] is None:
-            raise OutputConflict(output.call_id)
-        else:
-            new[output.call_id] = output
-    if new and (run is None or run.state != "waiting"):
-        raise NotWaiting(response_id)
-    if new:
-        conn.execute(
-            insert(run_inputs),
-            [
-                {
-                    "response_id": response_id,
-                    "call_id": output.call_id,
-                    "item_id": output.item_id,
-                    "kind": output.kind,
-                    "body": output.body,
-                    "body_hash": output.body_hash,
-                    "created_at": now,
-                }
-                for output in new.values()
-            ],
-        )
-    pending = {} if run is None else _pending(calls, known.keys() | new.keys())
-    if run is not None and run.state == "waiting" and not pending:
-        conn.execute(
-            update(runs).where(runs.c.response_id == response_id).values(state="queued", deadline=None)
-        )
-        return WaitingInputs({}, True)
-    return WaitingInputs(pending, run is not None and run.state == "queued" and not pending)
-
-
-def pending_calls(conn: Connection, owner: str, response_id: str) -> WaitingInputs:
-    """Which calls a waiting run still waits for; none for any other run. NotFound."""
-    _live(conn, owner, response_id)
-    run = conn.execute(select(runs.c.state).where(runs.c.response_id == response_id)).first()
-    if run is None or run.state != "waiting":
-        return WaitingInputs({}, run is not None and run.state == "queued")
-    answered = {row.call_id for row in _inputs(conn, response_id)}
-    return WaitingInputs(_pending(_calls(conn, response_id), answered), False)
-
-
-def waiting_inputs(conn: Connection, response_id: str) -> tuple[StoredItem, ...]:
-    """The outputs that were posted to a run and are not yet among its items, in the order of its calls."""
-    calls = _calls(conn, response_id)
-    posted = {row.call_id: row for row in _inputs(conn, response_id)}
-    return tuple(
-        StoredItem(posted[id].item_id, posted[id].kind, posted[id].body, id)
-        for id, name in calls.items()
-        if name is not None and id in posted
-    )
-
-
-def _inputs(conn: Connection, response_id: str) -> Sequence[Row[*tuple[Any, ...]]]:
-    return conn.execute(select(run_inputs).where(run_inputs.c.response_id == response_id)).all()
-
-
-def _calls(conn: Connection, response_id: str) -> dict[str, str | None]:
-    """The client's calls of a response, in order: call id -> name, or None once its output is an item."""
-    query = (
-        select(item_rows.c.call_id, item_rows.c.name)
-        .join_from(response_items, item_rows, items.joined(response_items))
-        .where(
-            response_items.c.response_id == response_id,
-            response_items.c.direction == "out",
-            item_rows.c.call_id.is_not(None),
-        )
-        .order_by(response_items.c.position)
-    )
-    calls: dict[str, str | None] = {}
-    for call_id, name in conn.execute(query).all():
-        calls[call_id] = name
-    return calls
-
-
-def _pending(calls: Mapping[str, str | None], answered: Iterable[str]) -> dict[str, str]:
-    done = set(answered)
-    return {id: name for id, name in calls.items() if name is not None and id not in done}

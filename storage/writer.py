@@ -15,9 +15,7 @@ them.
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
-import struct
 import threading
 import time
 from collections import deque
@@ -32,6 +30,7 @@ from sqlalchemy import Connection
 
 from .database import Trouble, trouble, write_connection
 from .records import CommitStats, StorageUnavailable
+from .wal import Wal
 
 T = TypeVar("T")
 
@@ -42,7 +41,7 @@ PATIENCE_S = 4.0  # how long a write waits for a lock or for room before its cal
 RETRY_S = 0.1  # pause after a refused commit
 BATCH_LIMIT = 512  # jobs in one transaction
 IDLE_CHECKPOINT_S = 0.1  # an empty queue for this long is a good moment
-WAL_OPPORTUNE = 8 << 20  # bytes from which an empty queue is reason enough
+WAL_OPPORTUNE = 4 << 20  # bytes from which an empty queue is reason enough
 WAL_LIMIT = 16 << 20  # bytes at which a checkpoint does not wait for an empty queue
 CHECKPOINT_STEP = 4 << 20  # bytes between attempts while a reader holds the WAL back
 
@@ -75,7 +74,7 @@ class Writer:
         self._loop = loop
         self._fatal = fatal
         self._raw, self._connection = write_connection(path)
-        self._wal = _Wal(path)
+        self._wal = Wal(path)
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._pending: deque[_Job] = deque()
         self._closing: float | None = None  # monotonic time by which the queue must be empty
@@ -89,15 +88,16 @@ class Writer:
         self._durations: deque[float] = deque(maxlen=2048)
         self._thread = threading.Thread(target=self._run, name="antiphon-writer", daemon=True)
 
-    @property
-    def connection(self) -> Connection:
-        """For migrations, before `start`."""
-        return self._connection
-
-    @property
-    def raw(self) -> sqlite3.Connection:
-        """For migrations, before `start`."""
-        return self._raw
+    def first(self, call: Callable[[Connection], None]) -> None:
+        """Runs a job at once, in the caller's thread; only before `start`."""
+        self._raw.execute("BEGIN IMMEDIATE")
+        try:
+            call(self._connection)
+            self._raw.execute("COMMIT")
+        except BaseException:
+            if self._raw.in_transaction:
+                self._raw.execute("ROLLBACK")
+            raise
 
     def start(self) -> None:
         """Starts the thread, to which the connection belongs from now on."""
@@ -165,8 +165,7 @@ class Writer:
                     self._commit()
                 else:
                     self._rest()
-            if self._dirty_since is not None:
-                self._wal.sync()
+            self._sync()
             self._checkpoint("TRUNCATE")
         except BaseException as error:
             self._die(error)
@@ -196,12 +195,17 @@ class Writer:
 
     def _rest(self) -> None:
         """The queue is empty: sync if that is due, else checkpoint."""
-        if self._dirty_since is not None:
-            self._wal.sync()
-            self._dirty_since = None
-            self._num_synced += 1
-        elif self._uncheckpointed:
+        if not self._sync() and self._uncheckpointed:
             self._checkpoint("PASSIVE")
+
+    def _sync(self) -> bool:
+        """Puts on the disk what is not yet there; False if nothing was missing."""
+        if self._dirty_since is None:
+            return False
+        self._wal.sync()
+        self._dirty_since = None
+        self._num_synced += 1
+        return True
 
     def _commit(self) -> None:
         batch = tuple(self._pending)
@@ -287,6 +291,7 @@ class Writer:
 
     def _wait_after(self, error: Exception) -> None:
         """The database is locked or full: tell the impatient when their time is up, keep the others."""
+        self._sync()  # what was committed before is not to wait for this to pass
         refused = trouble(error) is Trouble.REFUSED
         now = time.monotonic()
         if self._blocked_since is None:
@@ -342,7 +347,9 @@ class Writer:
 
     def _bury(self) -> None:
         # On the loop, as `submit` is: nothing can slip into the queue behind this.
-        self._gather()
+        with suppress(Empty):
+            while True:
+                self._take(self._queue.get_nowait())
         _complete([_Outcome(job, None, self._unavailable()) for job in self._pending])
         self._pending.clear()
         if self._dead is not None:
@@ -371,55 +378,3 @@ def _complete(outcomes: list[_Outcome]) -> None:
             outcome.job.future.set_exception(outcome.error)
         else:
             outcome.job.future.set_result(outcome.value)
-
-
-class _Wal:
-    """The write-ahead log as a file: its valid length, and a sync of it.
-
-    SQLite reuses the file after a checkpoint, so its size says little. Valid frames carry the salt of the
-    header and form a prefix: a binary search finds its end
-    (https://sqlite.org/fileformat2.html#the_write_ahead_log).
-    """
-
-    HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint number, salt 1, salt 2, checksums
-    FRAME_HEADER = 24
-
-    def __init__(self, database: Path) -> None:
-        self._path = f"{database}-wal"
-        self._fd = -1
-        self.num_bytes = 0
-
-    def _open(self) -> int:
-        # Late, since the file exists from the first write on. Closing a descriptor drops no lock of SQLite's:
-        # it takes none on this file.
-        if self._fd < 0:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        return self._fd
-
-    def sync(self) -> None:
-        """Puts every commit so far on the disk. After an OSError nobody knows what the disk holds."""
-        os.fdatasync(self._open())
-
-    def measure(self) -> int:
-        """Bytes of the WAL that are in use."""
-        fd = self._open()
-        header = os.pread(fd, self.HEADER.size, 0)
-        if len(header) < self.HEADER.size:
-            self.num_bytes = 0
-            return 0
-        fields = self.HEADER.unpack(header)
-        frame, salts = self.FRAME_HEADER + fields[2], header[16:24]
-        low, high = 0, (os.fstat(fd).st_size - self.HEADER.size) // frame
-        while low < high:
-            middle = (low + high) // 2
-            if os.pread(fd, 8, self.HEADER.size + middle * frame + 8) == salts:
-                low = middle + 1
-            else:
-                high = middle
-        self.num_bytes = self.HEADER.size + low * frame if low else 0
-        return self.num_bytes
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1

@@ -215,7 +215,7 @@ class Live:
     """A stream that is read event by event; `raw` and `events` are what came so far."""
 
     def __init__(self, chunks: AsyncIterator[bytes]) -> None:
-        self._chunks = chunks
+        self.chunks = chunks
         self.raw = b""
         self.events: list[Json] = []
 
@@ -232,7 +232,7 @@ class Live:
             if len(known) > len(self.events):
                 self.events.append(known[len(self.events)])
                 return self.events[-1]
-            chunk = await anext(self._chunks, None)
+            chunk = await anext(self.chunks, None)
             if chunk is None:
                 return None
             self.raw += chunk

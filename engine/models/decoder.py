@@ -74,7 +74,8 @@ class NativeDecoder:
                 if list(parts[-1].shape) != expected:
                     found = list(parts[-1].shape)
                     raise LoadError(f"{prefix}{source} has shape {found}, config.json makes it {expected}")
-            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+            # a single part may be the file itself, mapped: a copy outlives a file that is replaced
+            whole = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
             return whole.to(device=device, dtype=dtype)
 
         layers = []

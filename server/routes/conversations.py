@@ -7,8 +7,9 @@ them.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import APIRouter
@@ -17,7 +18,8 @@ from starlette.responses import Response
 
 from server.clock import now_us
 from server.context import context, owner, read_body
-from server.errors import ApiError, invalid_value
+from server.errors import invalid_value
+from server.identity import identify
 from server.pages import json_reply, page_json
 from server.query import include, page_args
 from server.routes.responses import new_id
@@ -26,7 +28,9 @@ from server.schema.fields import IGNORED_HEADER, ignored_header
 from server.schema.items import normalize_input
 from server.schema.responses import check_metadata
 from server.schema.shapes import missing, mistyped
-from storage import NewItem, Storage, StoredConversation
+from storage import ItemConflict, NewItem, Storage, StoredConversation
+
+T = TypeVar("T")
 
 router = APIRouter(prefix="/v1/conversations")
 
@@ -39,10 +43,9 @@ async def create_conversation(request: Request) -> Response:
     """Create one, with its first items if there are any."""
     body = await read_body(request, allow_empty=True)
     storage, who = context(request).storage, owner(request)
-    items = await _new_items(storage, who, body.get("items") or [])
     metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
-    conversation_id = f"conv_{secrets.token_hex(24)}"
-    stored = await storage.create_conversation(who, conversation_id, now_us(), metadata, items)
+    create = partial(storage.create_conversation, who, f"conv_{secrets.token_hex(24)}", now_us(), metadata)
+    stored = await _stored(storage, who, body.get("items") or [], create)
     return json_reply(_conversation(stored), _ignored(body, ("items", "metadata")))
 
 
@@ -81,8 +84,8 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     if body.get("items") is None:
         missing("items")
     storage, who = context(request).storage, owner(request)
-    items = await _new_items(storage, who, body["items"])
-    added = await storage.add_conversation_items(who, conversation_id, items)
+    add = partial(storage.add_conversation_items, who, conversation_id)
+    added = await _stored(storage, who, body["items"], add)
     page = page_json([item.body for item in added], [item.id for item in added], has_more=False)
     return json_reply(page, _ignored(body, ("items", "include")))
 
@@ -130,26 +133,21 @@ def _conversation(stored: StoredConversation) -> bytes:
     )
 
 
-async def _new_items(storage: Storage, who: str, value: Any) -> list[NewItem]:
-    """A request's items, ready to store; a reference becomes the item it names. Raises ApiError 400, 404."""
+async def _stored(
+    storage: Storage, who: str, value: Any, store: Callable[[Sequence[NewItem]], Awaitable[T]]
+) -> T:
+    """Store a request's items by `store`, under ids that are free. Raises ApiError 400, 404."""
     if not isinstance(value, list):
         mistyped("items", "an array", value)
     if len(value) > MAX_ITEMS:
         raise invalid_value("items", f"Invalid 'items': at most {MAX_ITEMS} are taken, got {len(value)}.")
     items = normalize_input(value, new_id=new_id, param="items")
-    wanted = [item["id"] for item in items if item["type"] == "item_reference"]
-    found = await storage.get_items(who, wanted) if wanted else {}
-    new: list[NewItem] = []
-    for index, item in enumerate(items):
-        if item["type"] != "item_reference":
-            new.append(new_item(item))
-        elif item["id"] in found:
-            new.append(new_item(orjson.loads(found[item["id"]].body)))
-        else:
-            raise ApiError(
-                404, f"Item with id '{item['id']}' not found.", code="not_found", param=f"items[{index}].id"
-            )
-    return new
+    items = await identify(storage, who, items, param="items")
+    while True:
+        try:
+            return await store([new_item(item) for item in items])
+        except ItemConflict as conflict:  # the id was taken meanwhile, or by an item that is out of sight
+            items = await identify(storage, who, items, param="items", taken=conflict.item_id)
 
 
 def _ignored(body: Mapping[str, Any], known: Iterable[str]) -> dict[str, str]:

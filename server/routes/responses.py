@@ -184,8 +184,9 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     args = page_args(query)
     if choice(query, "scope", ("own", "all")) == "all":
         history = await storage.history(who, previous_response_id=response_id)
-        items = [e.item for e in history if not (e.response_id == response_id and e.direction == "out")]
-        found, has_more = _slice(items, args)
+        before = [e.item for e in history if not (e.response_id == response_id and e.direction == "out")]
+        # A cursor is an id, so an item that stands there twice is listed once.
+        found, has_more = _slice(list({item.id: item for item in before}.values()), args)
     else:
         page = await storage.input_items(who, response_id, **args)
         found, has_more = page.data, page.has_more
@@ -195,14 +196,13 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 
 def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[StoredItem], bool]:
-    """One page of a list that is whole in memory. Raises NotFound for an unknown `after`; as a cursor, an
-    item that stands there twice means its last place, so that paging ends."""
+    """One page of a list that is whole in memory. Raises NotFound for an unknown `after`."""
     ordered = list(items) if args["order"] == "asc" else list(reversed(items))
     if args["after"] is not None:
-        places = [index for index, item in enumerate(ordered) if item.id == args["after"]]
-        if not places:
+        ids = [item.id for item in ordered]
+        if args["after"] not in ids:
             raise NotFound("item", args["after"])
-        ordered = ordered[places[-1] + 1 :]
+        ordered = ordered[ids.index(args["after"]) + 1 :]
     return ordered[: args["limit"]], len(ordered) > args["limit"]
 
 

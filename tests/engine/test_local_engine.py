@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from engine import LocalEngine
+from engine.generation import is_last
 from engine.inbox import RowOutput
 from engine.types import (
     CallArgs,
@@ -593,6 +594,7 @@ async def test_the_fingerprint_names_weights_tokenizer_and_dialect(checkpoint: F
         ("not-an-id", {}, "not a folder"),
         ("qwen3", {"dialect": "klingon"}, "klingon"),
         ("qwen3", {"dtype": "int3"}, "int3"),
+        ("qwen3", {"device": "abacus"}, "abacus"),
         ("qwen3", {"max_model_len": 513}, "512 positions"),
         ("qwen3", {"max_model_len": 512, "num_blocks": 31}, "cannot hold one sequence"),
     ],
@@ -624,3 +626,21 @@ async def test_a_small_pool_shortens_the_context(folder: Path) -> None:
     chunks = await collect(engine, request(greedy(999, ignore_eos=True)))
     assert len(tokens(chunks)) == 160 - len(PROMPT)
     await engine.close()
+
+
+async def test_an_engine_that_was_not_started_says_so(folder: Path) -> None:
+    engine = LocalEngine(folder)
+    assert engine.stats().kv_blocks_total == 0
+    with pytest.raises(EngineDead, match="not started"):
+        await collect(engine, request(greedy(1)))
+    await engine.close()
+
+
+async def test_a_consumer_that_leaves_at_the_end_leaves_nothing(engine: LocalEngine) -> None:
+    whole = text(await collect(engine, request(greedy(40))))
+    stream = engine.generate(request(greedy(400, stop=(whole[5:8],))))
+    while not is_last(await anext(stream)):
+        pass
+    await engine.settled()  # the stream is neither closed nor exhausted
+    assert engine.stats().running == 0
+    await stream.aclose()

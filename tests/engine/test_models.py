@@ -18,6 +18,8 @@ from engine.models.families import LAYER_PACKING, MODEL_PACKING, parse
 from engine.models.rope import inverse_frequencies
 from engine.types import LoadError
 from engine.weights import Checkpoint
+from tests.engine.checkpoints import oracle_logits
+from tests.engine.driver import Driver, greedy
 
 Find = Callable[[str], Path]
 CPU = torch.device("cpu")
@@ -161,6 +163,26 @@ def test_what_is_not_served_is_refused_in_one_line(
 def test_dynamic_rope_ends_where_it_would_begin_to_depend_on_the_batch(checkpoint: Find) -> None:
     with pytest.raises(LoadError, match="dynamic rope"):
         load(checkpoint("llama-dynamic"), max_model_len=513)
+
+
+def test_bfloat16_is_as_close_to_f32_as_the_oracle_in_bfloat16(checkpoint: Find) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = checkpoint("qwen3")
+    driver = Driver(folder, dtype="bfloat16", num_blocks=64)
+    prompt = tuple(range(40, 100))
+    handle = driver.submit(prompt, greedy(1, prompt_logprobs=0))
+    driver.run()
+    scored = driver.outputs[handle][0].prompt_logprobs
+    assert scored is not None
+    ids = torch.tensor(prompt)
+    exact = torch.log_softmax(oracle_logits(folder, prompt), -1)[range(59), ids[1:]]
+    rounded_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    with torch.inference_mode():
+        logits = rounded_model(ids[None], use_cache=False).logits[0].float()
+    rounded = torch.log_softmax(logits, -1)[range(59), ids[1:]]
+    error = (torch.tensor([row.logprob for row in scored]) - exact).abs().mean()
+    assert error <= 1.5 * (rounded - exact).abs().mean()
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 ANSWER = """
 import asyncio, json, sys
 import engine
-light = sorted({name.split(".")[0] for name in sys.modules} & {"torch", "numpy", "tokenizers", "transformers"})
+heavy = {"torch", "numpy", "tokenizers", "transformers"}
+light = sorted({name.split(".")[0] for name in sys.modules} & heavy)
 from engine import GenerateRequest, LocalEngine, SamplingParams
 before = sorted({name.split(".")[0] for name in sys.modules} & {"torch", "transformers"})
 

@@ -117,7 +117,7 @@ async def test_instructions_reasoning_and_tools_are_shown(live_server: Running) 
 async def test_a_cut_connection_is_resumed_where_it_was_cut(
     live_server: Running, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(terminal, "RETRY_S", 0.0)
     transport = CutOnce(after)
     printed = await talk(live_server, "tick 2\ncount 50", transport=transport)
     assert printed.replace(" (connection lost, resuming) ", "").split() == [str(n) for n in range(1, 51)]

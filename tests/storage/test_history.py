@@ -169,7 +169,7 @@ OPERATIONS = st.lists(
 
 
 @given(operations=OPERATIONS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_deletions_never_change_what_lives(
     operations: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
