@@ -35,6 +35,7 @@ from engine.types import (
     LoadError,
     ModelInfo,
     Prompt,
+    PromptTooLong,
     QueueFull,
     RenderInput,
     SamplingDefaults,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
+HOPELESS = 4  # times the context: beyond it a text is not even counted
 SMALL_TEXT = 4096  # characters that are encoded on the spot; more goes to a thread
 
 
@@ -256,21 +258,28 @@ class LocalEngine:
     # -- text ------------------------------------------------------------------------------------------------
 
     async def render(self, messages: RenderInput) -> Prompt:
-        """See `Engine.render`."""
+        """See `Engine.render`; a text that no tokens could make fit the context is PromptTooLong at once."""
 
         def work() -> Prompt:
             text = self._tokenizer.render(messages, self._dialect.arguments)
-            return Prompt(tuple(self._tokenizer.encode(text)), self._dialect.starts_in(text))
+            return Prompt(self._encode(text, add_special_tokens=False), self._dialect.starts_in(text))
 
         return await self._in_pool(work)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """See `Engine.tokenize`."""
+        """See `Engine.tokenize`; PromptTooLong as for `render`."""
+        if len(text) < SMALL_TEXT:
+            return self._encode(text, add_special_tokens=add_special_tokens)
+        return await self._in_pool(lambda: self._encode(text, add_special_tokens=add_special_tokens))
 
-        def work() -> tuple[int, ...]:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-        return work() if len(text) < SMALL_TEXT else await self._in_pool(work)
+    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Token ids. A text far beyond the context is refused by its length, with the least count it can
+        have: encoding it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
+        limit = self._info.max_model_len
+        least = len(text) // self._tokenizer.longest_token
+        if least > HOPELESS * limit:
+            raise PromptTooLong(least, limit)
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """See `Engine.detokenize`."""

@@ -46,7 +46,7 @@ def draw(logits: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: ND
     """
     raw = logits.float()
     peak, greedy = raw.max(dim=-1)
-    scores, allowed = _adjust(raw, plan, mask_rows, masks)
+    scores, allowed = _adjust(raw, plan, mask_rows, masks), None
     if scores is not raw:
         best, greedy = scores.max(dim=-1)
         allowed = best > float("-inf")
@@ -63,8 +63,9 @@ def draw(logits: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: ND
 
 
 def score(logits: Tensor, targets: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log probabilities of targets [L] under raw logits [L, V], and the `top` best: [L], ids [L, k], values
-    [L, k].
+    """Log probabilities of targets [L] under raw logits [L, V], and the `top` best of each row.
+
+    Returns values [L], best ids [L, k], best values [L, k].
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     values, ids = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
@@ -75,12 +76,10 @@ def _tensor(array: NDArray[np.generic], like: Tensor) -> Tensor:
     return torch.from_numpy(array).to(like.device, non_blocking=True)
 
 
-def _adjust(
-    raw: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
-) -> tuple[Tensor, Tensor | None]:
+def _adjust(raw: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]) -> Tensor:
     """Penalties, then bias and bans, then grammar masks; `raw` itself when there are none."""
     if not (len(plan.penalized) or len(plan.bias_rows) or len(mask_rows)):
-        return raw, None
+        return raw
     scores = raw.clone()
     if len(plan.penalized):
         _penalize(scores, plan)
@@ -95,7 +94,7 @@ def _adjust(
         if banned.shape[1] < raw.shape[1]:
             banned = torch.nn.functional.pad(banned, (0, raw.shape[1] - banned.shape[1]), value=True)
         scores[at_rows] = scores[at_rows].masked_fill(banned, float("-inf"))
-    return scores, None
+    return scores
 
 
 def _penalize(scores: Tensor, plan: DrawPlan) -> None:
@@ -194,9 +193,7 @@ _MIX_1, _MIX_2 = _int64(0xBF58476D1CE4E5B9), _int64(0x94D049BB133111EB)
 
 
 def draw_keys(noise: Tensor, draw_index: Tensor) -> Tensor:
-    """The key of each row's draw [R] int64: SplitMix64 (Steele et al. 2014) of its base key at the draw's
-    index.
-    """
+    """The key of each row's draw, [R] int64: its base key's SplitMix64 (Steele et al. 2014) at the index."""
     x = noise + (draw_index + 1) * _GOLDEN  # int64 arithmetic wraps
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_1
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_2
@@ -212,7 +209,9 @@ def noise_bits(keys: Tensor, ids: Tensor) -> Tensor:
 
 
 def _mix_(x: Tensor) -> Tensor:
-    """A bijective 32-bit finaliser (`lowbias32`, constants by T. Ettinger), in place; int32 products wrap."""
+    """A bijective 32-bit finaliser (`lowbias32`, found with C. Wellons' hash-prospector), in place; int32
+    products wrap.
+    """
     x ^= (x >> 16) & 0xFFFF
     x *= 0x21F0AAAD
     x ^= (x >> 15) & 0x1FFFF
@@ -224,12 +223,11 @@ def _mix_(x: Tensor) -> Tensor:
 def gumbel_argmax(values: Tensor, ids: Tensor, keys: Tensor) -> Tensor:
     """argmax over K of values [R, K] plus the Gumbel noise of ids [R or 1, K]; -> [R] indices into K."""
     rows = max(1, _NOISE_ELEMENTS // values.shape[1])
-    best = [
-        (part + gumbel(noise_bits(keys[i : i + rows], ids if len(ids) == 1 else ids[i : i + rows]))).argmax(
-            dim=-1
-        )
-        for i, part in ((i, values[i : i + rows]) for i in range(0, len(values), rows))
-    ]
+    best = []
+    for at in range(0, len(values), rows):
+        own = slice(at, at + rows)
+        noise = gumbel(noise_bits(keys[own], ids if len(ids) == 1 else ids[own]))
+        best.append((values[own] + noise).argmax(dim=-1))
     return best[0] if len(best) == 1 else torch.cat(best)
 
 

@@ -47,6 +47,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         highest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.vocab_size = highest + 1
+        self.longest_token = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)  # characters
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._all_tags = frozenset(self._added.values())
@@ -93,7 +94,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a text; tags and special tokens written in it become their ids."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # The batch form gives the interpreter's lock back while it works; with `encode` every stream waits.
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids: what a Detokenizer streams for them, whole; unknown ids are nothing."""

@@ -1,7 +1,8 @@
 """The values that cross the engine's door.
 
 Owns: every frozen type that server and engine exchange, and the engine's errors. Refuses to know: HTTP, SQL,
-torch. Everything here is picklable, so that the engine can move to another process without touching its callers.
+torch. Everything here is picklable, so that the engine can move to another process without touching its
+callers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Requests
 
 
@@ -18,8 +19,8 @@ from typing import Any, Literal, Protocol
 class SamplingParams:
     """How tokens are drawn; every field resolved, nothing optional but what is off.
 
-    The noise of a draw is a counter-based function of (seed, choice, generation, output index, vocabulary id), so
-    a draw never depends on the batch.
+    The noise of a draw is a counter-based function of (seed, choice, generation, output index, vocabulary
+    id), so a draw never depends on the batch.
     """
 
     seed: int
@@ -50,7 +51,8 @@ class ToolShape:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A shape that the decoder enforces: `kind="calls"` is one call (or up to `max_calls`) of one of `tools`."""
+    """A shape that the decoder enforces: `kind="calls"` is one call (or up to `max_calls`) of one of
+    `tools`."""
 
     kind: Literal["calls"]
     tools: tuple[ToolShape, ...] = ()
@@ -81,8 +83,9 @@ class MediaSpan:
 class GenerateRequest:
     """One generation: a prompt, and how to go on from it.
 
-    `prefix` holds the token ids of this generation's durable chunks, oldest first: they are replayed to the reader
-    (their chunks come out first, `replayed=True`) and count as output for penalties, limits and the draw index.
+    `prefix` holds the token ids of this generation's durable chunks, oldest first: they are replayed to the
+    reader (their chunks come out first, `replayed=True`) and count as output for penalties, limits and the
+    draw index.
     """
 
     id: str
@@ -101,7 +104,7 @@ class GenerateRequest:
     deadline: float | None = None  # time.monotonic() seconds; past it the request ends with DeadlineExceeded
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Prompts
 
 
@@ -118,7 +121,8 @@ class RenderInput:
     """What a chat template is given, in the form Hugging Face templates expect.
 
     messages: dicts with role and content, and reasoning_content, tool_calls [{id, type: "function", function:
-    {name, arguments: str}}], tool_call_id, name where they apply. tools: {"type": "function", "function": {...}}.
+    {name, arguments: str}}], tool_call_id, name where they apply. tools: {"type": "function", "function":
+    {...}}.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -130,7 +134,7 @@ class RenderInput:
     now: float = 0.0  # unix seconds, for templates that print a date
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # What comes out
 
 
@@ -147,7 +151,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Visible text; `logprobs` are those of the tokens that this text (and text held back before it) came from."""
+    """Visible text; `logprobs` are those of the tokens that this text (and text held back before it) came
+    from."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -184,7 +189,8 @@ class CallEnd:
 @dataclass(frozen=True, slots=True)
 class Done:
     """The generation ended: `stop` (end of turn, stop string or token, calls done) or `length` (max_tokens or
-    the context is full). `stop` is the stop string or stop token id that ended it, None for the end of turn."""
+    the context is full). `stop` is the stop string or stop token id that ended it, None for the end of
+    turn."""
 
     reason: Literal["stop", "length"]
     stop: str | int | None = None
@@ -195,11 +201,13 @@ Delta = Text | Reasoning | CallStart | CallArgs | CallEnd | Done
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one engine step (or several, coalesced) produced for one request; `Done` is the last delta of the last.
+    """What one engine step (or several, coalesced) produced for one request; `Done` is the last delta of the
+    last.
 
-    `token_ids` are exactly the tokens that count as output (a stop string cuts them); `logprobs` align with them
-    when asked for. `reasoning_tokens` counts those of `token_ids` inside reasoning blocks, tags included.
-    `cached_tokens` (prompt tokens found in the prefix cache) and `prompt_logprobs` come with the first chunk.
+    `token_ids` are exactly the tokens that count as output (a stop string cuts them); `logprobs` align with
+    them when asked for. `reasoning_tokens` counts those of `token_ids` inside reasoning blocks, tags
+    included. `cached_tokens` (prompt tokens found in the prefix cache) and `prompt_logprobs` come with the
+    first chunk.
     """
 
     token_ids: tuple[int, ...]
@@ -211,7 +219,7 @@ class Chunk:
     replayed: bool = False
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # The engine itself
 
 
@@ -297,8 +305,8 @@ class Engine(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         """Generate; closing the generator aborts the request and frees its KV within a step.
 
-        Raises QueueFull at the first step, PromptTooLong, ConstraintError, DeadlineExceeded, RequestFailed (only
-        this request), EngineDead (the engine is gone for all).
+        Raises QueueFull at the first step, PromptTooLong, ConstraintError, DeadlineExceeded, RequestFailed
+        (only this request), EngineDead (the engine is gone for all).
         """
         ...
 
@@ -319,7 +327,7 @@ class Engine(Protocol):
         ...
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Errors
 
 

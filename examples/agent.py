@@ -1,4 +1,5 @@
-"""An agent of the OpenAI Agents SDK on this server: `python examples/agent.py` (pip install openai-agents)."""
+"""An agent of the OpenAI Agents SDK on this server: `python examples/agent.py` (pip install
+openai-agents)."""
 
 import asyncio
 import os

@@ -11,7 +11,11 @@ URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000/v1")
 def main() -> str:
     """Two turns; the server keeps the first, so only its id is sent with the second."""
     model = ChatOpenAI(
-        model="antiphon-tiny", base_url=URL, api_key=SecretStr("unused"), use_responses_api=True, use_previous_response_id=True
+        model="antiphon-tiny",
+        base_url=URL,
+        api_key=SecretStr("unused"),
+        use_responses_api=True,
+        use_previous_response_id=True,
     )
     first = model.invoke("My name is Mark.")
     answer = model.invoke([("user", "My name is Mark."), first, ("user", "What is my name?")])

@@ -42,7 +42,9 @@ def waiting() -> str:
     """One response and one stream; the output is fed while it waits."""
     text = ""
     extra: dict[str, Any] = {"await_tool_outputs": True}
-    stream = client.responses.create(model=MODEL, input=QUESTION, tools=[WEATHER], stream=True, extra_body=extra)
+    stream = client.responses.create(
+        model=MODEL, input=QUESTION, tools=[WEATHER], stream=True, extra_body=extra
+    )
     response_id = ""
     for event in stream:
         if event.type == "response.created":

@@ -110,6 +110,9 @@ class Config(BaseModel):
         64 << 10, "largest request line and headers together", unit="bytes", ge=1024
     )
     max_json_depth: int = _setting(128, "deepest nesting of a request body", unit="levels", ge=8, le=512)
+    max_json_values: int = _setting(
+        300_000, "most brackets and commas of a request body", unit="values", ge=1000
+    )
     max_waiting: int = _setting(512, "requests that wait for the engine before 429", unit="requests", gt=0)
 
     # How long it waits

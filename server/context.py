@@ -83,8 +83,8 @@ async def read_body(request: Request, *, allow_empty: bool = False) -> dict[str,
             return {}
         raise ApiError(400, "The request has no body; a JSON object is needed.", code="invalid_json")
     if len(raw) > THREADED_BYTES:
-        return await asyncio.to_thread(parse_object, raw, config.max_json_depth)
-    return parse_object(raw, config.max_json_depth)
+        return await asyncio.to_thread(parse_object, raw, config.max_json_depth, config.max_json_values)
+    return parse_object(raw, config.max_json_depth, config.max_json_values)
 
 
 async def _receive(request: Request, limit: int, timeout_s: float) -> bytearray:
@@ -115,8 +115,14 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request's body is larger than {limit} bytes.", code="request_too_large")
 
 
-def parse_object(raw: bytes | bytearray, max_depth: int) -> dict[str, Any]:
+def parse_object(raw: bytes | bytearray, max_depth: int, max_values: int) -> dict[str, Any]:
     """JSON text to an object; ApiError 400 `invalid_json` for anything else."""
+    # The parser holds the interpreter for as long as it works, thread or not, so its work is bounded
+    # beforehand. Every value but the first follows a bracket or a comma; those inside of strings count too.
+    containers = raw.count(b"{") + raw.count(b"[")
+    if containers + raw.count(b",") > max_values:
+        message = f"The request's body has more than {max_values} brackets and commas."
+        raise ApiError(400, message, code="invalid_json")
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as exc:
@@ -126,8 +132,8 @@ def parse_object(raw: bytes | bytearray, max_depth: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         kind = "array" if isinstance(value, list) else "null" if value is None else type(value).__name__
         raise ApiError(400, f"The request's body must be a JSON object, not {kind}.", code="invalid_json")
-    # Every level costs an opening bracket, so most bodies are settled by counting bytes.
-    if raw.count(b"{") + raw.count(b"[") > max_depth and _deeper_than(value, max_depth):
+    # Every level costs an opening bracket, so most bodies are settled by their number.
+    if containers > max_depth and _deeper_than(value, max_depth):
         raise ApiError(
             400, f"The request's body is nested more than {max_depth} levels deep.", code="invalid_json"
         )

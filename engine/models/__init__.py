@@ -63,9 +63,7 @@ class Model(Protocol):
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor
     ) -> Tensor:
-        """token_ids, positions [T], logits_at [R] indices into T -> logits [R, vocab_size], in the compute
-        dtype.
-        """
+        """token_ids [T], positions [T], logits_at [R] (indices into T) -> logits [R, vocab_size]."""
         ...
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import orjson
 
 import tools
-from engine import CallEnd, Done, EngineDead, EngineError, PromptTooLong, QueueFull, RequestError
+from engine import CallEnd, Chunk, Done, EngineDead, EngineError, PromptTooLong, QueueFull, RequestError
 from server.clock import now_us
 from server.errors import to_api_error
 from server.runs import steps
 from server.runs.assembler import Draft, Item
-from server.runs.journal import Journal, Tokens
+from server.runs.journal import Journal
 from server.runs.run import Run, Unlogged, new_item
 from server.telemetry import Telemetry
 from storage import ClosedItem, Finish, Park
@@ -110,28 +110,31 @@ class Loop:
         facts: dict[str, Any] = {"generation": generation, "first_item": first_item}
         facts |= {"input_tokens": len(request.prompt_ids), "cached_tokens": 0}
         run.unlogged = Unlogged(generation, facts=facts)
-        drafts: list[Draft] = []
-        calling = False  # the newest draft ends a call
         async with aclosing(self._telemetry.timed(run.served.engine.generate(request))) as chunks:
             async for chunk in chunks:
-                facts = run.unlogged.facts
-                if chunk.cached_tokens is not None:
-                    facts["cached_tokens"] = chunk.cached_tokens
-                if chunk.reasoning_tokens:
-                    facts["reasoning_tokens"] = facts.get("reasoning_tokens", 0) + chunk.reasoning_tokens
-                run.unlogged.token_ids.extend(chunk.token_ids)
-                last = chunk.deltas[-1] if chunk.deltas else None
-                if made := run.assembler.feed(chunk.deltas):
-                    calling = isinstance(last, CallEnd)
-                    drafts += made
-                if isinstance(last, Done):
-                    drafts += run.assembler.ensure_output(first_item)
-                    facts["ended"] = last.reason
-                elif not drafts or calling:
-                    continue  # no event yet, or the end of turn may follow a call and would have none
-                self._write(run, drafts)
-                drafts = []
-                await self._journal.has_room(run.entry)
+                if self._take(run, chunk, first_item):
+                    self._write(run)
+                    await self._journal.has_room(run.entry)
+
+    def _take(self, run: Run, chunk: Chunk, first_item: int) -> bool:
+        """Take an engine chunk in; True when a record is to be made of what was taken since the last one."""
+        unlogged = run.unlogged
+        if chunk.cached_tokens is not None:
+            unlogged.facts["cached_tokens"] = chunk.cached_tokens
+        if chunk.reasoning_tokens:
+            reasoning = unlogged.facts.get("reasoning_tokens", 0)
+            unlogged.facts["reasoning_tokens"] = reasoning + chunk.reasoning_tokens
+        unlogged.token_ids.extend(chunk.token_ids)
+        last = chunk.deltas[-1] if chunk.deltas else None
+        if drafts := run.assembler.feed(chunk.deltas):
+            unlogged.drafts += drafts
+            # The end of the turn may be all that follows a call, and has no event: it joins that of the call.
+            unlogged.complete = not isinstance(last, CallEnd)
+        if isinstance(last, Done):
+            unlogged.drafts += run.assembler.ensure_output(first_item)
+            unlogged.facts["ended"] = last.reason
+            unlogged.complete = True
+        return unlogged.complete
 
     async def _call_tools(self, run: Run, calls: Sequence[Item]) -> None:
         """Run server tools. A call is durable before it runs, so that after a crash it is known to have
@@ -152,21 +155,10 @@ class Loop:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    def _write(
-        self,
-        run: Run,
-        drafts: Sequence[Draft],
-        tokens: Tokens | None = None,
-        *,
-        keep: bool = True,
-        **fields: Any,
-    ) -> None:
-        """Journal drafts with the tokens that made them and, unless not to `keep`, the items that they
-        close."""
-        closed = [ClosedItem(index, new_item(item)) for index, item in run.assembler.take_closed()]
-        self._journal.write(
-            run.entry, drafts, tokens=tokens or run.take_tokens(), closed=closed if keep else (), **fields
-        )
+    def _write(self, run: Run, drafts: Sequence[Draft] = (), **fields: Any) -> None:
+        """Journal what was not yet logged, and drafts, with the items that they close."""
+        held, tokens = run.take_unlogged()
+        self._journal.write(run.entry, [*held, *drafts], tokens=tokens, closed=_closed(run), **fields)
 
     def started(self, run: Run) -> None:
         """A queued run begins."""
@@ -194,8 +186,8 @@ class Loop:
         run.stepping = False
         self._telemetry.run_ended(status)
         ended_at = now_us()
-        drafts = run.assembler.interrupt()
-        tokens = run.take_tokens()
+        drafts, tokens = run.take_unlogged()
+        drafts += run.assembler.interrupt()
         head = run.head(
             status,
             completed_at=ended_at // 1_000_000 if status == "completed" else None,
@@ -210,7 +202,18 @@ class Loop:
             if not run.plan.store:  # the conversation is the only store that these items have
                 inputs, outputs = tuple(map(new_item, run.input)), tuple(map(new_item, run.assembler.output))
                 finish = Finish(status, ended_at, append=True, inputs=inputs, outputs=outputs)
-        self._write(run, drafts, tokens, keep=keep, head=orjson.dumps(head), finish=finish)
+        self._journal.write(
+            run.entry,
+            drafts,
+            tokens=tokens,
+            closed=_closed(run) if keep else (),
+            head=orjson.dumps(head),
+            finish=finish,
+        )
+
+
+def _closed(run: Run) -> list[ClosedItem]:
+    return [ClosedItem(index, new_item(item)) for index, item in run.assembler.take_closed()]
 
 
 def _code(failure: EngineError) -> str:

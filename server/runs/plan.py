@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -294,23 +295,33 @@ async def fit(
     unset. Without truncation only one token of room is asked for. Raises PromptTooLong with the exact counts.
     """
     limit = served.info.max_model_len
-    prompt = await served.engine.render(plan.render_input(context, offered))
-    if len(prompt.ids) < limit and not truncate:
-        return 0, prompt
+
+    async def without(count: int) -> Prompt:
+        return await served.engine.render(plan.render_input(drop_oldest(context, count), offered))
+
     if not truncate:
-        raise PromptTooLong(len(prompt.ids), limit)
-    room = limit - min(plan.max_output_tokens or limit // 8, limit // 2)
-    if len(prompt.ids) <= room:
+        prompt = await without(0)
+        if len(prompt.ids) >= limit:
+            raise PromptTooLong(len(prompt.ids), limit)
         return 0, prompt
+    room = limit - min(plan.max_output_tokens or limit // 8, limit // 2)
+
+    async def fits(count: int) -> Prompt | None:
+        with suppress(PromptTooLong):  # so long that it was not even counted
+            prompt = await without(count)
+            return prompt if len(prompt.ids) <= room else None
+        return None
+
+    if (whole := await fits(0)) is not None:
+        return 0, whole
     too_few, enough = 0, max(len(context) - 1, 0)  # the newest item always stays
-    smallest = await served.engine.render(plan.render_input(drop_oldest(context, enough), offered))
-    if len(smallest.ids) >= limit:
-        raise PromptTooLong(len(smallest.ids), limit)
+    fitting = await without(enough)
+    if len(fitting.ids) >= limit:
+        raise PromptTooLong(len(fitting.ids), limit)
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
-        prompt = await served.engine.render(plan.render_input(drop_oldest(context, middle), offered))
-        if len(prompt.ids) <= room:
-            enough, smallest = middle, prompt
-        else:
+        if (found := await fits(middle)) is None:
             too_few = middle
-    return enough, smallest
+        else:
+            enough, fitting = middle, found
+    return enough, fitting

@@ -25,15 +25,19 @@ from storage import NewItem
 
 @dataclass(slots=True)
 class Unlogged:
-    """The part of a generation that no record holds yet: tokens whose text is not out, and facts of theirs.
+    """The part of a generation that no record holds yet: tokens whose text is not out, facts of theirs,
+    drafts.
 
-    first_token: the index of the first of `token_ids` within the generation.
+    first_token: the index of the first of `token_ids` within the generation. complete: it is enough for a
+    record, which has at least one event.
     """
 
     generation: int = 0
     first_token: int = 0
     token_ids: list[int] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    drafts: list[Draft] = field(default_factory=list)
+    complete: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -78,13 +82,13 @@ class Run:
         )
         return cls(plan, served, functions, assembler, context, unlisted=tuple(labels))
 
-    def take_tokens(self) -> Tokens:
+    def take_unlogged(self) -> tuple[list[Draft], Tokens]:
         """What is not in the log yet, counted, for the record that is about to be written."""
         taken = self.unlogged
         self.progress.add(taken.facts, len(taken.token_ids))
         self.unlogged = Unlogged(taken.generation, taken.first_token + len(taken.token_ids))
         facts = orjson.dumps(taken.facts) if taken.facts else None
-        return Tokens(tuple(taken.token_ids), taken.generation, taken.first_token, facts)
+        return taken.drafts, Tokens(tuple(taken.token_ids), taken.generation, taken.first_token, facts)
 
     def awaits(self) -> bool:
         """Whether it is about to wait for its client's answers to calls that can be seen already."""

@@ -173,6 +173,8 @@ def parse_create(body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]]:
         refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
     if request.await_tool_outputs and not (request.stream or request.background):
         refuse("await_tool_outputs", "'await_tool_outputs' needs 'stream' or 'background'.")
+    if request.await_tool_outputs and not request.store:
+        refuse("await_tool_outputs", "A response that waits is stored: 'store' cannot be false.")
     return request, ignored
 
 

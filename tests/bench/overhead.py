@@ -1,8 +1,10 @@
 """What storing costs, beside not storing, in one run: `python -m tests.bench.overhead`.
 
 64 streams of a scripted engine with no model behind it, the client in a process of its own, `store=true` and
-`store=false` in turn. Prints the processor time of the event loop's thread per event (it carries the run loop, the
-assembler, the journal, the feed and the sending; with a model the engine's thread shares the processor with it) and
+`store=false` in turn. Prints the processor time of the event loop's thread per event (it carries the run
+loop, the
+assembler, the journal, the feed and the sending; with a model the engine's thread shares the processor with
+it) and
 the throughput of stored streams as a share of that of unstored ones.
 """
 

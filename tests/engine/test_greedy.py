@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.types import SamplingParams
 from tests.engine.checkpoints import oracle_greedy
 from tests.engine.driver import Driver, greedy
 
@@ -143,3 +144,25 @@ def test_random_schedules_equal_the_oracle(checkpoint: Find, name: str) -> None:
 
 def _ended(driver: Driver, handle: int) -> bool:
     return bool(driver.outputs[handle]) and driver.outputs[handle][-1].finish is not None
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_sampled_tokens_do_not_depend_on_the_schedule(checkpoint: Find, name: str) -> None:
+    """In f32 a seed draws the same whatever the chunks, the neighbours, preemption and prefix hits."""
+    several = prompts(5, (5, 14, 14, 30, 31, 47))
+    params = [
+        SamplingParams(seed=i, max_tokens=20, temperature=0.9, top_p=p, top_k=k, presence_penalty=penalty)
+        for i, (p, k, penalty) in enumerate([(1.0, 0, 0.0), (0.9, 0, 0.5), (1.0, 8, 0.0)] * 2)
+    ]
+    found = set()
+    for settings in (
+        {"max_num_seqs": 1},
+        {"max_num_batched_tokens": 11},
+        {"max_num_batched_tokens": 500, "block_size": 8},
+        {"num_blocks": 6, "max_model_len": 72},
+    ):
+        driver = Driver(checkpoint(name), **{"num_blocks": 60, **settings})
+        handles = [driver.submit(prompt, own) for prompt, own in zip(several, params, strict=True)]
+        driver.run()
+        found.add(tuple(driver.tokens(handle) for handle in handles))
+    assert len(found) == 1

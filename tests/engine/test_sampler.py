@@ -231,7 +231,7 @@ def test_penalties_against_a_loop() -> None:
     logits = random_logits(3, 30)
     history = {0: ([1, 2, 2, 3], [3, 3, 4]), 2: ([], [7])}
     made = plan(3, temperature=0.0, history=history, repetition=1.7, presence=0.9, frequency=0.4, logprobs=0)
-    scores, _ = sampler._adjust(logits, made, NONE, np.zeros((0, 0), np.int32))
+    scores = sampler._adjust(logits, made, NONE, np.zeros((0, 0), np.int32))
     expected = logits.clone()
     for row, (prompt, output) in history.items():
         for token in set(prompt) | set(output):

@@ -124,6 +124,21 @@ async def test_usage_of_a_cancelled_run_counts_its_reasoning(tmp_path: Path) -> 
         await api.ended(begun["id"])
 
 
+async def test_a_call_that_was_just_made_is_not_torn(tmp_path: Path) -> None:
+    """The end of a call waits for the event after it; a cancel in between must not lose it."""
+    gate = Gate()
+    markup = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    engine = ScriptedEngine(gated(gate, markup, "never"))
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        begun = await api.create("hi", background=True, tools=[WEATHER])
+        await gate.reached.wait()
+        cancelled = await api.cancel(begun["id"])
+        assert [item["status"] for item in cancelled["output"]] == ["completed"]
+        assert cancelled["usage"]["output_tokens"] == len(engine.tokenizer.encode(markup))
+        assert await api.ended(begun["id"]) == cancelled
+
+
 async def test_a_waiting_run_is_cancelled(held: Held, tmp_path: Path) -> None:
     async with live_app(tmp_path / "other") as server, http_client(server) as client:
         api = Api(client)

@@ -53,7 +53,7 @@ async def test_malformed_bodies_are_400(client: httpx.AsyncClient, path: str, bo
 @given(st.binary(max_size=200))
 def test_any_bytes_parse_or_are_an_api_error(raw: bytes) -> None:
     try:
-        assert isinstance(parse_object(raw, 128), dict)
+        assert isinstance(parse_object(raw, 128, 300_000), dict)
     except ApiError as error:
         assert error.status == 400
 
@@ -62,16 +62,41 @@ def test_depth_is_counted_in_containers() -> None:
     def nested(levels: int) -> bytes:
         return b'{"a":' * levels + b"1" + b"}" * levels
 
-    assert parse_object(nested(128), 128)
+    assert parse_object(nested(128), 128, 1000)
     with pytest.raises(ApiError):
-        parse_object(nested(129), 128)
-    assert len(parse_object(orjson.dumps({"a": [[1]] * 1000}), 3)["a"]) == 1000  # wide is not deep
+        parse_object(nested(129), 128, 1000)
+    assert len(parse_object(orjson.dumps({"a": [[1]] * 1000}), 3, 9999)["a"]) == 1000  # wide is not deep
     with pytest.raises(ApiError):
-        parse_object(orjson.dumps({"a": [[1]] * 1000}), 2)
+        parse_object(orjson.dumps({"a": [[1]] * 1000}), 2, 9999)
 
 
 def test_the_last_of_duplicate_keys_wins() -> None:
-    assert parse_object(b'{"a": 1, "a": 2}', 8) == {"a": 2}
+    assert parse_object(b'{"a": 1, "a": 2}', 8, 9) == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b'{"type":"function"}', b"[]", b"1", b'"x"', b"[[[]]]"],
+    ids=["objects", "arrays", "1", "x", "deep"],
+)
+async def test_a_million_values_cost_nothing(client: httpx.AsyncClient, value: bytes) -> None:
+    body = b'{"input": "x", "tools": [' + b",".join([value] * 1_000_000) + b"]}"
+    loop = asyncio.get_running_loop()
+    lag = 0.0
+
+    async def watch() -> None:
+        nonlocal lag
+        while True:
+            then = loop.time()
+            await asyncio.sleep(0.002)
+            lag = max(lag, loop.time() - then - 0.002)
+
+    watcher = asyncio.create_task(watch())
+    reply = await client.post("/v1/responses", content=body)
+    watcher.cancel()
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "invalid_json"
+    assert lag < 0.25  # 10 ms on an idle machine; parsing it all would stop every stream for seconds
 
 
 async def test_a_body_may_be_empty_only_where_nothing_is_required(client: httpx.AsyncClient) -> None:

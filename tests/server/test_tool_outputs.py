@@ -154,7 +154,7 @@ async def test_outputs_may_be_posted_as_soon_as_a_call_is_seen(tmp_path: Path) -
     """A client is faster than the run: it posts while the model still makes its second call."""
     gate = Gate()
     first, second = (
-        '<tool_call>\n{"name": "%s", "arguments": {"city": "Paris"}}\n</tool_call>' % name
+        f'<tool_call>\n{{"name": "{name}", "arguments": {{"city": "Paris"}}}}\n</tool_call>'
         for name in ("get_weather", "get_time")
     )
     script = gated(gate, f"{first}\n{second[:-20]}", second[-20:])
@@ -220,22 +220,20 @@ async def test_a_run_without_calls_does_not_wait(api: Api) -> None:
     assert (await api.stream("say hi", **WAITING)).response["status"] == "completed"
 
 
-async def test_server_tools_run_before_the_client_is_waited_for(api: Api) -> None:
+async def test_server_tools_run_before_the_client_is_waited_for(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
     asked = f'call calculator {{"expression": "2+2"}}\n{call()}'
-    async with api.open(asked, tools=[BUILTIN, WEATHER], await_tool_outputs=True) as live:
-        while "pending_tool_calls" not in (now := await api.get(await _id(live))):
-            await asyncio.sleep(0.001)
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        begun = await api.create(asked, tools=[BUILTIN, WEATHER], await_tool_outputs=True, background=True)
+        now = await parked(api, begun["id"])
+        assert [item["type"] for item in now["output"]] == ["mcp_list_tools", "mcp_call", "function_call"]
         [pending] = now["pending_tool_calls"]
         assert pending["name"] == "get_weather"
-        await api.outputs(live.id, {pending["call_id"]: "rainy"})
-        done = await live.done()
-    assert text(done) == "The tool said: 4; rainy"
-
-
-async def _id(live: Live) -> str:
-    if not live.events:
-        await live.next()
-    return live.id
+        await api.outputs(begun["id"], {pending["call_id"]: "rainy"})
+        await api.ended(begun["id"])
+        for output in ("4", "rainy"):
+            assert f"<tool_response>\n{output}\n</tool_response>" in prompts(engine)[-1]
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,142 @@
+"""The OpenAI Agents SDK, unmodified: a loop of function tools in every way of keeping state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIConversationsSession,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI
+
+from tests.talk import call
+
+MODEL = "antiphon-scripted"
+ASKED = f"think hm then {call()}"
+SAID = "The tool said: sunny in Paris"
+
+set_tracing_disabled(True)  # it would go to another server
+
+
+@function_tool
+def get_weather(city: str) -> str:
+    """Weather of a city."""
+    return f"sunny in {city}"
+
+
+def agent(sdk: AsyncOpenAI, **settings: Any) -> Agent[None]:
+    model = OpenAIResponsesModel(model=MODEL, openai_client=sdk)
+    return Agent(
+        name="Assistant",
+        instructions="Be brief.",
+        model=model,
+        tools=[get_weather],
+        model_settings=ModelSettings(**settings),
+    )
+
+
+async def test_run_with_the_history_resent(live_sdk: AsyncOpenAI) -> None:
+    result = await Runner.run(agent(live_sdk), ASKED)
+    assert result.final_output == SAID
+    kinds = [item.type for item in result.new_items]
+    assert kinds == ["reasoning_item", "tool_call_item", "tool_call_output_item", "message_output_item"]
+    again = await Runner.run(
+        agent(live_sdk), [*result.to_input_list(), {"role": "user", "content": "say on"}]
+    )
+    assert again.final_output == "on"
+
+
+async def test_run_without_store(live_sdk: AsyncOpenAI) -> None:
+    result = await Runner.run(agent(live_sdk, store=False), ASKED)
+    assert result.final_output == SAID
+
+
+async def test_run_streamed(live_sdk: AsyncOpenAI) -> None:
+    result = Runner.run_streamed(agent(live_sdk), ASKED)
+    said = ""
+    async for event in result.stream_events():
+        if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+            said += event.data.delta
+    assert said == result.final_output == SAID
+
+
+async def test_state_by_previous_response_id(live_sdk: AsyncOpenAI) -> None:
+    first = await Runner.run(agent(live_sdk), ASKED, auto_previous_response_id=True)
+    assert (first.final_output, first.last_response_id is not None) == (SAID, True)
+    second = await Runner.run(agent(live_sdk), "say on", previous_response_id=first.last_response_id)
+    assert second.final_output == "on"
+    page = live_sdk.responses.input_items.list(
+        str(second.last_response_id), order="asc", extra_query={"scope": "all"}
+    )
+    kinds = [item.type async for item in page]
+    assert kinds == [
+        "message", "reasoning", "function_call", "function_call_output", "message", "message"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_state_by_conversation(live_sdk: AsyncOpenAI, streamed: bool) -> None:
+    conversation = await live_sdk.conversations.create()
+    for asked, said in ((ASKED, SAID), ("say on", "on")):
+        if streamed:
+            stream = Runner.run_streamed(agent(live_sdk), asked, conversation_id=conversation.id)
+            async for _ in stream.stream_events():
+                pass
+            assert stream.final_output == said
+        else:
+            result = await Runner.run(agent(live_sdk), asked, conversation_id=conversation.id)
+            assert result.final_output == said
+    items = [item.type async for item in live_sdk.conversations.items.list(conversation.id, order="asc")]
+    assert items == [
+        "message", "reasoning", "function_call", "function_call_output", "message", "message", "message"
+    ]  # fmt: skip
+
+
+async def test_a_conversations_session_of_many_items(live_sdk: AsyncOpenAI) -> None:
+    session = OpenAIConversationsSession(openai_client=live_sdk)
+    for turn in range(12):
+        result = await Runner.run(agent(live_sdk), f"say turn {turn}", session=session)
+        assert result.final_output == f"turn {turn}"
+    result = await Runner.run(agent(live_sdk), ASKED, session=session)
+    assert result.final_output == SAID
+    items = await session.get_items()
+    assert len(items) == 24 + 5
+    newest = await session.get_items(limit=3)
+    assert newest == items[-3:]
+    popped = await session.pop_item()
+    assert popped == items[-1]
+    assert len(await session.get_items()) == 28
+    await session.add_items([{"role": "user", "content": f"added {n}"} for n in range(45)])
+    assert len(await session.get_items()) == 28 + 45
+    await session.clear_session()
+    assert (await Runner.run(agent(live_sdk), "say anew", session=session)).final_output == "anew"
+
+
+@pytest.fixture
+async def chat_agent(live_sdk: AsyncOpenAI) -> AsyncIterator[Agent[None]]:
+    model = OpenAIChatCompletionsModel(model=MODEL, openai_client=live_sdk)
+    yield Agent(name="Assistant", instructions="Be brief.", model=model, tools=[get_weather])
+
+
+async def test_the_chat_completions_model(chat_agent: Agent[None]) -> None:
+    result = await Runner.run(chat_agent, ASKED)
+    assert result.final_output == SAID
+    stream = Runner.run_streamed(chat_agent, ASKED)
+    async for _ in stream.stream_events():
+        pass
+    assert stream.final_output == SAID
+
+
+async def test_a_forced_tool(live_sdk: AsyncOpenAI) -> None:
+    forced = agent(live_sdk, tool_choice="required")
+    result = await Runner.run(forced, "say I would rather not")
+    assert [item.type for item in result.new_items][:2] == ["tool_call_item", "tool_call_output_item"]
