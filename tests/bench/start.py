@@ -29,24 +29,21 @@ ROUNDS = 5
 def serving(data: Path, *args: str) -> Iterator[str]:
     """A server in a process of its own; the URL that it says it listens on."""
     env = {**os.environ, "ANTIPHON_DATA": str(data)}
-    process = subprocess.Popen(
-        [ANTIPHON, "serve", "--port", "0", *args],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
+    command = [ANTIPHON, "serve", "--port", "0", *args]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            found = re.search(r"http://127\.0\.0\.1:\d+", line)
-            if found:
-                yield found.group()
-                return
-        raise RuntimeError("the server ended before it listened")
-    finally:
-        process.terminate()
-        process.wait(20)
+        try:
+            for line in process.stdout:
+                found = re.search(r"http://127\.0\.0\.1:\d+", line)
+                if found:
+                    yield found.group()
+                    return
+            raise RuntimeError("the server ended before it listened")
+        finally:
+            process.terminate()
+            process.wait(20)
 
 
 def first_answer(data: Path, *args: str) -> float:

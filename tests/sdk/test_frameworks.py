@@ -30,9 +30,9 @@ def get_weather(city: str) -> str:
 async def langchain(server: Running, **settings: Any) -> AsyncIterator[Any]:
     from langchain_openai import ChatOpenAI
 
-    key, url = SecretStr("unused"), f"{server.base_url}/v1"
+    settings |= {"model": MODEL, "base_url": f"{server.base_url}/v1", "api_key": SecretStr("unused")}
     async with httpx.AsyncClient() as http:  # its own clients are cached and never closed
-        yield ChatOpenAI(model=MODEL, base_url=url, api_key=key, http_async_client=http, **settings)
+        yield ChatOpenAI(http_async_client=http, **settings)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def litellm_settings(live_server: Running) -> AsyncIterator[dict[str, Any]
     import litellm
 
     yield {"model": f"openai/{MODEL}", "api_base": f"{live_server.base_url}/v1", "api_key": "unused"}
-    await litellm.close_litellm_async_clients()  # type: ignore[no-untyped-call]
+    await litellm.close_litellm_async_clients()  # type: ignore[attr-defined]
 
 
 async def test_litellm_responses(litellm_settings: dict[str, Any]) -> None:

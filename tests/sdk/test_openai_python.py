@@ -218,7 +218,7 @@ async def test_input_items_page(live_sdk: AsyncOpenAI) -> None:
     response = await live_sdk.responses.create(model=MODEL, input=asked)
     for order, limit in (("asc", 10), ("desc", 5), ("asc", 100)):
         pager = live_sdk.responses.input_items.list(response.id, order=order, limit=limit)  # type: ignore[arg-type]
-        said = [item.content[0].text async for item in pager]  # type: ignore[union-attr]
+        said = [item.to_dict()["content"][0]["text"] async for item in pager]  # type: ignore[index]
         wanted = [f"message {n}" for n in range(23)]
         assert said == (wanted if order == "asc" else wanted[::-1])
 

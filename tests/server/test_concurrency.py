@@ -12,10 +12,11 @@ from engine import ScriptedEngine
 from tests import wire
 from tests.running import Running, http_client, live_app
 from tests.talk import BUILTIN, WEATHER, Api, call, text
+from tests.wire import Json
 
 NUM_STREAMS = 64
 
-ASKED = (
+ASKED: tuple[tuple[str, Json], ...] = (
     ("count 40", {}),
     ("think some more thoughts then count 20", {}),
     (call(), {"tools": [WEATHER]}),

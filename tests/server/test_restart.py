@@ -255,13 +255,13 @@ async def test_a_kill_at_a_random_moment_loses_nothing_that_was_seen(tmp_path: P
                 for each in asked
             ]
             clients += [asyncio.create_task(_promise(url, history)) for _ in range(2)]
-            finished = asyncio.gather(*clients)
-            await asyncio.wait(
-                {asyncio.ensure_future(history.enough.wait()), finished}, return_when=asyncio.FIRST_COMPLETED
-            )
+            finished = asyncio.ensure_future(asyncio.wait(clients))
+            enough = asyncio.ensure_future(history.enough.wait())
+            await asyncio.wait((finished, enough), return_when=asyncio.FIRST_COMPLETED)
+            enough.cancel()
             process.send_signal(signal.SIGKILL)
             await process.wait()
-            await finished
+            await asyncio.gather(*clients)
             assert history.num_bytes, "killed before anything was seen"
     async with child(tmp_path) as (_, url):
         await _check(url, history)

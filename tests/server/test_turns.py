@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine import ScriptedEngine
-from server.runs import runner
+from server.runs import plan, runner
 from tests.running import Running, http_client, live_app, running_app
 from tests.talk import WEATHER, Api, Gate, answer, call, calls, gated_at, prompts, text
 from tests.wire import Json
@@ -193,7 +193,7 @@ async def test_a_turn_that_ended_between_plan_and_start_is_seen(
     there."""
     planned = asyncio.Event()
     go_on = asyncio.Event()
-    make_plan = runner.make_plan
+    make_plan = plan.make_plan
 
     async def slow(*args: object, **kwargs: object) -> object:
         made = await make_plan(*args, **kwargs)  # type: ignore[arg-type]

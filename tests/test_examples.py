@@ -1,0 +1,50 @@
+"""The examples, run as a reader would run them: against `antiphon serve` with the model that ships."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bench.start import serving
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+EXPECTED = {
+    "quickstart": ["Your name is Mark.", "Your name is Anna.", "4 items in the conversation"],
+    "stream_and_resume": ["resumed: '1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"],
+    "background": ["queued", "completed 1, 2, 3,", "response.completed"],
+    "tool_outputs": ['get_weather {"city": "Paris"}', "official: ", "waiting: "],
+    "agent": ["sunny"],
+    "langchain_chat": ["Your name is Mark."],
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server in a process of its own, on a free port."""
+    with serving(tmp_path_factory.mktemp("data")) as address:
+        yield f"{address}/v1"
+
+
+def test_every_example_is_run() -> None:
+    """An example that no test runs would rot."""
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_example(name: str, url: str) -> None:
+    """The program ends well and prints what its docstring promises."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        env={**os.environ, "ANTIPHON_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in EXPECTED[name]:
+        assert line in done.stdout
