@@ -141,7 +141,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     before, before_sum = flash(q, k[:, :, :past], v[:, :, :past], scale=scale)
     own, own_sum = flash(q, k[:, :, past:], v[:, :, past:], 0.0, True, scale=scale)
     whole = torch.logaddexp(before_sum, own_sum)
-    mixed = before * (before_sum - whole).exp()[..., None] + own * (own_sum - whole).exp()[..., None]
+    mixed: Tensor = before * (before_sum - whole).exp()[..., None] + own * (own_sum - whole).exp()[..., None]
     return mixed.to(q.dtype)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def may_be_known(item: Item) -> bool:
     """Whether an item is of a kind that clients send back: what the model said, what tools said,
     references."""
-    return item["type"] != "message" or item["role"] == "assistant"
+    return bool(item["type"] != "message" or item["role"] == "assistant")
 
 
 async def identify(

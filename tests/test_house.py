@@ -129,3 +129,10 @@ def test_what_a_wheel_holds(tmp_path: Path) -> None:
     entry = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("entry_points.txt")))
     assert b"antiphon = server.cli:main" in entry
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_map_names_every_module() -> None:
+    """A newcomer finds every room and every module in it on one page."""
+    named = set(re.findall(r"`([a-z_]+)/?`", (ROOT / "CONTRIBUTING.md").read_text()))
+    modules = {file.stem for file in FILES if file.stem != "__init__" and "models" not in file.parent.name}
+    assert modules <= named, modules - named

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from server.runs.channel import Channel
-from storage import ECHO_MARK, ClosedItem, Finish, NewResponse, Park, Record, RunAppend, StorageUnavailable
+from storage import (
+    ECHO_MARK,
+    ClosedItem,
+    Finish,
+    NewResponse,
+    Park,
+    Record,
+    RunAppend,
+    RunLost,
+    StorageUnavailable,
+)
 
 if TYPE_CHECKING:
     from storage import Storage
@@ -88,6 +98,7 @@ class Journal:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._closed = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -95,8 +106,9 @@ class Journal:
         self._task = asyncio.create_task(self._commits(), name="journal")
 
     async def close(self) -> None:
-        """Commit what is pending, then stop."""
+        """Commit what is pending, then stop; whoever writes later has lost its run to the next process."""
         await self._idle.wait()
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -144,6 +156,8 @@ class Journal:
 
         `drafts` is empty only with `park`. Does nothing once the run is lost.
         """
+        if self._closed and entry.fence:
+            entry.lose(RunLost(entry.response_id))
         if entry.lost:
             return
         records = (_record(drafts, entry.next_seq, tokens),) if drafts else ()

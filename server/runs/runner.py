@@ -86,6 +86,7 @@ class Runs:
         self._deadlines: asyncio.Task[None] | None = None
         # Held from a claim until its run is at work or has ended: who looks meanwhile would see neither.
         self._claiming = asyncio.Lock()
+        self._stopped = False  # runs that come to be runnable are left to the next process
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -98,6 +99,7 @@ class Runs:
     async def drain(self, grace_s: float) -> None:
         """Let runs finish for `grace_s`, then stop: what is left is cut without a terminal event."""
         await self._tasks.drain(grace_s)
+        self._stopped = True
         if self._deadlines is not None:
             self._deadlines.cancel()
             await asyncio.gather(self._deadlines, return_exceptions=True)
@@ -324,7 +326,7 @@ class Runs:
     async def _claim(self, response_id: str) -> None:
         """Take up a run that nobody carries on, if it is one."""
         async with self._claiming:
-            claim = await self._storage.claim(response_id)
+            claim = None if self._stopped else await self._storage.claim(response_id)
             if claim is not None:
                 await self._take_up([claim])
 

@@ -17,9 +17,12 @@ async def test_a_hopeless_text_is_refused_before_it_is_encoded(monkeypatch: pyte
         text = "a" * (longest * 64 * HOPELESS + longest)
         encoded: list[int] = []
         encode = engine._tokenizer.encode
-        monkeypatch.setattr(
-            engine._tokenizer, "encode", lambda t, **given: encoded.append(len(t)) or encode(t, **given)
-        )
+
+        def counted(given: str, *, add_special_tokens: bool = False) -> list[int]:
+            encoded.append(len(given))
+            return encode(given, add_special_tokens=add_special_tokens)
+
+        monkeypatch.setattr(engine._tokenizer, "encode", counted)
         for work in (engine.tokenize(text), engine.render(RenderInput([{"role": "user", "content": text}]))):
             with pytest.raises(PromptTooLong):
                 await work

@@ -6,6 +6,8 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from engine.tiny import CHECKPOINT
 from engine.tiny.data import dialogues
 from engine.tiny.dialogue import Call, Dialogue, Message, answer_text, chat_messages, render
+from engine.tiny.evaluate import Answer, held_out, http_asker
 from engine.tiny.words import Words, split_of
 
 torch = pytest.importorskip("torch")
@@ -55,13 +58,13 @@ def extra_of(dialogue: Dialogue) -> dict[str, Any]:
 
 
 def test_the_generator_renders_as_the_template_does(tokenizer: Any) -> None:
-    for dialogue in some_dialogues(150):
+    for dialogue in some_dialogues(80):
         ours = "".join(text for text, _ in render(dialogue))
         assert ours == rendered(tokenizer, chat_messages(dialogue.messages), **extra_of(dialogue))
 
 
 def test_every_turn_is_a_prefix_of_the_next(tokenizer: Any) -> None:
-    for dialogue in some_dialogues(150):
+    for dialogue in some_dialogues(80):
         messages = chat_messages(dialogue.messages)
         whole = rendered(tokenizer, messages, **extra_of(dialogue))
         tokens = tokenizer(whole)["input_ids"]
@@ -85,7 +88,7 @@ def test_arguments_may_be_a_string_or_an_object(tokenizer: Any) -> None:
 
 
 def test_content_parts_developers_and_thoughts_render(tokenizer: Any) -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "developer", "content": "later"},
         {"role": "assistant", "content": "c", "reasoning_content": "why"},
@@ -102,7 +105,7 @@ def test_content_parts_developers_and_thoughts_render(tokenizer: Any) -> None:
 
 
 def test_results_of_one_turn_share_a_message(tokenizer: Any) -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "tool", "content": "1"},
         {"role": "tool", "content": [{"type": "text", "text": "2"}]},
     ]
@@ -179,6 +182,63 @@ def test_the_training_network_is_qwen3(model: Any) -> None:
         torch.testing.assert_close(
             net.logits(net.hidden(ids, torch.float32)), model(ids).logits, atol=1e-3, rtol=1e-3
         )
+
+
+def test_a_fresh_network_looks_back() -> None:
+    from engine.tiny.net import Net, NetConfig, rope_tables, rotate
+
+    net = Net(NetConfig(vocab_size=300))
+    layer: Any = net.model.layers[0]
+    attention: Any = layer.self_attn
+    states = layer.input_layernorm(net.model.embed_tokens(torch.randint(0, 300, (1, 40))))
+    queries = attention.q_norm(attention.q_proj(states).view(1, 40, 4, 64)).transpose(1, 2)
+    keys = attention.k_norm(attention.k_proj(states).view(1, 40, 2, 64)).transpose(1, 2)
+    cos, sin = rope_tables(torch.arange(40), net.config)
+    queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
+    for head in (0, 1):
+        scores = queries[0, head, 30] @ keys[0, 0, :31].T
+        assert int(scores.argmax()) == 29 - head
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+
+
+def test_the_evaluation_asks_a_server_without_sampling_fields() -> None:
+    bodies = []
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+    class Stub(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            message = {"role": "assistant", "content": None, "tool_calls": [call]}
+            reply = json.dumps({"choices": [{"finish_reason": "tool_calls", "message": message}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stub) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            ask = http_asker(f"http://127.0.0.1:{server.server_port}/v1", "antiphon-tiny", False, None)
+            asked = held_out("tool_call", 1)
+            assert ask(asked) == [Answer("", (Call("add", {"a": 1}),))]
+        finally:
+            server.shutdown()
+            thread.join()
+    assert set(bodies[0]) == {"model", "messages", "tools"}
+    assert bodies[0]["messages"][-1]["role"] == "user"
+
+
+def test_answers_are_read_from_generated_text() -> None:
+    calls = (Call("f", {"city": "Paris"}), Call("g", {}))
+    written = answer_text(Message("assistant", "So.", "why", calls))
+    assert Answer.parse(written) == Answer("So.", calls)
+    assert Answer.parse("<tool_call>\n{oops\n</tool_call>").calls == ()
 
 
 # ------------------------------------------------------------------------------------------------ manners

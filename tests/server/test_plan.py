@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -94,7 +93,6 @@ def test_what_is_dropped_takes_its_outputs_along(kinds: list[str], count: int) -
 # The fit
 
 
-@dataclass
 class Counting(ScriptedEngine):
     """An engine whose prompts have a token per character of their messages."""
 

@@ -151,6 +151,21 @@ async def test_a_drain_lets_runs_finish(tmp_path: Path) -> None:
         await draining
 
 
+async def test_outputs_that_come_after_the_drain_wait_for_the_next_start(tmp_path: Path) -> None:
+    async with live_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        begun = await api.create(call(), tools=[WEATHER], background=True, await_tool_outputs=True)
+        async with asyncio.timeout(10):
+            while "pending_tool_calls" not in (now := await api.get(begun["id"])):
+                await asyncio.sleep(0.001)
+        await server.context.runs.drain(0)
+        await api.outputs(begun["id"], {now["pending_tool_calls"][0]["call_id"]: "rainy"})
+        assert server.context.runs.num_active == 0
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        done = await Api(client).ended(begun["id"])
+        assert (done["status"], text(done)) == ("completed", "The tool said: rainy")
+
+
 # ------------------------------------------------------------------------------------------------------------
 # A kill
 

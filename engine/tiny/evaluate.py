@@ -1,0 +1,328 @@
+"""Evaluate antiphon-tiny on held-out dialogues and print a table of skill and score.
+
+`python -m engine.tiny.evaluate` runs the plain transformers forward in this process, `--base-url
+http://127.0.0.1:8000/v1` asks a server's `/chat/completions` instead; neither sends sampling fields unless
+`--greedy` is given. An answer counts when its text and its tool calls are exactly the expected ones. The exit
+status is 1 below the thresholds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.tiny import CHECKPOINT
+from engine.tiny.data import dialogues
+from engine.tiny.dialogue import Call, Dialogue, Message, chat_messages
+from engine.tiny.talk import UNKNOWN, WHO
+
+SEED = 20_261
+THRESHOLDS = {"greet": 0.9, "repeat": 0.9, "recall_name": 0.9, "tool_call": 0.9, "everyday": 0.9}
+SKILLS: dict[str, str] = {
+    "greet": "greet",
+    "repeat": "repeat",
+    "recall_name": "recall_name",
+    "tool_call": "tool",
+    "tool_answer": "tool",
+    "no_tool": "no_tool",
+    "two_calls": "two_calls",
+    "recall_thing": "recall_thing",
+    "fact": "fact",
+    "count": "count",
+    "arithmetic": "arithmetic",
+    "unknown": "unknown",
+}
+"""Row of the table -> the part of the curriculum its dialogues are drawn from."""
+
+MAX_TOKENS = 500
+_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+_THOUGHT = re.compile(r"\A<think>\n.*?\n</think>\n\n", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said: its visible text and its calls."""
+
+    text: str
+    calls: tuple[Call, ...] = ()
+
+    @classmethod
+    def parse(cls, raw: str) -> Answer:
+        """Read generated text (special end tokens already gone)."""
+        raw = _THOUGHT.sub("", raw)
+        calls = []
+        for body in _CALL.findall(raw):
+            try:
+                call = json.loads(body)
+                calls.append(Call(call["name"], call["arguments"]))
+            except (ValueError, KeyError, TypeError):
+                return cls(raw)
+        return cls(_CALL.sub("", raw).strip("\n") if calls else raw, tuple(calls))
+
+    @classmethod
+    def expected(cls, message: Message) -> Answer:
+        return cls(message.content, message.calls)
+
+
+Asker = Callable[[list[Dialogue]], list[Answer]]
+"""Answers to the last question of each dialogue."""
+
+
+# ---------------------------------------------------------------------------------------------- what is asked
+
+
+def _tool(name: str, description: str, **kinds: str) -> dict[str, Any]:
+    properties = {key: {"type": kind} for key, kind in kinds.items()}
+    parameters = {"type": "object", "properties": properties, "required": list(kinds)}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
+def _ask(*turns: str, system: str = "", tools: tuple[Any, ...] = (), call: Call | None = None) -> Dialogue:
+    """A dialogue from alternating user and assistant texts; `call` stands in for the last one."""
+    roles = ("user", "assistant")
+    messages = [Message(roles[index % 2], text) for index, text in enumerate(turns)]
+    if system:
+        messages.insert(0, Message("system", system))
+    if call:
+        messages.append(Message("assistant", calls=(call,)))
+    return Dialogue("everyday", tuple(messages), tools)
+
+
+def everyday() -> list[Dialogue]:
+    """What people and test suites ask first, written by hand rather than drawn."""
+    weather = _tool("get_weather", "Get the current weather for a location", location="string")
+    hinted = json.loads(json.dumps(weather))
+    hinted["function"]["parameters"]["properties"]["location"]["description"] = (
+        "The city and state, e.g. San Francisco, CA"
+    )
+    city = _tool("get_weather", "Get the weather in a city.", city="string")
+    add = _tool("add", "Add two numbers.", a="integer", b="integer")
+    search = _tool("search", "Search the web.", query="string")
+    email = _tool("send_email", "Send an email.", to="string", subject="string")
+    nice = "Nice to meet you, Mark!"
+    return [
+        _ask("Hi", "Hello! How can I help you?"),
+        _ask("Hello!", "Hello! How can I help you?"),
+        _ask("Say hello world", "hello world"),
+        _ask("Say hello.", "hello", system="You are a pirate. Always respond in pirate speak."),
+        _ask(
+            "Repeat after me: the quick brown fox jumps over the lazy dog",
+            "the quick brown fox jumps over the lazy dog",
+        ),
+        _ask("Say: Antiphon works!", "Antiphon works!"),
+        _ask("Reply with exactly: pong", "pong"),
+        _ask("My name is Mark.", nice, "What is my name?", "Your name is Mark."),
+        _ask(
+            "My name is Mark.",
+            nice,
+            "What is the capital of France?",
+            "The capital of France is Paris.",
+            "What is my name?",
+            "Your name is Mark.",
+        ),
+        _ask(
+            "My name is Alice.",
+            "Hello Alice! How can I help you today?",
+            "What is my name?",
+            "Your name is Alice.",
+        ),
+        _ask(
+            "My name is Mark.",
+            nice,
+            "Say hello.",
+            "hello",
+            "What's my name?",
+            "Your name is Mark.",
+            system="You are a helpful assistant.",
+        ),
+        _ask("What are you?", WHO),
+        _ask("What is the capital of France?", "The capital of France is Paris."),
+        _ask("What color is the sky?", "The sky is blue.", system="Be concise."),
+        _ask("Count from 1 to 5.", "1, 2, 3, 4, 5"),
+        _ask("Count from 1 to 20.", ", ".join(map(str, range(1, 21)))),
+        _ask("Write the numbers from 1 to 100.", ", ".join(map(str, range(1, 101)))),
+        _ask("What is the meaning of life?", UNKNOWN),
+        _ask("What is 2 + 2?", "2 + 2 = 4."),
+        _ask(
+            "What's the weather like in San Francisco?",
+            tools=(weather,),
+            call=Call("get_weather", {"location": "San Francisco"}),
+        ),
+        _ask(
+            "What's the weather like in San Francisco?",
+            tools=(hinted,),
+            call=Call("get_weather", {"location": "San Francisco"}),
+        ),
+        _ask("What is the weather in Paris?", tools=(city,), call=Call("get_weather", {"city": "Paris"})),
+        _ask("What's the weather in Tokyo?", tools=(add, city), call=Call("get_weather", {"city": "Tokyo"})),
+        _ask(
+            "What is the weather in Reykjavik today?",
+            tools=(search, city, add),
+            call=Call("get_weather", {"city": "Reykjavik"}),
+        ),
+        _ask("Add 17 and 25.", tools=(add, city), call=Call("add", {"a": 17, "b": 25})),
+        _ask("What is 3 + 4?", tools=(add,), call=Call("add", {"a": 3, "b": 4})),
+        _ask(
+            "Search for paged attention.",
+            tools=(city, search),
+            call=Call("search", {"query": "paged attention"}),
+        ),
+        _ask(
+            "Send an email to bob@example.com with subject Lunch.",
+            tools=(email, search),
+            call=Call("send_email", {"to": "bob@example.com", "subject": "Lunch"}),
+        ),
+        _ask("Hello!", "Hello! How can I help you?", tools=(city,)),
+        _ask("Say hello world", "hello world", tools=(city, add)),
+    ]
+
+
+def held_out(skill: str, count: int) -> list[Dialogue]:
+    """The first `count` held-out dialogues whose last turn shows `skill`."""
+    if skill == "everyday":
+        return everyday()
+
+    def matching() -> Iterator[Dialogue]:
+        for dialogue in dialogues(SEED, "heldout", SKILLS[skill]):
+            if dialogue.skill == skill and dialogue.thinking:
+                yield dialogue
+
+    source = matching()
+    return [next(source) for _ in range(count)]
+
+
+# ---------------------------------------------------------------------------------------------- who answers
+
+
+def local_asker(checkpoint: Path, greedy: bool, seed: int = 1) -> Asker:
+    """Answers through transformers' own `generate`, with the checkpoint's sampling defaults or greedily."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(seed)
+    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model.eval()
+    sampling: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None} if greedy else {}
+
+    def ask(asked: list[Dialogue]) -> list[Answer]:
+        prompts = [
+            tokenizer.apply_chat_template(
+                chat_messages(dialogue.messages[:-1]),
+                tools=list(dialogue.tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+            for dialogue in asked
+        ]
+        batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+        with torch.inference_mode():
+            out = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                max_new_tokens=MAX_TOKENS,
+                **sampling,
+            )
+        answers = []
+        for row in out[:, batch["input_ids"].shape[1] :]:
+            text = tokenizer.decode(row)
+            head, end, _ = text.partition("<|im_end|>")
+            answers.append(Answer.parse(head if end else text + "<never ended>"))
+        return answers
+
+    return ask
+
+
+def http_asker(base_url: str, model: str, greedy: bool, key: str | None) -> Asker:
+    """Answers of a server, a few requests at a time."""
+    import httpx
+
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+
+    def one(client: httpx.Client, dialogue: Dialogue) -> Answer:
+        body: dict[str, Any] = {"model": model, "messages": chat_messages(dialogue.messages[:-1])}
+        if dialogue.tools:
+            body["tools"] = list(dialogue.tools)
+        if greedy:
+            body["temperature"] = 0
+        reply = client.post(base_url.rstrip("/") + "/chat/completions", json=body)
+        reply.raise_for_status()
+        choice = reply.json()["choices"][0]
+        message = choice["message"]
+        try:
+            calls = [
+                Call(call["function"]["name"], json.loads(call["function"]["arguments"]))
+                for call in message.get("tool_calls") or []
+            ]
+        except ValueError:
+            return Answer("<arguments are not JSON>")
+        text = message.get("content") or ""
+        if choice["finish_reason"] not in ("stop", "tool_calls"):
+            text += "<never ended>"
+        return Answer(text.strip("\n") if calls else text, tuple(calls))
+
+    def ask(asked: list[Dialogue]) -> list[Answer]:
+        with httpx.Client(timeout=300, headers=headers) as client, ThreadPoolExecutor(8) as pool:
+            return list(pool.map(lambda dialogue: one(client, dialogue), asked))
+
+    return ask
+
+
+def evaluate(ask: Asker, skills: list[str], count: int, show: int = 0) -> dict[str, float]:
+    """Scores by skill; prints up to `show` wrong answers of each."""
+    scores = {}
+    for skill in skills:
+        asked = held_out(skill, count)
+        answers: list[Answer] = []
+        for start in range(0, len(asked), 16):
+            answers += ask(asked[start : start + 16])
+        wrong = [
+            (dialogue, answer)
+            for dialogue, answer in zip(asked, answers, strict=True)
+            if answer != Answer.expected(dialogue.target)
+        ]
+        scores[skill] = 1 - len(wrong) / len(asked)
+        print(f"{skill:<14} {scores[skill]:7.1%}  ({len(asked) - len(wrong)}/{len(asked)})", flush=True)
+        for dialogue, answer in wrong[:show]:
+            print(f"    asked    {dialogue.messages[-2].content!r}")
+            print(f"    expected {Answer.expected(dialogue.target)}")
+            print(f"    got      {answer}")
+    return scores
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--base-url", help="a server's /v1; without it the model runs in this process")
+    parser.add_argument("--model", default="antiphon-tiny", help="the model id to ask a server for")
+    parser.add_argument("--api-key", default=None)
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    parser.add_argument("--greedy", action="store_true", help="temperature 0 instead of the model's defaults")
+    parser.add_argument("--count", type=int, default=100, help="dialogues per skill")
+    parser.add_argument("--skills", nargs="*", default=[*SKILLS, "everyday"])
+    parser.add_argument("--show", type=int, default=0, help="wrong answers to print per skill")
+    options = parser.parse_args()
+    if options.base_url:
+        ask = http_asker(options.base_url, options.model, options.greedy, options.api_key)
+    else:
+        ask = local_asker(options.checkpoint, options.greedy)
+    scores = evaluate(ask, options.skills, options.count, options.show)
+    low = {skill: score for skill, score in scores.items() if score < THRESHOLDS.get(skill, 0)}
+    for skill, score in low.items():
+        print(f"below the threshold: {skill} {score:.1%} < {THRESHOLDS[skill]:.0%}")
+    return 1 if low else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Reads the closed tables of the curriculum, `phrases.toml`: words, questions and answers, kinds of tools."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Family:
+    """A known kind of tool: what it may be called, how people ask for it, what its result sounds like."""
+
+    names: tuple[str, ...]
+    descriptions: tuple[str, ...]
+    parameters: tuple[tuple[str, ...], ...]
+    kinds: tuple[str, ...]
+    questions: tuple[str, ...]
+    answer: str
+    results: tuple[str, ...]
+
+
+def listed(table: str, name: str) -> list[str]:
+    """A list of strings."""
+    return list(_TABLES[table][name])
+
+
+def paired(table: str) -> dict[str, str]:
+    """A table of strings by string."""
+    return dict(_TABLES[table])
+
+
+def families() -> list[Family]:
+    """Every known kind of tool; the weather comes first."""
+    made = []
+    for one in _TABLES["families"]:
+        parameters = tuple(tuple(names) for names in one["parameters"])
+        made.append(
+            Family(
+                names=tuple(one["names"]),
+                descriptions=tuple(one["descriptions"]),
+                parameters=parameters,
+                kinds=tuple(one["kinds"]),
+                questions=tuple(one["questions"]),
+                answer=one["answer"],
+                results=tuple(one["results"]),
+            )
+        )
+    return made

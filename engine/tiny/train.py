@@ -1,0 +1,550 @@
+"""Train antiphon-tiny: the tokenizer, then the network, then a Hugging Face folder.
+
+`python -m engine.tiny.train --out DIR --minutes N --seed S --device auto` makes everything from the
+curriculum in `engine.tiny.data`. The learning rate follows the clock, so any budget of minutes ends with a
+finished model. With `--state FILE` a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Full
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from engine.tiny import CHECKPOINT
+from engine.tiny.data import dialogues, tokenizer_corpus
+from engine.tiny.dialogue import Dialogue, render
+from engine.tiny.net import Net, NetConfig
+
+VOCABULARY = 3072
+CONTEXT = 32768
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+# A space is a piece of its own, so a word has the same tokens after a space, a quote or a newline: copying is
+# then exact repetition of tokens. Digits and newlines stand alone, so joins of text never change the pieces.
+PIECES = r"\p{L}[\p{L}\p{M}]*|\p{N}|\n|[^\S\n]+|[^\s\p{L}\p{N}]+"
+PROBE_SKILLS = (
+    "greet",
+    "repeat",
+    "recall_name",
+    "recall_thing",
+    "tool",
+    "no_tool",
+    "fact",
+    "count",
+    "arithmetic",
+    "unknown",
+)
+
+
+# ---------------------------------------------------------------------------------------------- tokenizer
+
+
+def train_tokenizer(seed: int, documents: int = 12_000) -> Tokenizer:
+    """A byte-level BPE of `VOCABULARY` tokens, learned from the curriculum."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(SPECIAL) - len(MARKS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    corpus = []
+    for text in tokenizer_corpus(seed, documents):
+        for mark in (*SPECIAL, *MARKS):
+            text = text.replace(mark, "\n")
+        corpus.append(text)
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in MARKS])
+    if tokenizer.get_vocab_size() != VOCABULARY:
+        raise RuntimeError(f"the corpus gave {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}")
+    return tokenizer
+
+
+def id_of(tokenizer: Tokenizer, text: str) -> int:
+    """The id of a token that must exist."""
+    found = tokenizer.token_to_id(text)
+    if found is None:
+        raise KeyError(text)
+    return found
+
+
+def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[bool]]:
+    """Token ids of a dialogue and, for each, whether it is to be learned."""
+    ids: list[int] = []
+    learn: list[bool] = []
+    for text, learned in render(dialogue):
+        piece = tokenizer.encode(text, add_special_tokens=False).ids
+        ids += piece
+        learn += [learned] * len(piece)
+    return ids, learn
+
+
+# ---------------------------------------------------------------------------------------------- batches
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the producer of batches needs to know."""
+
+    seed: int
+    tokens_per_batch: int
+    copies: float = 0.0
+    leaps: float = 0.0
+    long_text: float = 0.0
+    max_length: int = 256
+
+
+def copy_exercise(rng: random.Random, vocabulary: int, end: int) -> tuple[list[int], list[bool]]:
+    """Random tokens twice over: the quickest way to grow heads that copy."""
+    length = rng.randint(3, 30)
+    body = [rng.randrange(vocabulary) for _ in range(length)]
+    return [*body, end, *body, end], [False] * (length + 1) + [True] * (length + 1)
+
+
+def leap(rng: random.Random, ids: list[int], start: int) -> np.ndarray:
+    """Positions that jump far ahead at the start of a message or two.
+
+    Short dialogues then also show the model the distances of a long context, which it has no time to read.
+    """
+    positions = np.arange(len(ids))
+    starts = [index for index, token in enumerate(ids) if token == start and index]
+    room = CONTEXT - len(ids)
+    for index in rng.sample(starts, min(len(starts), rng.randint(1, 2))):
+        far = int(room ** rng.random())
+        positions[index:] += far
+        room -= far
+    return positions
+
+
+def batches(tokenizer: Tokenizer, plan: Plan) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Right-padded batches (ids, learn, positions) of documents of like length, for ever."""
+    rng = random.Random(f"{plan.seed}/batches")
+    source = dialogues(plan.seed, "train", long_text=plan.long_text)
+    start, end = id_of(tokenizer, "<|im_start|>"), id_of(tokenizer, "<|im_end|>")
+    while True:
+        pool: list[tuple[list[int], list[bool]]] = []
+        while len(pool) < 1200:
+            if rng.random() < plan.copies:
+                pool.append(copy_exercise(rng, VOCABULARY - len(SPECIAL) - len(MARKS), end))
+                continue
+            ids, learn = encode(tokenizer, next(source))
+            if len(ids) <= plan.max_length:
+                pool.append((ids, learn))
+        pool.sort(key=lambda one: len(one[0]))
+        made: list[list[tuple[list[int], list[bool]]]] = [[]]
+        for one in pool:
+            if made[-1] and (len(made[-1]) + 1) * len(one[0]) > plan.tokens_per_batch:
+                made.append([])
+            made[-1].append(one)
+        rng.shuffle(made)
+        for batch in made:
+            # Few distinct widths: kernels are prepared anew for every shape.
+            width = -(-max(len(ids) for ids, _ in batch) // 16) * 16 + 1
+            shape = (len(batch), width)
+            all_ids, all_learn = np.full(shape, end, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
+            positions = np.tile(np.arange(width), (len(batch), 1))
+            for row, (ids, learn) in enumerate(batch):
+                all_ids[row, : len(ids)], all_learn[row, : len(ids)] = ids, learn
+                if rng.random() < plan.leaps:
+                    positions[row, : len(ids)] = leap(rng, ids, start)
+            yield all_ids, all_learn, positions
+
+
+def produce(tokenizer_json: str, plan: Plan, queue: Any) -> None:
+    """The body of the producer process; it ends with its parent."""
+    parent = os.getppid()
+    queue.cancel_join_thread()
+    for batch in batches(Tokenizer.from_str(tokenizer_json), plan):
+        while True:
+            if os.getppid() != parent:
+                return
+            try:
+                queue.put(batch, timeout=5)
+                break
+            except Full:
+                continue
+
+
+class Feeder:
+    """Batches made in a process of their own, so that making them never holds up training."""
+
+    def __init__(self, tokenizer: Tokenizer, plan: Plan) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.queue: Any = context.Queue(maxsize=48)
+        self.process = context.Process(
+            target=produce, args=(tokenizer.to_str(), plan, self.queue), daemon=True
+        )
+        self.process.start()
+
+    def next(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        ids, learn, positions = (torch.from_numpy(array).to(device) for array in self.queue.get())
+        return ids, learn, positions
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.join()
+
+
+# ---------------------------------------------------------------------------------------------- optimisation
+
+
+def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
+    """Newton-Schulz iteration towards the nearest orthogonal matrices, for a stack [n, rows, columns]."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = stack.bfloat16()
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT.contiguous() if tall else x
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    out: Tensor = x.mT if tall else x
+    return out
+
+
+class Muon:
+    """Momentum, orthogonalised, for the matrices inside the layers."""
+
+    def __init__(self, parameters: Sequence[Tensor], momentum: float = 0.95, decay: float = 0.02) -> None:
+        self.momentum, self.decay = momentum, decay
+        self.groups: dict[tuple[int, ...], list[Tensor]] = {}
+        for parameter in parameters:
+            self.groups.setdefault(tuple(parameter.shape), []).append(parameter)
+        self.buffers = {
+            shape: torch.zeros((len(g), *shape), device=g[0].device) for shape, g in self.groups.items()
+        }
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        for shape, group in self.groups.items():
+            gradient = torch.stack([p.grad for p in group if p.grad is not None]).float()
+            buffer = self.buffers[shape]
+            buffer.lerp_(gradient, 1 - self.momentum)
+            update = orthogonalise(gradient.lerp(buffer, self.momentum)).float()
+            scale = rate * math.sqrt(max(1.0, shape[0] / shape[1]))
+            for parameter, one in zip(group, update, strict=True):
+                parameter.mul_(1 - rate * self.decay).sub_(one, alpha=scale)
+
+
+def rate_at(progress: float, step: int) -> float:
+    """Share of the peak learning rate: a short warm-up, flat, then straight down over the last 40 %."""
+    return min(1.0, (step + 1) / 60) * min(1.0, max(0.02, (1 - progress) / 0.4))
+
+
+def loss_of(
+    net: Net, ids: Tensor, learn: Tensor, dtype: torch.dtype, positions: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss to minimise, mean loss, which best guesses were right) over the tokens to learn.
+
+    A batch of few such tokens, one long document for instance, weighs less than a full one.
+    """
+    states = net.hidden(ids[:, :-1], dtype, None if positions is None else positions[:, :-1]).flatten(0, 1)
+    wanted = learn[:, 1:].flatten().nonzero().squeeze(1)
+    targets = ids[:, 1:].flatten()[wanted]
+    logits = net.logits(states[wanted])
+    mean = F.cross_entropy(logits, targets)
+    return mean * min(1.0, len(targets) / 600), mean.detach(), logits.argmax(-1) == targets
+
+
+@torch.no_grad()
+def probe(
+    net: Net, tokenizer: Tokenizer, dtype: torch.dtype, device: torch.device, each: int = 24
+) -> dict[str, float]:
+    """Share of held-out dialogues whose every learned token is the model's first guess, per skill.
+
+    Under greedy decoding that is exactly the share of dialogues the model would have written itself.
+    """
+    scores = {}
+    for skill in PROBE_SKILLS:
+        source = dialogues(7, "heldout", skill)
+        encoded = sorted((encode(tokenizer, next(source)) for _ in range(each)), key=lambda one: len(one[0]))
+        right = 0
+        for start in range(0, each, 12):
+            part = encoded[start : start + 12]
+            width = max(len(ids) for ids, _ in part)
+            ids, learn = (
+                torch.zeros((len(part), width), dtype=torch.long),
+                torch.zeros((len(part), width), dtype=torch.bool),
+            )
+            for row, (tokens, mask) in enumerate(part):
+                ids[row, : len(tokens)], learn[row, : len(tokens)] = torch.tensor(tokens), torch.tensor(mask)
+            ids, learn = ids.to(device), learn.to(device)
+            guesses = net.logits(net.hidden(ids[:, :-1], dtype)).argmax(-1)
+            wrong = ((guesses != ids[:, 1:]) & learn[:, 1:]).any(dim=1)
+            right += int((~wrong).sum())
+        scores[skill] = right / each
+    return scores
+
+
+# ---------------------------------------------------------------------------------------------- export
+
+
+def write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def export(net: Net, tokenizer: Tokenizer, out: Path) -> None:
+    """Write the Hugging Face folder; every file is replaced in one move, the weights last."""
+    out.mkdir(parents=True, exist_ok=True)
+    ids = {text: id_of(tokenizer, text) for text in (*SPECIAL, *MARKS)}
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        **net.config.as_dict(),
+        "rope_parameters": {"rope_type": "default", "rope_theta": net.config.rope_theta},
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "bos_token_id": None,
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+        "torch_dtype": "bfloat16",
+    }
+    generation = {
+        "do_sample": True,
+        "temperature": 0.2,
+        "top_p": 0.9,
+        "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    added = {
+        str(ids[text]): {
+            "content": text,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": text in SPECIAL,
+        }
+        for text in sorted(ids, key=lambda text: ids[text])
+    }
+    tokenizer_config = {
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "added_tokens_decoder": added,
+        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+        "bos_token": None,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "model_max_length": CONTEXT,
+        "pad_token": "<|endoftext|>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": None,
+    }
+    write_atomically(out / "tokenizer.json", tokenizer.to_str(pretty=False))
+    for name, value in (
+        ("config", config),
+        ("generation_config", generation),
+        ("tokenizer_config", tokenizer_config),
+    ):
+        write_atomically(out / f"{name}.json", json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    template = out / "chat_template.jinja"
+    if template.resolve() != (CHECKPOINT / "chat_template.jinja").resolve():
+        shutil.copyfile(CHECKPOINT / "chat_template.jinja", template)
+    weights = {
+        name: value.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, value in net.state_dict().items()
+    }
+    temporary = out / "model.safetensors.new"
+    save_file(weights, str(temporary), metadata={"format": "pt"})
+    temporary.chmod(0o644)
+    os.replace(temporary, out / "model.safetensors")
+
+
+# ---------------------------------------------------------------------------------------------- the run
+
+
+@dataclass
+class Options:
+    """The command line, typed."""
+
+    out: Path
+    minutes: float
+    seed: int
+    device: str
+    state: Path | None
+    tokens_per_batch: int
+    rate: float
+    threads: int
+    save_every: float
+
+
+def parse() -> Options:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the Hugging Face checkpoint")
+    parser.add_argument("--minutes", type=float, default=55, help="training time")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--state", type=Path, default=None, help="file to save to and to resume from")
+    parser.add_argument("--tokens-per-batch", type=int, default=4096)
+    parser.add_argument("--rate", type=float, default=0.02, help="peak learning rate of the matrices (Muon)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--save-every", type=float, default=5, help="minutes between saves")
+    return Options(**vars(parser.parse_args()))
+
+
+def phase(progress: float, plan: Plan) -> tuple[int, Plan]:
+    """The stage of the run at `progress`, and what its documents are like."""
+    if progress < 0.3:
+        return 1, replace(plan, copies=0.1, long_text=0.02, max_length=256)
+    if progress < 0.55:
+        return 2, replace(plan, copies=0.03, leaps=0.3, long_text=0.1, max_length=768)
+    return 3, replace(plan, copies=0.01, leaps=0.2, long_text=0.05, max_length=2048)
+
+
+def copy_batch(rng: random.Random, end: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A batch of nothing but copy exercises of one length: what the run begins with."""
+    length = rng.choice((6, 10, 14, 20, 30))
+    shape = (tokens // (2 * length + 2), length)
+    generator = torch.Generator().manual_seed(rng.getrandbits(40))
+    body = torch.randint(0, VOCABULARY - len(SPECIAL) - len(MARKS), shape, generator=generator)
+    stop = torch.full((shape[0], 1), end)
+    ids = torch.cat((body, stop, body, stop), dim=1)
+    learn = torch.zeros_like(ids, dtype=torch.bool)
+    learn[:, length + 1 :] = True
+    return ids.to(device), learn.to(device)
+
+
+def train(options: Options) -> None:
+    """Run the whole thing; prints a line now and then."""
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    wanted = options.device
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
+    dtype = torch.bfloat16
+    saved: dict[str, Any] = {}
+    if options.state and options.state.exists():
+        saved = torch.load(options.state, map_location=device, weights_only=False)
+    tokenizer = Tokenizer.from_str(saved["tokenizer"]) if saved else train_tokenizer(options.seed)
+    net = Net(NetConfig(vocab_size=VOCABULARY)).to(device)
+    matrices = [p for name, p in net.named_parameters() if name.endswith("_proj.weight")]
+    others = [p for name, p in net.named_parameters() if not name.endswith("_proj.weight")]
+    muon = Muon(matrices)
+    adam = torch.optim.AdamW(others, lr=options.rate / 6, betas=(0.9, 0.98), weight_decay=0.0)
+    step, tokens, learned, spent = 0, 0, 0, 0.0
+    if saved:
+        net.load_state_dict(saved["net"])
+        adam.load_state_dict(saved["adam"])
+        muon.buffers = saved["muon"]
+        step, tokens, learned, spent = saved["step"], saved["tokens"], saved["learned"], saved["spent"]
+    print(f"{sum(p.numel() for p in net.parameters()):,} parameters on {device}", flush=True)
+    if not saved:
+        export(net, tokenizer, options.out)
+
+    def save() -> None:
+        export(net, tokenizer, options.out)
+        if options.state:
+            temporary = options.state.with_name(options.state.name + ".new")
+            state = {
+                "net": net.state_dict(),
+                "adam": adam.state_dict(),
+                "muon": muon.buffers,
+                "tokenizer": tokenizer.to_str(),
+            }
+            torch.save(
+                {**state, "step": step, "tokens": tokens, "learned": learned, "spent": spent}, temporary
+            )
+            os.replace(temporary, options.state)
+
+    feeder: Feeder | None = None
+    current = -1
+    # Dialogues start once the model copies: then everything that is said again costs little to learn.
+    copied = 1.0 if saved else 0.0
+    copy_rng = random.Random(options.seed)
+    end = id_of(tokenizer, "<|im_end|>")
+    last_save = last_print = spent
+    smooth_loss = 0.0
+    mark = time.monotonic()
+    try:
+        while spent < options.minutes * 60:
+            progress = spent / (options.minutes * 60)
+            seed = options.seed * 1_000_003 + step
+            index, plan = phase(progress, Plan(seed, options.tokens_per_batch))
+            if copied < 0.9 and progress < 0.2:
+                positions = None
+                ids, learn = copy_batch(copy_rng, end, options.tokens_per_batch, device)
+            else:
+                if feeder is None or index != current:
+                    if feeder:
+                        feeder.close()
+                    print(f"        phase {index} from step {step}, copies {copied:.2f}", flush=True)
+                    feeder, current = Feeder(tokenizer, plan), index
+                ids, learn, positions = feeder.next(device)
+            loss, mean, right = loss_of(net, ids, learn, dtype, positions)
+            if feeder is None:
+                copied = 0.8 * copied + 0.2 * right.float().mean().item()
+            loss.backward()  # type: ignore[no-untyped-call]
+            factor = rate_at(progress, step)
+            torch.nn.utils.clip_grad_norm_(others, 1.0)
+            muon.step(options.rate * factor)
+            for group in adam.param_groups:
+                group["lr"] = options.rate / 6 * factor
+            adam.step()
+            net.zero_grad(set_to_none=True)
+            step += 1
+            tokens += ids.numel()
+            learned += right.numel()
+            smooth_loss = 0.97 * (smooth_loss or mean.item()) + 0.03 * mean.item()
+            now = time.monotonic()
+            spent, mark = spent + now - mark, now
+            if spent - last_print > 20:
+                last_print = spent
+                print(
+                    f"{spent / 60:6.1f} min  step {step}  {tokens / 1e6:.2f} M tokens  "
+                    f"{tokens / spent:.0f} tok/s  loss {smooth_loss:.4f}  rate {factor:.2f}",
+                    flush=True,
+                )
+            if spent - last_save > options.save_every * 60:
+                last_save = spent
+                save()
+                scores = probe(net, tokenizer, dtype, device)
+                print(
+                    "        " + "  ".join(f"{name} {score:.2f}" for name, score in scores.items()),
+                    flush=True,
+                )
+    finally:
+        if feeder:
+            feeder.close()
+    save()
+    scores = probe(net, tokenizer, dtype, device, each=48)
+    print(
+        f"done: {step} steps, {tokens:,} tokens ({learned:,} learned), {spent / 60:.1f} minutes", flush=True
+    )
+    print("  ".join(f"{name} {score:.2f}" for name, score in scores.items()), flush=True)
+
+
+if __name__ == "__main__":
+    train(parse())
