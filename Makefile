@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	&& command -v $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format lint types wheel clean
+.PHONY: help serve test check format lint types bench wheel clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,11 @@ types: $(DEVEL) ## the strict type checker
 format: $(DEVEL) ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench: $(DEVEL) ## what BENCHMARKS.md is made of
+	$(BIN)/python -m tests.bench.start
+	$(BIN)/python -m tests.bench.overhead
+	$(BIN)/python -m tests.bench.decode
 
 wheel: $(DEVEL) ## build dist/*.whl
 	$(BIN)/python -m build --wheel
