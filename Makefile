@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	&& command -v $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format lint types bench wheel clean
+.PHONY: help serve test test-js check format lint types bench wheel clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ serve: $(SERVE) ## build the environment, migrate, serve (make serve ARGS="--por
 
 test: $(DEVEL) ## run all tests (make test ARGS="-k sse")
 	$(BIN)/python -m pytest $(ARGS)
+
+test-js: $(DEVEL) ## the JavaScript SDKs against this server (needs Node 20 or later, and the npm registry once)
+	cd tests/sdk/js && npm ci --no-audit --no-fund && npm run --silent check
 
 check: lint types test ## what CI runs: format, lint, types, tests
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 def may_be_known(item: Item) -> bool:
-    """Whether an item is of a kind that clients send back: what the model said, what tools said,
-    references."""
+    """Whether an item is of a kind that clients send back: anything but a message of theirs."""
     return bool(item["type"] != "message" or item["role"] == "assistant")
 
 
@@ -56,8 +55,7 @@ async def identify(
 
 
 def _same(sent: Item, stored: Item) -> bool:
-    """Whether both say the same: clients leave out what is null, and defaults, when they send an item
-    back."""
+    """Whether both say the same; clients leave nulls and defaults out of what they send back."""
     if sent is stored:
         return True
     if sent["type"] != stored["type"]:

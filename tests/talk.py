@@ -251,8 +251,7 @@ class Live:
         return wire.check_stream(self.events)
 
     async def cut(self) -> list[Json]:
-        """Read to where the connection is dropped; returns the events, the last of which must not be
-        terminal."""
+        """Read to where the connection is dropped, which it must be; returns the events."""
         try:
             while await self.next() is not None:
                 pass

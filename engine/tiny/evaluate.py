@@ -24,7 +24,8 @@ from engine.tiny.dialogue import Call, Dialogue, Message, chat_messages
 from engine.tiny.talk import UNKNOWN, WHO
 
 SEED = 20_261
-THRESHOLDS = {"greet": 0.9, "repeat": 0.9, "recall_name": 0.9, "tool_call": 0.9, "everyday": 0.9}
+MAX_TOKENS = 400  # no right answer is longer; a model that has begun to repeat itself would fill its context
+THRESHOLDS = {"greet": 0.9, "repeat": 0.9, "recall_name": 0.9, "tool_call": 0.8, "everyday": 0.9}
 SKILLS: dict[str, str] = {
     "greet": "greet",
     "repeat": "repeat",
@@ -251,6 +252,7 @@ def http_asker(base_url: str, model: str, greedy: bool, key: str | None) -> Aske
 
     def one(client: httpx.Client, dialogue: Dialogue) -> Answer:
         body: dict[str, Any] = {"model": model, "messages": chat_messages(dialogue.messages[:-1])}
+        body["max_tokens"] = MAX_TOKENS
         if dialogue.tools:
             body["tools"] = list(dialogue.tools)
         if greedy:

@@ -63,17 +63,19 @@ async def _start(request: Request, parsed: CreateResponse, headers: Mapping[str,
         started.reader.close()
         return json_reply(started.response, headers)
     try:
-        return json_reply(await while_connected(request, _result(here, started)), headers)
+        result = _result(here, started, owner(request) if parsed.store else None)
+        return json_reply(await while_connected(request, result), headers)
     finally:
         started.reader.close()
 
 
-async def _result(here: Context, started: Started) -> bytes:
+async def _result(here: Context, started: Started, who: str | None) -> bytes:
+    """The Response at its end; `who` owns it where it is stored."""
     frames = await started.reader.finished()
     if frames is not None:
         return terminal_response(frames.data)
-    if started.stored:
-        await here.runs.get(started.owner, started.response_id)  # NotFound: it was deleted
+    if who is not None:
+        await here.runs.get(who, started.response_id)  # raises NotFound when it was deleted
     message = f"The server stopped before response '{started.response_id}' was done."
     raise ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
 
@@ -134,7 +136,7 @@ async def list_responses(request: Request) -> Response:
         created_after=timestamp(query, "created_after"),
         created_before=timestamp(query, "created_before"),
     )
-    bodies = await here.runs.jsons(page)
+    bodies = await here.runs.bodies(page)
     return json_reply(page_json(bodies, [stored.id for stored in page.data], has_more=page.has_more))
 
 
@@ -164,8 +166,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 
 
 def _starting_after(request: Request) -> int:
-    """The last event that the client has: `starting_after`, or an EventSource's Last-Event-ID; -1 for
-    none."""
+    """The last event that the client has: `starting_after`, else Last-Event-ID, else -1."""
     after = integer(request.query_params, "starting_after", minimum=-1)
     if after is not None:
         return after

@@ -31,8 +31,7 @@ PREFIXES: Mapping[str, str] = {
 
 
 def derived_id(secret: bytes, kind: str, index: int | str) -> str:
-    """The id of the `index`-th output item: derived from the run's stored secret, so a replay makes the
-    same."""
+    """The id of the `index`-th output item: made of the run's stored secret, so a replay makes the same."""
     digest = hashlib.blake2b(f"{kind}:{index}".encode(), key=secret, digest_size=24)
     return PREFIXES[kind] + digest.hexdigest()
 
@@ -208,8 +207,7 @@ class Assembler:
     # -- ends ------------------------------------------------------------------------------------------------
 
     def ensure_output(self, since: int) -> list[Draft]:
-        """Drafts of an empty message when a generation, begun at output index `since`, said and called
-        nothing."""
+        """Drafts of an empty message when what was made from index `since` on said and called nothing."""
         drafts: list[Draft] = []
         if all(item["type"] == "reasoning" for item in self.output[since:]):
             self._open_part("message", drafts)

@@ -78,8 +78,7 @@ def not_found(request: CreateResponse, unknown: NotFound) -> ApiError:
 
 
 def replayable(history: Sequence[HistoryItem], new: Sequence[Item]) -> list[Item]:
-    """History as items, without the calls of cancelled, failed or incomplete responses that nothing
-    answers."""
+    """History as items, without unanswered calls of cancelled, failed and incomplete responses."""
     items = [(orjson.loads(entry.item.body), entry.response_status) for entry in history]
     unanswered = pending_calls([*(item for item, _ in items), *new])
     return [
@@ -92,8 +91,7 @@ def replayable(history: Sequence[HistoryItem], new: Sequence[Item]) -> list[Item
 
 
 def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
-    """Every output must answer a call, and every call must have its output. Raises ApiError 400 naming the
-    ids."""
+    """Every output needs its call, and every call its output. Raises ApiError 400 naming the ids."""
     known = {item["call_id"] for item in (*history, *new) if item["type"] in OUTPUT_KINDS.values()}
     for index, item in enumerate(new):
         if item["type"] in OUTPUT_KINDS and item.get("call_id") not in known:

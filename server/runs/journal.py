@@ -45,8 +45,7 @@ RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a record: where they stand in which generation, and the facts that they do not
-    determine."""
+    """The tokens of a record: their place in their generation, and facts that they do not determine."""
 
     token_ids: tuple[int, ...] = ()
     generation: int = 0
@@ -205,8 +204,7 @@ class Journal:
                 self._idle.set()
 
     async def _commit(self, batch: Sequence[tuple[Entry, RunAppend, int]]) -> Mapping[str, Exception]:
-        """Commit one batch; returns the runs that were refused. While the database cannot be written this
-        waits."""
+        """Commit a batch, as soon as the database can be written; returns the runs that were refused."""
         # The records of an unstored run exist nowhere but in its channel; only its end touches the database.
         appends = [
             append if entry.stored else replace(append, records=(), closed=()) for entry, append, _ in batch

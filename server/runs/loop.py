@@ -137,8 +137,7 @@ class Loop:
         return unlogged.complete
 
     async def _call_tools(self, run: Run, calls: Sequence[Item]) -> None:
-        """Run server tools. A call is durable before it runs, so that after a crash it is known to have
-        begun."""
+        """Run server tools. A call is durable before it runs: after a crash it is known to have begun."""
         await self._journal.flushed(run.entry)
         for call in calls:
             limit = run.plan.max_tool_calls

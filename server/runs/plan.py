@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """What the model may be offered: flat function tools. servers: those that run here, name -> server
-    label."""
+    """Flat function tools that the model may be offered. servers: name -> label of those that run here."""
 
     tools: tuple[Item, ...]
     servers: Mapping[str, str]
@@ -151,8 +150,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan with what was needed to make it: its functions, its own new input, its context, the first
-    prompt."""
+    """A plan, with what was needed to make it and its first generation's request."""
 
     plan: RunPlan
     functions: Functions

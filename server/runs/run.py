@@ -25,8 +25,7 @@ from storage import NewItem
 
 @dataclass(slots=True)
 class Unlogged:
-    """The part of a generation that no record holds yet: tokens whose text is not out, facts of theirs,
-    drafts.
+    """What of a generation no record holds yet: tokens, facts of theirs, and the drafts they made.
 
     first_token: the index of the first of `token_ids` within the generation. complete: it is enough for a
     record, which has at least one event.
@@ -69,8 +68,7 @@ class Run:
         cls, plan: RunPlan, served: ServedModel, functions: Functions, context: Sequence[Item],
         output: Sequence[Item] = (), unfinished: Collection[int] = (),
     ) -> Run:  # fmt: skip
-        """A run with what `fold` made of its events, if there are any; its place in the journal is to be
-        given."""
+        """A run with what `fold` made of its events, if there are any, and no place in the journal yet."""
         listed = {item["server_label"] for item in (*context, *output) if item["type"] == "mcp_list_tools"}
         labels = dict.fromkeys(label for label in functions.servers.values() if label not in listed)
         assembler = Assembler(
@@ -98,8 +96,7 @@ class Run:
         self, status: str, *, completed_at: int | None = None, error: dict[str, str] | None = None,
         reason: str | None = None, usage: dict[str, Any] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """The part of the Response object that changes, without its output; `completed_at` in unix
-        seconds."""
+        """The part of the Response object that changes, without its output. Times in unix seconds."""
         return {
             "id": self.plan.response_id,
             "object": "response",

@@ -22,7 +22,7 @@ from server.errors import ApiError
 from server.identity import identify, may_be_known
 from server.runs.context import not_found
 from server.runs.feed import Feed, Reader
-from server.runs.journal import Journal
+from server.runs.journal import RETRY_S, Journal
 from server.runs.loop import Loop
 from server.runs.plan import Planned, RunPlan, count_input, make_plan
 from server.runs.prompt import OUTPUT_KINDS, Item
@@ -65,8 +65,6 @@ class Started:
     """A run that has begun. `reader` counts as watching it from the first event on; the caller closes it."""
 
     response_id: str
-    owner: str
-    stored: bool
     response: bytes  # the Response object as it stood then
     reader: Reader
 
@@ -195,17 +193,14 @@ class Runs:
             self.feed.release(plan.response_id)
             raise
         response = join_response(orjson.dumps(head), [], echo)
-        started = Started(
-            plan.response_id, plan.owner, plan.store, response, self.feed.join(plan.response_id)
-        )
+        started = Started(plan.response_id, response, self.feed.join(plan.response_id))
         if plan.background:
             self._loop.started(run)
         self._tasks.spawn(run)
         return started
 
     async def _unlock(self, owner: str, holder: str) -> bool:
-        """Cancel a foreground run that nobody reads, to make way for its client's next turn; True when it is
-        gone."""
+        """Make way for a turn: cancel a foreground run that nobody reads. True when it is gone."""
         run = self._tasks.get(holder)
         if run is None or run.plan.owner != owner or run.plan.background or self.feed.num_readers(holder):
             return False
@@ -219,7 +214,7 @@ class Runs:
         """The Response object. Raises NotFound."""
         return await self._json(await self._storage.get_response(owner, response_id))
 
-    async def jsons(self, page: Page[StoredResponse]) -> list[bytes]:
+    async def bodies(self, page: Page[StoredResponse]) -> list[bytes]:
         """The Response objects of a page."""
         return [await self._json(stored) for stored in page.data]
 
@@ -230,11 +225,8 @@ class Runs:
         return response_json(stored, pending)
 
     async def follow(self, owner: str, response_id: str) -> tuple[Reader, StoredResponse]:
-        """A reader of a stored response, joined before its state was read, and that state. Raises
-        NotFound."""
-        stored = await self._storage.get_response(
-            owner, response_id
-        )  # the 404 comes before anything is opened
+        """A reader of a stored response, and its state, read after the reader had joined. Raises NotFound."""
+        stored = await self._storage.get_response(owner, response_id)  # before anything is opened
         reader = self.feed.join(response_id, stored.echo)
         try:
             return reader, await self._storage.get_response(owner, response_id)
@@ -253,8 +245,7 @@ class Runs:
     # -- cancelling and deleting -----------------------------------------------------------------------------
 
     async def cancel(self, owner: str, response_id: str) -> bytes:
-        """Cancel a run in flight, wherever it stands; partial output and true usage stay. Returns the
-        Response.
+        """Cancel a run in flight, wherever it stands; its output and usage so far stay. Returns the Response.
 
         Raises NotFound, and ApiError 400 for a foreground response that has ended already.
         """
@@ -292,8 +283,7 @@ class Runs:
     async def pending(self, owner: str, response_id: str) -> tuple[StoredResponse, dict[str, str]]:
         """A response, and the calls of it that nobody has answered: call_id -> name. Raises NotFound.
 
-        A client may see a call before its run could park: it parks, or ends, within this generation, so wait
-        for it.
+        A client may see a call before its run could park; that it parks or ends is waited for.
         """
         run = self._tasks.get(response_id)
         if run is not None and run.plan.owner == owner and run.awaits():
@@ -332,20 +322,28 @@ class Runs:
 
     async def _take_up(self, claims: Sequence[RunClaim]) -> None:
         """Set claimed runs to work, or end them where that is what is left."""
-        runs = []
-        for claim in claims:
-            try:
-                runs.append(await self._resume(claim))
-            except NotFound:
-                continue  # deleted meanwhile
-            except Exception:  # one run that cannot be read must not keep the others, or the server, down
-                log.exception("run %s cannot be taken up", claim.response_id)
+        runs = [run for run in [await self._resume(claim) for claim in claims] if run is not None]
         for run in runs:
             await self._tasks.settle(run)
 
-    async def _resume(self, claim: RunClaim) -> Run:
-        """A claimed run, with what comes next written; it is at work unless it has ended."""
-        run = await self._restorer.run(claim.owner, claim.response_id, claim.fence)
+    async def _resume(self, claim: RunClaim) -> Run | None:
+        """A claimed run, with what comes next written; it is at work unless it has ended.
+
+        None for one that was deleted meanwhile, or that cannot be read.
+        """
+        while True:
+            try:
+                run = await self._restorer.run(claim.owner, claim.response_id, claim.fence)
+                inputs = await self._storage.waiting_inputs(claim.response_id)
+                break
+            except StorageUnavailable as error:
+                log.warning("run %s waits: %s", claim.response_id, error)
+                await asyncio.sleep(RETRY_S)
+            except NotFound:
+                return None
+            except Exception:  # it must not keep the others, or the server, down
+                log.exception("run %s cannot be taken up", claim.response_id)
+                return None
         if claim.cancel_requested:
             self._loop.cancel(run)
         elif claim.state == "running":
@@ -355,7 +353,6 @@ class Runs:
         elif run.served.info.fingerprint != run.plan.fingerprint:
             self._loop.fail(run, f"The model '{run.plan.model}' has changed since this response began.")
         else:
-            inputs = await self._storage.waiting_inputs(claim.response_id)
             self._loop.received(run, [orjson.loads(item.body) for item in inputs])
             self._tasks.spawn(run)
         return run
@@ -374,8 +371,7 @@ class Runs:
 
 
 def _tool_output(plan: RunPlan, item: Item) -> ToolOutput:
-    """An output as storage takes it. Its id is derived and its hash is of the output alone: posting it again
-    is posting the same."""
+    """An output as storage takes it; id and hash are such that posting it again is posting the same."""
     item = {**item, "id": output_id(plan, item["call_id"])}
     digest = hashlib.blake2b(orjson.dumps(item["output"]), digest_size=16).digest()
     return ToolOutput(call_id=item["call_id"], body=orjson.dumps(item), body_hash=digest, item_id=item["id"])

@@ -38,9 +38,8 @@ class Progress:
     ended: Literal["stop", "length"] | None = None
 
     def add(self, facts: Mapping[str, Any], num_tokens: int) -> None:
-        """Count a record: its facts (`generation`, `first_item`, `input_tokens` and `cached_tokens` with the
-        first one of a generation, `ended` with the last, `reasoning_tokens` where there were any) and its
-        tokens."""
+        """Count a record's tokens and facts: `generation`, `first_item`, `input_tokens`, `cached_tokens` come
+        with the first one of a generation, `ended` with the last, `reasoning_tokens` where there were any."""
         self.output_tokens += num_tokens
         self.reasoning_tokens += facts.get("reasoning_tokens", 0)
         if "generation" in facts:
@@ -126,8 +125,7 @@ def next_step(
     waits: bool,
     max_output_tokens: int | None,
 ) -> Step:
-    """Decide. `unlisted`: server labels whose tools were not shown yet; `waits`: the client feeds outputs in
-    place."""
+    """Decide. unlisted: server labels whose tools were not shown yet. waits: the client feeds outputs."""
     left = None if max_output_tokens is None else max_output_tokens - progress.output_tokens
     if progress.generations == 0:
         return ListTools(tuple(unlisted)) if unlisted else Generate(forced=True, max_tokens=left)

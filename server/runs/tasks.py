@@ -61,8 +61,7 @@ class RunTasks:
             await self._loop.advance(run)
             await self._journal.flushed(run.entry)
         except EngineDead as dead:
-            # A stored stream stops here and can be resumed after a restart; nobody can resume an unstored
-            # one.
+            # A stored stream is cut and can be resumed after a restart; nobody can resume an unstored one.
             if run.plan.store:
                 run.entry.channel.stop()
             else:

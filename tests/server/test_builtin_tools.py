@@ -215,6 +215,21 @@ async def test_a_server_tool_can_be_forced(api: Api, choice: Json) -> None:
     assert response["status"] == "completed", "forced once"
 
 
+async def test_allowed_tools_are_forced_once_and_allowed_throughout(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "mcp", "server_label": "antiphon"}],
+    }
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = await Api(client).create("say hi", tools=[BUILTIN, WEATHER], tool_choice=allowed)
+        first, second = prompts(engine)
+        assert "get_weather" in first, "what is forced is enforced, not hidden"
+        assert "calculator" in second and "get_weather" not in second
+        assert response["status"] == "completed"
+
+
 @pytest.mark.parametrize(
     ("offered", "param"),
     [

@@ -176,7 +176,7 @@ async def test_an_unstored_run_is_cancelled_by_its_id(held: Held) -> None:
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34])
 async def test_cancel_races_completion_and_one_terminal_event_comes(tmp_path: Path, turns: int) -> None:
-    """Invariant 4: exactly one terminal event, last, however a cancel and an end cross each other."""
+    """However a cancel and an end cross each other."""
     async with live_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
         async with api.open("say one two three") as live:

@@ -126,18 +126,6 @@ async def test_turns_of_one_conversation_exclude_each_other(tmp_path: Path) -> N
         await idle(server)
 
 
-async def test_no_task_without_an_owner(tmp_path: Path) -> None:
-    """Invariant 12: what runs has a name that somebody knows, and ends with the server."""
-    before = asyncio.all_tasks()
-    async with live_app(tmp_path) as server, http_client(server) as client:
-        api = Api(client)
-        await asyncio.gather(*(api.stream(f"count {n}") for n in range(8)))
-        await idle(server)
-    async with asyncio.timeout(10):
-        while asyncio.all_tasks() - before:
-            await asyncio.sleep(0.001)
-
-
 async def test_the_queue_is_bounded(tmp_path: Path) -> None:
     engine = ScriptedEngine(tick_s=0.05, max_running=1, max_waiting=2)
     async with live_app(tmp_path, engine, max_waiting=2) as server, http_client(server) as client:

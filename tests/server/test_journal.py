@@ -3,7 +3,6 @@ has lost a run."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,20 +18,6 @@ from storage import ECHO_MARK, RunAppend, Storage, StorageUnavailable
 from tests import wire
 from tests.running import Running, http_client, live_app, running_app
 from tests.talk import WEATHER, Api, Gate, call, gated, gated_at, text
-
-SERVER = Path(__file__).parents[2] / "server"
-
-
-def test_sequence_number_is_made_in_one_function() -> None:
-    """Invariant 1."""
-    makers = []
-    for path in set(SERVER.rglob("*.py")) - {SERVER / "terminal.py"}:  # which is a client
-        tree = ast.parse(path.read_text())
-        for function in ast.walk(tree):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                names = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
-                makers += [function.name] * ("sequence_number" in names)
-    assert makers == ["stamp"]
 
 
 def test_an_event_begins_with_its_type_and_its_number() -> None:
@@ -80,8 +65,7 @@ async def valve(
 async def test_nothing_is_shown_while_the_database_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 3, from the other side: what is not in the log is not visible; the stream pauses and
-    recovers."""
+    """What is not in the log is not visible; the stream pauses and recovers."""
     monkeypatch.setattr(journal, "RETRY_S", 0.001)
     gate = Gate()
     async with valve(tmp_path, gate, monkeypatch) as (server, api, append), api.open("hi") as live:
@@ -189,8 +173,7 @@ async def test_a_lost_fence_ends_the_stream_without_a_terminal_event(tmp_path: P
 
 @pytest.mark.parametrize("store", [True, False])
 async def test_a_row_that_the_log_refuses_fails_that_run_only(tmp_path: Path, store: bool) -> None:
-    """Its items cannot be stored: the run ends `failed` from where the log stands, and frees its
-    conversation."""
+    """The run ends `failed` from where the log stands, and frees its conversation."""
     gate = Gate()
     async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
         api = Api(client)

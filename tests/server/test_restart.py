@@ -58,7 +58,7 @@ async def test_a_chain_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_run_in_flight_ends_failed_once(tmp_path: Path, background: bool) -> None:
-    """Invariant 4: exactly one terminal event, last; what had been seen is the beginning of what is read."""
+    """What had been seen is the beginning of what is read."""
     gate = Gate()
     script = gated(gate, "<think>\nhm\n</think>\n\none two", "never")
     async with (

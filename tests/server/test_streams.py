@@ -36,7 +36,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_replay_equals_what_was_seen_live_from_every_event_on(api: Api, kind: str) -> None:
-    """Invariant 3: a visible event is in the log."""
     live = await api.stream(**KINDS[kind])
     frames = [frame + b"\n\n" for frame in live.raw.split(b"\n\n")[:-1]]
     assert await api.replay(live.response["id"]) == live.raw

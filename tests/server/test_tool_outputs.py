@@ -12,7 +12,9 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
+from server.runs import runner
 from server.runs.runner import Runs
+from storage import StorageUnavailable, StoredItem
 from tests import wire
 from tests.running import Running, http_client, live_app
 from tests.talk import BUILTIN, TIME, WEATHER, Api, Gate, Live, call, calls, gated, prompts, text
@@ -166,6 +168,9 @@ async def test_outputs_may_be_posted_as_soon_as_a_call_is_seen(tmp_path: Path) -
         api = Api(client)
         one = (await live.until("output_item.done"))["item"]["call_id"]
         early = asyncio.create_task(api.outputs(live.id, {one: "rainy"}))
+        while server.life._num_posts < 2:
+            await asyncio.sleep(0.001)
+        assert await api.get(live.id), "and it has been looked at"
         gate.release.set()
         two = (await live.until("output_item.done"))["item"]["call_id"]
         assert (await early)["pending_tool_calls"] == [{"call_id": two, "name": "get_time"}]
@@ -293,6 +298,26 @@ async def test_outputs_that_came_before_a_crash_are_not_lost(
         assert (done["status"], text(done)) == ("completed", "The tool said: rainy")
         types = [e["type"] for e in wire.events(await Api(client).replay(live.id))]
         assert types.count("response.in_progress") == 1
+
+
+async def test_a_run_is_taken_up_as_soon_as_the_database_can_be_read(
+    live_server: Running, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its outputs are stored and the claim is ours: it must not be left lying because of one read."""
+    storage = live_server.context.storage
+    waiting_inputs = storage.waiting_inputs
+    failures = iter([StorageUnavailable("busy")] * 2)
+
+    async def flaky(response_id: str) -> tuple[StoredItem, ...]:
+        for failure in failures:
+            raise failure
+        return await waiting_inputs(response_id)
+
+    monkeypatch.setattr(runner, "RETRY_S", 0.001)
+    monkeypatch.setattr(storage, "waiting_inputs", flaky)
+    async with waiting(api, call()) as (live, [call_id]):
+        await api.outputs(live.id, {call_id: "rainy"})
+        assert text(await live.done()) == "The tool said: rainy"
 
 
 async def test_a_deadline_passes_while_the_server_is_down(tmp_path: Path) -> None:

@@ -189,8 +189,7 @@ async def test_items_may_be_added_and_deleted_under_a_lock(room: Room) -> None:
 async def test_a_turn_that_ended_between_plan_and_start_is_seen(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn planned on a history that grew meanwhile is planned again: what it answers stands on what is
-    there."""
+    """A turn planned on a history that grew meanwhile is planned again."""
     planned = asyncio.Event()
     go_on = asyncio.Event()
     make_plan = plan.make_plan
