@@ -230,7 +230,7 @@ def test_the_evaluation_asks_a_server_without_sampling_fields() -> None:
         finally:
             server.shutdown()
             thread.join()
-    assert set(bodies[0]) == {"model", "messages", "tools"}
+    assert set(bodies[0]) == {"model", "messages", "tools", "max_tokens"}
     assert bodies[0]["messages"][-1]["role"] == "user"
 
 

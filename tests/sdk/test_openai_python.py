@@ -178,7 +178,8 @@ async def test_a_background_response_is_polled(tmp_path: Path) -> None:
         response = await sdk.responses.create(model=MODEL, input="hi", background=True)
         assert response.status == "queued"
         await gate.reached.wait()
-        assert (await sdk.responses.retrieve(response.id)).status == "in_progress"
+        # The engine may be asked before the event that says so is durable; a client sees either.
+        assert (await sdk.responses.retrieve(response.id)).status in ("queued", "in_progress")
         gate.release.set()
         while response.status in ("queued", "in_progress"):
             response = await sdk.responses.retrieve(response.id)
