@@ -244,7 +244,7 @@ class Rows:
 
 
 def noise_key(seed: int, choice: int, generation: int) -> int:
-    """The 64-bit base key of one generation's draws (DECISIONS 4), as a signed integer."""
+    """The 64-bit base key of one generation's draws, as a signed integer."""
     data = struct.pack("<QQQ", seed & (2**64 - 1), choice & (2**64 - 1), generation & (2**64 - 1))
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 

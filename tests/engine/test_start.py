@@ -1,4 +1,4 @@
-"""A native family starts without the imports that cost seconds (DECISIONS 13)."""
+"""A native family starts without the imports that cost seconds."""
 
 from __future__ import annotations
 
