@@ -18,6 +18,7 @@ import orjson
 
 from engine import Chunk, Engine, GenerateRequest
 from server.errors import to_api_error
+from server.sse import frame
 from server.telemetry import Telemetry
 
 Part = dict[str, Any]
@@ -235,4 +236,4 @@ def error_frame(exc: Exception) -> bytes:
     error = to_api_error(exc)
     if error.status >= 500:
         log.error("a stream failed", exc_info=exc)
-    return b"data: " + error.body() + b"\n\n"
+    return frame(None, error.body())

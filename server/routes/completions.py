@@ -15,7 +15,7 @@ from server.completions_view import prepare
 from server.context import context, owner, read_body, while_connected
 from server.pages import json_reply
 from server.schema.completions import parse_completion
-from server.schema.fields import IGNORED_HEADER, ignored_header
+from server.schema.fields import ignored_headers
 from server.sse import EventStream
 
 router = APIRouter(prefix="/v1")
@@ -28,8 +28,7 @@ async def create_completion(request: Request) -> Response:
     asked, ignored = parse_completion(await read_body(request))
     served = here.models.get(asked.model)
     completion = await prepare(asked, served, owner=owner(request), telemetry=here.telemetry)
-    named = ignored_header(ignored)
-    headers = {IGNORED_HEADER: named} if named else {}
+    headers = ignored_headers(ignored)
     if not asked.stream:
         return json_reply(await while_connected(request, completion.whole("text_completion")), headers)
     include_usage = asked.stream_options.include_usage

@@ -24,7 +24,7 @@ from server.pages import json_reply, page_json
 from server.query import include, page_args
 from server.routes.responses import new_id
 from server.runs.run import new_item
-from server.schema.fields import IGNORED_HEADER, ignored_header
+from server.schema.fields import ignored_headers
 from server.schema.items import normalize_input
 from server.schema.responses import check_metadata
 from server.schema.shapes import missing, mistyped
@@ -152,5 +152,4 @@ async def _stored(
 
 def _ignored(body: Mapping[str, Any], known: Iterable[str]) -> dict[str, str]:
     names: Sequence[str] = [name for name in body if name not in set(known)]
-    value = ignored_header(names)
-    return {IGNORED_HEADER: value} if value else {}
+    return ignored_headers(names)

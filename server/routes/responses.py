@@ -25,7 +25,7 @@ from server.runs.feed import Reader, ReaderLagged
 from server.runs.plan import RunPlan
 from server.runs.snapshot import terminal_response
 from server.runs.steps import TERMINAL
-from server.schema.fields import IGNORED_HEADER, ignored_header
+from server.schema.fields import ignored_headers
 from server.schema.items import normalize_input
 from server.schema.responses import CreateResponse, parse_create, parse_input_tokens, parse_tool_outputs
 from server.schema.shapes import refuse
@@ -50,7 +50,7 @@ def new_id(prefix: str) -> str:
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
     parsed, ignored = parse_create(await read_body(request))
-    return await _start(request, parsed, _headers(ignored))
+    return await _start(request, parsed, ignored_headers(ignored))
 
 
 async def _start(request: Request, parsed: CreateResponse, headers: Mapping[str, str]) -> Response:
@@ -78,11 +78,6 @@ async def _result(here: Context, started: Started, who: str | None) -> bytes:
         await here.runs.get(who, started.response_id)  # raises NotFound when it was deleted
     message = f"The server stopped before response '{started.response_id}' was done."
     raise ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
-
-
-def _headers(ignored: list[str]) -> dict[str, str]:
-    value = ignored_header(ignored)
-    return {IGNORED_HEADER: value} if value else {}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -214,7 +209,7 @@ async def count_input_tokens(request: Request) -> Response:
     items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
     count = await context(request).runs.count_input(owner(request), parsed, items)
     return json_reply(
-        orjson.dumps({"object": "response.input_tokens", "input_tokens": count}), _headers(ignored)
+        orjson.dumps({"object": "response.input_tokens", "input_tokens": count}), ignored_headers(ignored)
     )
 
 
@@ -242,13 +237,13 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     runs, who = context(request).runs, owner(request)
     stored, pending = await runs.pending(who, response_id)
     if stored.status != "completed" or not pending:
-        return json_reply(await runs.feed_outputs(who, stored, outputs.items), _headers(ignored))
+        return json_reply(await runs.feed_outputs(who, stored, outputs.items), ignored_headers(ignored))
     missing = pending.keys() - {item["call_id"] for item in outputs.items}
     if missing:
         message = f"Outputs of all pending calls are needed; missing: {', '.join(sorted(missing))}."
         refuse("tool_outputs", message)
     body = _continuation(stored, list(outputs.items), stream=outputs.stream)
-    return await _start(request, parse_create(body)[0], _headers(ignored))
+    return await _start(request, parse_create(body)[0], ignored_headers(ignored))
 
 
 def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+from server.sse import frame
 from storage import ECHO_MARK, Record
 
 TAIL_BYTES = 1 << 20
@@ -43,9 +44,7 @@ class Frames:
         for event in record.events.split(b"\n"):
             # Every stored event begins with {"type":"..." (see journal.stamp), so its name needs no parsing.
             name = event[9 : event.index(b'"', 9)]
-            out += b"event: " + name + b"\ndata: "
-            out += event.replace(ECHO_MARK, echo) if ECHO_MARK in event else event
-            out += b"\n\n"
+            out += frame(name.decode(), event.replace(ECHO_MARK, echo) if ECHO_MARK in event else event)
         return cls(record.first_seq, record.num_events, bytes(out), name in TERMINAL_EVENTS)
 
     def after(self, seq: int) -> Frames:

@@ -224,6 +224,12 @@ def ignored_header(names: Iterable[str]) -> str | None:
     return value or None
 
 
+def ignored_headers(names: Iterable[str]) -> dict[str, str]:
+    """The headers of a reply that name what was ignored; none where nothing was."""
+    value = ignored_header(names)
+    return {IGNORED_HEADER: value} if value else {}
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Sampling
 
