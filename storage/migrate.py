@@ -12,7 +12,7 @@ from sqlalchemy import Connection, inspect, text
 
 from .records import SchemaTooNew
 
-HEAD = "0001"
+HEAD = "0002"
 """The revision that this code is written for; the newest in `alembic/versions`."""
 
 

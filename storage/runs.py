@@ -107,7 +107,6 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
             owner=new.owner,
             runner=runner,
             fence=claim.fence,
-            beat=0,
             state=claim.state,
             attempt=claim.attempt,
             next_seq=next_seq,

@@ -10,13 +10,15 @@ while a descendant needs them), and `garbage` decides what goes.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text, false
 
 metadata = MetaData()
 
 # SQLite counts up a key only if it is declared INTEGER, which holds 64 bits there.
 _COUNTED = BigInteger().with_variant(Integer, "sqlite")
 
+# hidden: kept for the repeats of an idempotent request that asked for store=false; no read shows it.
+# log_erased_at: when its events were pruned; the response itself stays. num_bytes: what it takes, once it has ended.
 responses = Table(
     "responses",
     metadata,
@@ -35,7 +37,12 @@ responses = Table(
     Column("conversation_id", Text),
     Column("conversation_head", BigInteger),
     Column("deleted_at", BigInteger),
+    Column("hidden", Boolean, nullable=False, server_default=false()),
+    Column("expires_at", BigInteger),
+    Column("log_erased_at", BigInteger),
+    Column("num_bytes", BigInteger, nullable=False, server_default="0"),
     Index("responses_by_time", "owner", "created_at", "id"),
+    Index("responses_by_expiry", "expires_at"),
     Index("responses_by_parent", "previous_response_id"),
     Index("responses_by_conversation", "conversation_id"),
 )
@@ -116,6 +123,7 @@ records = Table(
 )
 
 # Runs in flight: a row lives from the start to the terminal event. Narrow, because every commit touches it.
+# attempt: how often an engine was given it. strikes: how often in a row without its getting anywhere.
 runs = Table(
     "runs",
     metadata,
@@ -123,9 +131,9 @@ runs = Table(
     Column("owner", Text, nullable=False),
     Column("runner", Text),
     Column("fence", BigInteger, nullable=False),
-    Column("beat", BigInteger, nullable=False),
     Column("state", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
+    Column("strikes", Integer, nullable=False, server_default="0"),
     Column("next_seq", BigInteger, nullable=False),
     Column("segment", BigInteger),
     Column("segment_end", BigInteger, nullable=False),
@@ -134,7 +142,66 @@ runs = Table(
     Column("priority", Integer, nullable=False),
     Index("runs_by_state", "state", "deadline"),
     Index("runs_by_owner", "owner"),
+    Index("runs_by_runner", "runner"),
     sqlite_with_rowid=False,  # one tree to descend instead of two, 128 times a commit
+)
+
+# The processes that carry runs on. A challenger takes the runs of one whose `beat` it has seen stand still.
+runners = Table(
+    "runners",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("beat", BigInteger, nullable=False),
+)
+
+# What came of a request with an `Idempotency-Key`. response_id: the run that it started. Elsewhere `runner` is at
+# work on it until `status` is there, with the reply.
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("route", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("body_hash", LargeBinary, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("response_id", Text),
+    Column("runner", Text),
+    Column("status", Integer),
+    Column("media_type", Text),
+    Column("body", LargeBinary),
+    Index("idempotency_by_time", "created_at"),
+    Index("idempotency_by_response", "response_id"),
+)
+
+# events: the types that it wants, with commas between.
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("secret", LargeBinary, nullable=False),
+    Column("events", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Index("webhooks_by_owner", "owner"),
+)
+
+# A notice that is still to reach its webhook: a row lives from the end of the run to the receiver's 2xx, or until
+# nobody tries any more. due_at moves ahead of each attempt, so a row is in one process's hands at a time.
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("webhook_id", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("response_id", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("due_at", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Index("deliveries_by_time", "due_at"),
+    Index("deliveries_by_webhook", "webhook_id"),
+    Index("deliveries_by_response", "response_id"),
 )
 
 # Tool outputs posted to a waiting run. Rows outlive the run, so that a repeated post is told apart from a
