@@ -161,6 +161,16 @@ class Storage:
         """Takes over every running or queued run; only at the start, by the holder of the folder."""
         return await self._write(partial(runs.claim_dead, runner=self.runner))
 
+    async def admit(self, claim: RunClaim) -> None:
+        """Counts another attempt of a run found running, before an engine is given it. RunLost."""
+        await self._write(
+            partial(runs.admit, response_id=claim.response_id, fence=claim.fence, strikes=claim.strikes)
+        )
+
+    async def release(self) -> None:
+        """Gives back the runs of this process, which ends in peace."""
+        await self._write(partial(runs.release, runner=self.runner))
+
     async def claim_due(self, now: int) -> tuple[RunClaim, ...]:
         """Takes over every waiting run whose deadline has come."""
         return await self._write(partial(runs.claim_due, runner=self.runner, now=now))

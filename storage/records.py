@@ -190,13 +190,18 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class RunClaim:
-    """The right to write to a run: valid while `fence` is the run's."""
+    """The right to write to a run: valid while `fence` is the run's.
+
+    attempt: how often an engine was given it. strikes: how often in a row the process that did so ended before
+    the run got anywhere; only for one found running.
+    """
 
     response_id: str
     owner: str
     fence: int
     next_seq: int
     attempt: int
+    strikes: int
     state: str  # as found: queued, running, waiting
     cancel_requested: bool
     deadline: int | None

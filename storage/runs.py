@@ -46,6 +46,9 @@ from .tables import response_items, responses, runs
 
 TERMINAL = ("completed", "failed", "incomplete", "cancelled")
 
+PROGRESS_EVENTS = 16
+"""A run that wrote this many since an engine was given it has got somewhere."""
+
 
 # ------------------------------------------------------------------------------------------------------------
 # Start
@@ -97,6 +100,7 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
         fence=1,
         next_seq=next_seq,
         attempt=0 if runner is None else 1,
+        strikes=0,
         state="queued" if runner is None else "running",
         cancel_requested=False,
         deadline=None,
@@ -109,6 +113,7 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
             fence=claim.fence,
             state=claim.state,
             attempt=claim.attempt,
+            strikes=claim.attempt,
             next_seq=next_seq,
             segment=segment,
             segment_end=segment_end,
@@ -189,7 +194,7 @@ def _append_rest(conn: Connection, rest: Sequence[RunAppend]) -> None:
             conn.execute(
                 update(runs)
                 .where(runs.c.response_id == one.response_id)
-                .values(state="waiting", runner=None, deadline=one.park.deadline, attempt=0)
+                .values(state="waiting", runner=None, deadline=one.park.deadline)
             )
     ending = [(one.response_id, one.finish) for one in rest if one.finish is not None]
     if ending:
@@ -286,8 +291,7 @@ def _ended(keys: Keys) -> Select[*tuple[Any, ...]]:
 def claim(conn: Connection, response_id: str, runner: str) -> RunClaim | None:
     """Takes a run over; None if it has ended, or if `runner` has it already.
 
-    So of two claims in one process (two posts of tool outputs, a post and a deadline) one wins. attempt
-    counts how often a run was taken up without getting to a wait: parking sets it back to zero.
+    So of two claims in one process (two posts of tool outputs, a post and a deadline) one wins.
     """
     query = select(runs).where(runs.c.response_id == response_id)
     run = conn.execute(query.with_for_update()).first()
@@ -297,20 +301,52 @@ def claim(conn: Connection, response_id: str, runner: str) -> RunClaim | None:
 
 
 def _claim(conn: Connection, run: Row[*tuple[Any, ...]], runner: str) -> RunClaim:
+    """Raises the fence. What was queued or waited begins a new attempt, without a blemish; what an earlier
+    owner left running is admitted to the engine later (`admit`)."""
+    found_running = run.state == "running"
+    changes = {"fence": run.fence + 1, "runner": runner, "state": "running", "deadline": None}
+    if not found_running:
+        changes |= {"attempt": run.attempt + 1, "strikes": 1, "admitted_seq": run.next_seq}
     conn.execute(
-        update(runs)
-        .where(runs.c.response_id == run.response_id, runs.c.fence == run.fence)
-        .values(fence=run.fence + 1, runner=runner, state="running", attempt=run.attempt + 1, deadline=None)
+        update(runs).where(runs.c.response_id == run.response_id, runs.c.fence == run.fence).values(**changes)
     )
     return RunClaim(
         response_id=run.response_id,
         owner=run.owner,
         fence=run.fence + 1,
         next_seq=run.next_seq,
-        attempt=run.attempt + 1,
+        attempt=run.attempt + (not found_running),
+        strikes=_strikes(run) if found_running else 0,
         state=run.state,
         cancel_requested=run.cancel_requested,
         deadline=run.deadline,
+    )
+
+
+def _strikes(run: Row[*tuple[Any, ...]]) -> int:
+    """How many processes in a row ended while they ran it, the last one included. One that got somewhere is
+    suspected of the last end only."""
+    fruitless = run.next_seq - run.admitted_seq < PROGRESS_EVENTS
+    return int(run.strikes) if fruitless else min(run.strikes, 1)
+
+
+def admit(conn: Connection, response_id: str, fence: int, strikes: int) -> None:
+    """Begins another attempt of a run found running; `strikes` are its claim's. RunLost."""
+    admitted = conn.execute(
+        update(runs)
+        .where(runs.c.response_id == response_id, runs.c.fence == fence)
+        .values(attempt=runs.c.attempt + 1, strikes=strikes + 1, admitted_seq=runs.c.next_seq)
+    )
+    if not admitted.rowcount:
+        raise RunLost(response_id)
+
+
+def release(conn: Connection, runner: str) -> None:
+    """Gives back every run of a process that ends in peace: nobody owns them, and none is to blame."""
+    conn.execute(
+        update(runs)
+        .where(runs.c.runner == runner, runs.c.state == "running")
+        .values(runner=None, strikes=0, admitted_seq=runs.c.next_seq)
     )
 
 

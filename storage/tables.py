@@ -123,7 +123,8 @@ records = Table(
 )
 
 # Runs in flight: a row lives from the start to the terminal event. Narrow, because every commit touches it.
-# attempt: how often an engine was given it. strikes: how often in a row without its getting anywhere.
+# attempt: how often an engine was given it, the last time when its log ended at admitted_seq; strikes: how often in a
+# row without its getting much further.
 runs = Table(
     "runs",
     metadata,
@@ -134,6 +135,7 @@ runs = Table(
     Column("state", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("strikes", Integer, nullable=False, server_default="0"),
+    Column("admitted_seq", BigInteger, nullable=False, server_default="0"),
     Column("next_seq", BigInteger, nullable=False),
     Column("segment", BigInteger),
     Column("segment_end", BigInteger, nullable=False),

@@ -24,6 +24,7 @@ def upgrade() -> None:
 
     op.drop_column("runs", "beat")
     op.add_column("runs", Column("strikes", Integer, nullable=False, server_default="0"))
+    op.add_column("runs", Column("admitted_seq", BigInteger, nullable=False, server_default="0"))
     op.create_index("runs_by_runner", "runs", ["runner"])
 
     op.create_table(

@@ -21,6 +21,7 @@ from storage import (
     Storage,
     UnknownCall,
 )
+from storage.runs import PROGRESS_EVENTS
 from tests.storage.making import (
     OTHER,
     OWNER,
@@ -108,7 +109,7 @@ async def test_a_stale_fence_writes_nothing_and_the_others_commit(storage: Stora
     assert stale is not None and (stale.fence, stale.attempt, stale.state) == (2, 1, "queued")
     assert await storage.claim("r1") is None  # this process has it already
     [claim] = [claim for claim in await storage.claim_dead() if claim.response_id == "r1"]
-    assert (claim.fence, claim.attempt, claim.state) == (3, 2, "running")
+    assert (claim.fence, claim.attempt, claim.state) == (3, 1, "running")
     refused = await storage.append(
         [
             RunAppend("r1", stale.fence, records=(record(2),), finish=finish()),
@@ -201,20 +202,43 @@ async def test_claims_after_a_restart(storage: Storage) -> None:
     claims = await storage.claim_dead()
     assert [(c.response_id, c.state, c.fence, c.attempt) for c in claims] == [
         ("queued", "queued", 2, 1),
-        ("running", "running", 2, 2),
+        ("running", "running", 2, 1),
     ]
     assert (await storage.get_conversation(OWNER, "c1")).active_response_id is None
     assert await storage.claim("unstored") is None
-    assert [c.attempt for c in await storage.claim_dead()] == [2, 3]
+    assert [c.attempt for c in await storage.claim_dead()] == [1, 1]
 
     assert await storage.next_deadline() == 500
     assert await storage.claim_due(499) == ()
     [due] = await storage.claim_due(500)
-    assert (due.response_id, due.state, due.deadline, due.attempt) == ("waiting", "waiting", 500, 1)
+    assert (due.response_id, due.state, due.deadline, due.attempt) == ("waiting", "waiting", 500, 2)
     assert await storage.next_deadline() is None and await storage.claim_due(10**9) == ()
     await storage.request_cancel(OWNER, "queued")
     [queued, *_] = sorted(await storage.claim_dead(), key=lambda c: c.response_id)
     assert queued.cancel_requested
+
+
+async def test_a_strike_is_an_end_behind_which_a_run_got_nowhere(storage: Storage) -> None:
+    """Each claim stands for a process that ended; what a run wrote in it tells whether it may be to blame."""
+    await storage.start_response(new("r1"))
+    seen = []
+    written = 2
+    for num_records, admitted in ((0, True), (0, False), (3, True), (PROGRESS_EVENTS, True), (0, True)):
+        [claim] = await storage.claim_dead()
+        if admitted:
+            await storage.admit(claim)
+        for _ in range(num_records):
+            assert not await storage.append([RunAppend("r1", claim.fence, records=(record(written),))])
+            written += 1
+        seen.append((claim.attempt, claim.strikes))
+    assert seen == [(1, 1), (2, 2), (2, 2), (3, 3), (4, 1)]
+    await storage.release()
+    [claim] = await storage.claim_dead()
+    assert (claim.attempt, claim.strikes, claim.state) == (5, 0, "running")
+    [newer] = await storage.claim_dead()
+    with pytest.raises(RunLost):
+        await storage.admit(claim)
+    await storage.admit(newer)
 
 
 async def park(storage: Storage, id: str, *calls: tuple[str, str], deadline: int = 10**16) -> None:
@@ -258,7 +282,7 @@ async def test_tool_outputs_wake_a_waiting_run(storage: Storage) -> None:
     assert (await storage.waiting_inputs("r1"))[0].body == output("a").body
 
     claim = await storage.claim("r1")
-    assert claim is not None and (claim.state, claim.fence, claim.attempt) == ("queued", 2, 1)
+    assert claim is not None and (claim.state, claim.fence, claim.attempt) == ("queued", 2, 2)
     again = await storage.add_tool_outputs(OWNER, "r1", [output("b"), output("a")], now())
     assert (dict(again.pending), again.runnable) == ({}, False)
 
@@ -284,7 +308,7 @@ async def test_the_last_output_survives_a_crash_before_the_claim(storage: Storag
     await park(storage, "r1", ("a", "look_up"))
     await storage.add_tool_outputs(OWNER, "r1", [output("a")], now())
     [claim] = await storage.claim_dead()
-    assert (claim.response_id, claim.state, claim.attempt) == ("r1", "queued", 1)
+    assert (claim.response_id, claim.state, claim.attempt) == ("r1", "queued", 2)
 
 
 async def test_outputs_for_a_run_that_does_not_wait(storage: Storage) -> None:
