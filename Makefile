@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	&& command -v $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-js check format lint types bench wheel clean
+.PHONY: help serve test test-js chaos check format lint types bench wheel clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ test: $(DEVEL) ## run all tests (make test ARGS="-k sse")
 
 test-js: $(DEVEL) ## the JavaScript SDKs against this server (needs Node 20 or later, and the npm registry once)
 	cd tests/sdk/js && npm ci --no-audit --no-fund && npm run --silent check
+
+chaos: $(DEVEL) ## what RELIABILITY.md is made of, 40 minutes (make chaos ARGS="--rows 1,3 --seed 7")
+	$(BIN)/python -m tests.chaos.run $(or $(ARGS),--full)
 
 check: lint types test ## what CI runs: format, lint, types, tests
 

@@ -6,19 +6,28 @@ committed by whoever handed it; on the command line (`alembic revision --autogen
 
 from __future__ import annotations
 
+import asyncio
+
 from sqlalchemy import Connection, create_engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from alembic import context
 from storage import metadata
 
 
 def run(connection: Connection) -> None:
-    # SQLite's DDL is transactional once nobody commits behind its back; batch mode copies tables where SQLite
-    # cannot alter them.
+    # The DDL of both databases is transactional once nobody commits behind its back; batch mode copies tables
+    # where SQLite cannot alter them.
     context.configure(
         connection=connection, target_metadata=metadata, transactional_ddl=True, render_as_batch=True
     )
     context.run_migrations()
+
+
+async def run_on_postgresql(url: str) -> None:
+    async with create_async_engine(url).begin() as connection:
+        await connection.run_sync(run)
 
 
 handed: Connection | None = context.config.attributes.get("connection")
@@ -31,5 +40,8 @@ else:
     url = context.get_x_argument(as_dictionary=True).get("db") or context.config.get_main_option(
         "sqlalchemy.url"
     )
-    with create_engine(url or "sqlite://").begin() as connection:
-        run(connection)
+    if make_url(url or "sqlite://").get_backend_name() == "postgresql":
+        asyncio.run(run_on_postgresql(url))
+    else:
+        with create_engine(url or "sqlite://").begin() as connection:
+            run(connection)

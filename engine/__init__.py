@@ -23,6 +23,7 @@ from engine.types import (
     EngineDead,
     EngineError,
     EngineStats,
+    EngineUnavailable,
     GenerateRequest,
     LoadError,
     MediaSpan,
@@ -38,6 +39,7 @@ from engine.types import (
     RequestFailed,
     SamplingDefaults,
     SamplingParams,
+    Shape,
     Text,
     TokenLogprob,
     ToolShape,
@@ -47,10 +49,12 @@ if TYPE_CHECKING:
     from engine.engine import LocalEngine
     from engine.script import Fail, Say, Tick, Wait
     from engine.scripted import ScriptedEngine
+    from engine.upstream import UpstreamEngine
 
 _LATE = {
     "LocalEngine": "engine.engine",
     "ScriptedEngine": "engine.scripted",
+    "UpstreamEngine": "engine.upstream",
     "Say": "engine.script",
     "Wait": "engine.script",
     "Fail": "engine.script",
@@ -71,6 +75,7 @@ __all__ = [
     "EngineDead",
     "EngineError",
     "EngineStats",
+    "EngineUnavailable",
     "Fail",
     "GenerateRequest",
     "LoadError",
@@ -90,10 +95,12 @@ __all__ = [
     "SamplingParams",
     "Say",
     "ScriptedEngine",
+    "Shape",
     "Text",
     "Tick",
     "TokenLogprob",
     "ToolShape",
+    "UpstreamEngine",
     "Wait",
 ]
 

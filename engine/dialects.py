@@ -1,126 +1,372 @@
 """How each model family marks reasoning and tool calls: a table.
 
-Owns: every tag and every layout of a call. Nothing else in the code knows one: the parser, the grammar and
-the renderer are driven by a row. Refuses to know: tokens, templates' inner workings, JSON Schema.
+Owns: every tag and every layout of a call, and which row a chat template asks for. Nothing else in the code
+knows a tag: the parser, the grammar and the renderer are driven by a row. Refuses to know: how a row is read
+or enforced, tokens, templates' inner workings, JSON Schema.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import replace
 
+from engine.marks import CallMarks, ChannelMarks, Dialect, History, ParameterMarks, ReasoningMarks
 
-@dataclass(frozen=True, slots=True)
-class ReasoningMarks:
-    """The tags of a reasoning block, and the line breaks that the template prints around its text.
-
-    A block reads `open head TEXT tail close after`; characters of `strip` are taken off both ends of TEXT and
-    off the front of what follows the block.
-    """
-
-    open: str
-    close: str
-    head: str = "\n"
-    tail: str = "\n"
-    after: str = "\n\n"
-    strip: str = "\n"
-
-
-@dataclass(frozen=True, slots=True)
-class CallMarks:
-    """The layout of a call: `open`, a JSON object with a name and arguments, `close`.
-
-    The template prints `lead` between text and the first call and `separator` between calls. One call is
-    printed as `open before_name NAME before_arguments ARGUMENTS end close`, NAME being a JSON string and
-    ARGUMENTS JSON with the separators ", " and ": ". Reading is more forgiving than writing: any white space,
-    any order of keys.
-    """
-
-    open: str = ""  # "" with `bare`: a call may only be bare
-    close: str = ""  # "": a call ends where its JSON object ends
-    bare: bool = False  # a turn that begins with a JSON object may be a call without an opening tag
-    lead: str = "\n"
-    separator: str = "\n"
-    strip: str = "\n"  # dropped after a call
-    before_name: str = '{"name": '
-    before_arguments: str = ', "arguments": '
-    end: str = "}"
-    name_key: str = "name"
-    arguments_keys: tuple[str, ...] = ("arguments", "parameters")
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """One family's row.
-
-    detect: alternatives, each a tuple of strings that all stand in the family's chat templates. arguments:
-    the form in which a template is handed the arguments of earlier calls so that it prints the layout above
-    ("object": the template's own `tojson` prints them). turn: what opens a turn in the rendered prompt, ""
-    where unknown.
-    """
-
-    name: str
-    reasoning: ReasoningMarks | None = None
-    calls: CallMarks | None = None
-    detect: tuple[tuple[str, ...], ...] = ()
-    arguments: Literal["object", "string"] = "object"
-    turn: str = ""
-
-    def starts_in(self, rendered: str) -> Literal["text", "reasoning"]:
-        """Where a rendered prompt leaves the model: inside a reasoning block that the template (or a
-        prefilled message) has opened, or in text.
-
-        Only the last turn is looked at, so that a user who writes a tag does not change the answer.
-        """
-        marks = self.reasoning
-        if marks is None:
-            return "text"
-        if rendered.rstrip().endswith(marks.open):
-            return "reasoning"
-        start = rendered.rfind(self.turn) if self.turn else -1
-        if start < 0:
-            return "text"
-        opened, closed = rendered.rfind(marks.open, start), rendered.rfind(marks.close, start)
-        return "reasoning" if opened > closed else "text"
-
-    @property
-    def tags(self) -> frozenset[str]:
-        """Every tag that the parser must see, even where the tokenizer calls it special."""
-        found = set()
-        if self.reasoning is not None:
-            found |= {self.reasoning.open, self.reasoning.close}
-        if self.calls is not None:
-            found |= {self.calls.open, self.calls.close}
-        return frozenset(found - {""})
-
+__all__ = [
+    "DIALECTS",
+    "CallMarks",
+    "Dialect",
+    "ReasoningMarks",
+    "choose_dialect",
+    "detect_dialect",
+    "dialect_named",
+]
 
 THINK = ReasoningMarks(open="<think>", close="</think>")
+TIGHT = ReasoningMarks(open="<think>", close="</think>", head="", tail="", after="")
 
-# Order matters: the first row whose detection holds is taken.
+# A function's name as models write it without quotes.
+NAME = r"""([^\s<>{}()\[\]"'`|｜:,=]+)"""
+
+HERMES = CallMarks(open="<tool_call>", close="</tool_call>", before_name='\n{"name": ', end="}\n")
+LLAMA_JSON = CallMarks(
+    open="<|python_tag|>",
+    bare=True,
+    lead="",
+    separator="; ",
+    strip="; \n",
+    slack="",
+    before_arguments=', "parameters": ',
+)
+MISTRAL_LIST = CallMarks(
+    open="[TOOL_CALLS]",
+    front=" [",
+    back="]",
+    many=True,
+    lead="",
+    separator=", ",
+    strip="",
+    before_name='{"name": ',
+)
+MISTRAL_NAMED = CallMarks(
+    open="[TOOL_CALLS]",
+    kind="named",
+    lead="",
+    separator="",
+    strip="",
+    slack="",
+    before_name="",
+    before_arguments="[ARGS]",
+    end="",
+    quoted=False,
+    header=rf"\s*{NAME}\s*(?:\[CALL_ID\][^\[{{]*)?(?:\[ARGS\])?\s*",
+    inner=("[CALL_ID]", "[ARGS]"),
+)
+PYTHONIC = CallMarks(
+    open="<|python_start|>",
+    close="<|python_end|>",
+    kind="python",
+    bare=True,
+    many=True,
+    lead="",
+    separator=", ",
+    strip="",
+    slack=")",
+    quoted=False,
+)
+DEEPSEEK = CallMarks(
+    open="<｜tool▁calls▁begin｜>",
+    close="<｜tool▁calls▁end｜>",
+    kind="named",
+    many=True,
+    each_open="<｜tool▁call▁begin｜>",
+    each_close="<｜tool▁call▁end｜>",
+    lead="",
+    slack="}`",
+    before_name="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    before_arguments="\n```json\n",
+    end="\n```<｜tool▁call▁end｜>",
+    quoted=False,
+    header=rf"\s*(?:function\s*<｜tool▁sep｜>)?\s*{NAME}\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*",
+    inner=("<｜tool▁sep｜>",),
+)
+DEEPSEEK_BARE = replace(
+    DEEPSEEK,
+    separator="",
+    before_name="<｜tool▁call▁begin｜>",
+    before_arguments="<｜tool▁sep｜>",
+    end="<｜tool▁call▁end｜>",
+)
+
 DIALECTS: tuple[Dialect, ...] = (
-    # Qwen2.5, Qwen3, Hermes 2/3 and the shipped model. The reasoning tags are harmless where a model has
-    # none.
+    # Qwen2.5, Qwen3, Hermes 2/3, Granite 4 and the shipped model. The reasoning tags are harmless where a
+    # model has none.
     Dialect(
         name="hermes",
         reasoning=THINK,
-        calls=CallMarks(open="<tool_call>", close="</tool_call>", before_name='\n{"name": ', end="}\n"),
-        # Qwen3-Coder's XML calls stand in <tool_call> too: its templates print "<function=" and no such JSON.
+        calls=HERMES,
         detect=(("<tool_call>", '"arguments"'), ("<tool_call>", "arguments | tojson")),
         turn="<|im_start|>",
     ),
-    # Llama 3.1 to 3.3: the whole turn is one JSON object, sometimes behind <|python_tag|>.
+    Dialect(
+        name="qwen3-coder",
+        reasoning=THINK,
+        calls=CallMarks(
+            open="<tool_call>",
+            close="</tool_call>",
+            kind="tags",
+            each_open="<function=",
+            each_close="</function>",
+            lead="\n\n",
+            quoted=False,
+            parameters=ParameterMarks("<parameter=", ">", "", "</parameter>", strip=True),
+        ),
+        detect=(("<function=", "<parameter=", "</parameter>", "</function>"),),
+        turn="<|im_start|>",
+    ),
+    # Llama 3.1 to 3.3: the whole turn is one JSON object, sometimes behind <|python_tag|>; built-in tools
+    # are called as Python, and tools described in the prompt's own words as <function=NAME>{...}</function>.
     Dialect(
         name="llama3-json",
-        calls=CallMarks(
-            open="<|python_tag|>",
-            bare=True,
-            lead="",
-            separator="; ",
-            strip="; \n",
-            before_arguments=', "parameters": ',
+        calls=LLAMA_JSON,
+        also=(
+            CallMarks(open="<|python_tag|>", kind="python", strip="; \n", slack="", quoted=False),
+            CallMarks(
+                close="</function>",
+                kind="named",
+                each_open="<function=",
+                header=rf'\s*"?{NAME}"?\s*>\s*',
+                quoted=False,
+            ),
         ),
         detect=(("<|start_header_id|>", '"parameters": '),),
         turn="<|start_header_id|>",
+    ),
+    Dialect(
+        name="llama4-pythonic",
+        calls=PYTHONIC,
+        also=(
+            CallMarks(
+                open="<|python_start|>",
+                close="<|python_end|>",
+                bare=True,
+                lead="",
+                separator="; ",
+                strip="; \n",
+                before_arguments=', "parameters": ',
+            ),
+        ),
+        detect=(("<|header_start|>", "<|header_end|>"),),
+        turn="<|header_start|>",
+    ),
+    # Mistral 7B v0.3 to Small 3 (tokenizers v3 and v7): a list behind one tag.
+    Dialect(
+        name="mistral-list",
+        reasoning=ReasoningMarks(open="[THINK]", close="[/THINK]", head="", tail="", after=""),
+        calls=MISTRAL_LIST,
+        also=(MISTRAL_NAMED,),
+        detect=(("[TOOL_CALLS]",),),
+        turn="[/INST]",
+        history=History(call_ids="{digest}"),
+    ),
+    # Mistral Small 3.1 and later, Magistral, Devstral (tokenizers v11 and v13): a tag for each call.
+    Dialect(
+        name="mistral",
+        reasoning=ReasoningMarks(open="[THINK]", close="[/THINK]", head="", tail="", after=""),
+        calls=MISTRAL_NAMED,
+        also=(MISTRAL_LIST,),
+        detect=(("[TOOL_CALLS]", "[ARGS]"),),
+        turn="[/INST]",
+        history=History(call_ids="{digest}"),
+    ),
+    # DeepSeek V3 and R1.
+    Dialect(
+        name="deepseek",
+        reasoning=THINK,
+        calls=DEEPSEEK,
+        detect=(("<｜tool▁calls▁begin｜>", "```json"),),
+        turn="<｜Assistant｜>",
+    ),
+    Dialect(
+        name="deepseek-v3.1",
+        reasoning=TIGHT,
+        calls=DEEPSEEK_BARE,
+        detect=(("<｜tool▁calls▁begin｜>",),),
+        turn="<｜Assistant｜>",
+        history=History(arguments="string"),
+    ),
+    # gpt-oss. The messages of one turn are read here, token by token as they come, and not by the package
+    # openai-harmony: that wants its own encoding from the network, reads tokens of no other tokenizer, and
+    # raises on what a model garbles.
+    Dialect(
+        name="harmony",
+        reasoning=ReasoningMarks(
+            open="<|channel|>analysis<|message|>",
+            close="<|end|>",
+            head="",
+            tail="",
+            after="<|start|>assistant",
+            strip="",
+            ends=("<|start|>", "<|channel|>", "<|return|>", "<|call|>"),
+        ),
+        calls=CallMarks(
+            kind="named",
+            each_close="<|call|>",  # the end of the turn, too, so it is not written
+            lead="",
+            separator="<|call|><|start|>assistant",
+            strip="",
+            before_name="<|channel|>commentary to=functions.",
+            before_arguments=" <|constrain|>json<|message|>",
+            end="",
+            quoted=False,
+        ),
+        channels=ChannelMarks(
+            start="<|start|>",
+            channel="<|channel|>",
+            message="<|message|>",
+            ends=("<|end|>", "<|call|>", "<|return|>"),
+            thoughts=("analysis",),
+            preambles=("commentary",),
+            prefix="functions.",
+            inner=("<|constrain|>",),
+        ),
+        detect=(("<|start|>", "<|channel|>", "<|message|>"),),
+        turn="<|start|>assistant",
+        history=History(single=True),
+    ),
+    # Gemma 3 was taught no layout of its own: prompts ask for Python, as a list or in a block of code, or for
+    # a JSON object.
+    Dialect(
+        name="gemma3",
+        calls=CallMarks(
+            kind="python",
+            bare=True,
+            many=True,
+            lead="",
+            separator=", ",
+            slack=")",
+            quoted=False,
+        ),
+        also=(
+            CallMarks(open="```tool_code", close="```", kind="python", slack=")", quoted=False),
+            CallMarks(open="```tool_code", close="```", before_arguments=', "parameters": '),
+            CallMarks(open="```tool_call", close="```", before_arguments=', "parameters": '),
+            CallMarks(bare=True, slack="", before_arguments=', "parameters": '),
+        ),
+        detect=(("<start_of_turn>",),),
+        turn="<start_of_turn>",
+    ),
+    Dialect(
+        name="granite",
+        reasoning=ReasoningMarks(
+            open="<think>",
+            close="</think>",
+            head="",
+            tail="",
+            after="",
+            strip=" \n",
+            answer=("<response>", "</response>"),
+            also=(
+                ("Here is my thought process:", "Here is my response:"),
+                ("Here's my thought process:", "Here's my response:"),
+            ),
+        ),
+        calls=CallMarks(open="<|tool_call|>", front="[", back="]", many=True, lead="", separator=", "),
+        also=(CallMarks(open="<tool_call>", many=True), CallMarks(open="<function_call>")),
+        detect=(("<|tool_call|>", "<|start_of_role|>"),),
+        turn="<|start_of_role|>",
+    ),
+    Dialect(
+        name="phi4",
+        reasoning=THINK,
+        calls=CallMarks(
+            open="<|tool_call|>",
+            close="<|/tool_call|>",
+            front="[",
+            back="]",
+            many=True,
+            lead="",
+            separator=", ",
+        ),
+        also=(CallMarks(open="functools", many=True, lead="", separator=", "),),
+        detect=(("<|tool|>", "<|/tool|>"), ("functools[",), ("<|tool_call|>", "<|/tool_call|>")),
+        turn="<|assistant|>",
+        history=History(arguments="string"),
+    ),
+    # GLM-4.5 to 4.7.
+    Dialect(
+        name="glm",
+        reasoning=ReasoningMarks(open="<think>", close="</think>", head="", tail="", after="\n"),
+        calls=CallMarks(
+            open="<tool_call>",
+            close="</tool_call>",
+            kind="tags",
+            quoted=False,
+            parameters=ParameterMarks("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", strip=False),
+        ),
+        also=(HERMES,),
+        detect=(("<tool_call>", "<arg_key>", "<arg_value>"),),
+        turn="<|assistant|>",
+    ),
+    Dialect(
+        name="kimi-k2",
+        reasoning=ReasoningMarks(
+            open="<think>",
+            close="</think>",
+            head="",
+            tail="",
+            after="",
+            ends=("<|tool_calls_section_begin|>",),
+        ),
+        calls=CallMarks(
+            open="<|tool_calls_section_begin|>",
+            close="<|tool_calls_section_end|>",
+            kind="named",
+            many=True,
+            each_open="<|tool_call_begin|>",
+            each_close="<|tool_call_end|>",
+            lead="",
+            separator="",
+            before_name="<|tool_call_begin|>functions.",
+            before_arguments=":0<|tool_call_argument_begin|>",
+            end="<|tool_call_end|>",
+            quoted=False,
+            header=rf"\s*(?:functions\.)?{NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*",
+            inner=("<|tool_call_argument_begin|>",),
+        ),
+        detect=(("<|im_middle|>", "<|im_assistant|>"), ("<|tool_calls_section_begin|>",)),
+        turn="<|im_assistant|>",
+        history=History(call_ids="functions.{name}:{index}"),
+    ),
+    Dialect(
+        name="minimax-m1",
+        reasoning=THINK,
+        calls=CallMarks(
+            open="<tool_calls>",
+            close="</tool_calls>",
+            many=True,
+            front="\n",
+            separator="",
+            end="}\n",
+        ),
+        detect=(("<tool_calls>", "</tool_calls>"),),
+        turn="<beginning_of_sentence>",
+    ),
+    Dialect(
+        name="minimax-m2",
+        reasoning=THINK,
+        calls=CallMarks(
+            open="<minimax:tool_call>",
+            close="</minimax:tool_call>",
+            kind="tags",
+            many=True,
+            each_open="<invoke name=",
+            each_close="</invoke>",
+            quoted=False,
+            parameters=ParameterMarks("<parameter name=", ">", "", "</parameter>", strip=True),
+        ),
+        detect=(("<minimax:tool_call>", "<invoke name="),),
+        turn="]~b]",
     ),
     # Text only. A chat model whose template knows <think> and no calls gets its reasoning read all the same.
     Dialect(name="think", reasoning=THINK, detect=(("</think>",),), turn="<|im_start|>"),
@@ -129,18 +375,51 @@ DIALECTS: tuple[Dialect, ...] = (
 
 
 def dialect_named(name: str) -> Dialect:
-    """The row of that name; KeyError with the known names."""
+    """The row of that name, `none` being `plain`; KeyError with the known names."""
     for row in DIALECTS:
-        if row.name == name:
+        if row.name == ("plain" if name == "none" else name):
             return row
-    raise KeyError(f"no dialect {name!r}; known: {', '.join(row.name for row in DIALECTS)}")
+    raise KeyError(f"no dialect {name!r}; known: none, {', '.join(row.name for row in DIALECTS)}")
 
 
 def detect_dialect(chat_template: str | None) -> Dialect:
-    """The first row whose strings all stand in the chat template; `plain` where none does (or there is
-    none)."""
+    """The row that a chat template asks for; `plain` where none does (or there is no template).
+
+    It is the one of which most stands in the template, whatever its place in the table. Where the template
+    does not know its reasoning tags, but <think>, those are taken.
+    """
     template = chat_template or ""
-    for row in DIALECTS:
-        if any(all(mark in template for mark in marks) for marks in row.detect):
-            return row
-    return dialect_named("plain")
+    row = _most(DIALECTS, template)
+    known = row.reasoning is not None and row.reasoning.close in template
+    return row.thinking_as(dialect_named("think")) if THINK.close in template and not known else row
+
+
+def choose_dialect(
+    chat_template: str | None, *, tools: str | None = None, reasoning: str | None = None
+) -> Dialect:
+    """The row that a chat template asks for, but for the halves that are named (`none`: no such marks).
+
+    Raises KeyError for an unknown name.
+    """
+    found = detect_dialect(chat_template)
+    if tools is not None:
+        row = dialect_named(tools)
+        found = row if row.channels is not None or _alike(row, found) else row.thinking_as(found)
+    return found if reasoning is None else found.thinking_as(dialect_named(reasoning))
+
+
+def _alike(row: Dialect, found: Dialect) -> bool:
+    """Whether the reasoning marks of a row say all that was found."""
+    mine, theirs = row.reasoning, found.reasoning
+    return theirs is None or (mine is not None and (mine.open, mine.close) == (theirs.open, theirs.close))
+
+
+def _most(rows: Iterable[Dialect], template: str) -> Dialect:
+    """The row with the most characters of marks in a template."""
+
+    def weight(row: Dialect) -> int:
+        found = (sum(map(len, marks)) for marks in row.detect if all(mark in template for mark in marks))
+        return max(found, default=0)
+
+    best = max(rows, key=weight)
+    return best if weight(best) else dialect_named("plain")

@@ -18,10 +18,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from engine.dialects import Dialect, detect_dialect, dialect_named
 from engine.folder import find_folder, read_sampling_defaults
 from engine.generation import Generation, Mailbox, check_request, end_of_prefix, is_last
 from engine.inbox import Abort, Call, Close, Credit, Inbox, RowOutput, Submit
+from engine.prompts import Prompts, open_dialect
 from engine.settings import Device, Dtype, EngineSettings
 from engine.text import Tokenizer
 from engine.types import (
@@ -35,8 +35,8 @@ from engine.types import (
     LoadError,
     ModelInfo,
     Prompt,
-    PromptTooLong,
     QueueFull,
+    ReaderParams,
     RenderInput,
     SamplingDefaults,
 )
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
-HOPELESS = 4  # times the context: beyond it a text is not even counted
-SMALL_TEXT = 4096  # characters that are encoded on the spot; more goes to a thread
 
 
 class LocalEngine:
@@ -73,10 +71,12 @@ class LocalEngine:
         kv_cache_bytes: int | None = None,
         num_blocks: int | None = None,
         chat_template: str | None = None,
-        dialect: str | None = None,
+        tool_dialect: str | None = None,
+        reasoning_dialect: str | None = None,
         generation_config: Literal["auto", "none"] = "auto",
         num_threads: int | None = None,
         step_timeout_s: float = 10.0,
+        deterministic: bool = False,
     ) -> None:
         self._settings = EngineSettings(
             model=model,
@@ -91,10 +91,12 @@ class LocalEngine:
             kv_cache_bytes=kv_cache_bytes,
             num_blocks=num_blocks,
             chat_template=chat_template,
-            dialect=dialect,
+            tool_dialect=tool_dialect,
+            reasoning_dialect=reasoning_dialect,
             generation_config=generation_config,
             num_threads=num_threads,
             step_timeout_s=step_timeout_s,
+            deterministic=deterministic,
         )
         self._inbox: Inbox = SimpleQueue()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
@@ -119,8 +121,13 @@ class LocalEngine:
         self._thread.start()
         self._loop = await loaded
         self._tokenizer = tokenizer.result()
-        self._dialect = _dialect(self._settings.dialect, self._tokenizer)
+        self._dialect = open_dialect(
+            self._tokenizer, tools=self._settings.tool_dialect, reasoning=self._settings.reasoning_dialect
+        )
         self._info = self._describe(folder)
+        self._prompts = Prompts(
+            self._tokenizer, self._dialect, limit=self._info.max_model_len, pool=self._pool
+        )
         self._watch()
         return self._info
 
@@ -209,7 +216,9 @@ class LocalEngine:
         for part in (spec.fingerprint, self._tokenizer.fingerprint, self._dialect.name.encode()):
             digest.update(part)
         capabilities = {"grammar", "grammar_resume", "logprobs", "priority", "token_ids"}
-        if str(spec.dtype) == "torch.float32":
+        if self._dialect.forces_calls:
+            capabilities.add("calls")
+        if self._settings.deterministic or str(spec.dtype) == "torch.float32":
             capabilities.add("exact_resume")
         auto = self._settings.generation_config == "auto"
         return ModelInfo(
@@ -258,43 +267,25 @@ class LocalEngine:
     # -- text ------------------------------------------------------------------------------------------------
 
     async def render(self, messages: RenderInput) -> Prompt:
-        """See `Engine.render`; a text that no tokens could make fit the context is PromptTooLong at once."""
-
-        def work() -> Prompt:
-            text = self._tokenizer.render(messages, self._dialect.arguments)
-            return Prompt(self._encode(text, add_special_tokens=False), self._dialect.starts_in(text))
-
-        return await self._in_pool(work)
+        """See `Engine.render`."""
+        return await self._prompts.render(messages)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """See `Engine.tokenize`; PromptTooLong as for `render`."""
-        if len(text) < SMALL_TEXT:
-            return self._encode(text, add_special_tokens=add_special_tokens)
-        return await self._in_pool(lambda: self._encode(text, add_special_tokens=add_special_tokens))
-
-    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids. A text far beyond the context is refused by its length, with the least count it can
-        have: encoding it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
-        limit = self._info.max_model_len
-        least = len(text) // self._tokenizer.longest_token
-        if least > HOPELESS * limit:
-            raise PromptTooLong(least, limit)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        """See `Engine.tokenize`."""
+        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """See `Engine.detokenize`."""
-        if len(token_ids) < SMALL_TEXT:
-            return self._tokenizer.decode(token_ids)
-        return await self._in_pool(lambda: self._tokenizer.decode(token_ids))
+        return await self._prompts.detokenize(token_ids)
 
     def token_text(self, token_id: int) -> str:
-        """See `Engine.token_text`; bytes that are not whole characters show as U+FFFD."""
-        return self._tokenizer.token_bytes(token_id).decode(errors="replace")
+        """See `Engine.token_text`."""
+        return self._prompts.token_text(token_id)
 
     async def check(self, constraint: Constraint) -> None:
         """See `Engine.check`."""
         grammars = await self._open_grammars()
-        await self._in_pool(lambda: grammars.compile(constraint, "text"))
+        await self._in_pool(lambda: grammars.compile(constraint, ReaderParams()))
 
     # -- generation ------------------------------------------------------------------------------------------
 
@@ -390,7 +381,8 @@ class LocalEngine:
         grammars = await self._open_grammars()
 
         def work() -> tuple[Matcher, bool]:
-            matcher = grammars.compile(constraint, request.reader.starts_in).matcher()
+            grammar = grammars.compile(constraint, request.reader)
+            matcher = grammar.matcher(request.sampling.max_tokens)
             for chunk in request.prefix:
                 for token in chunk:
                     if token not in self._info.eos_token_ids:
@@ -401,15 +393,6 @@ class LocalEngine:
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-
-def _dialect(name: str | None, tokenizer: Tokenizer) -> Dialect:
-    if name is None:
-        return detect_dialect(tokenizer.chat_template)
-    try:
-        return dialect_named(name)
-    except KeyError as error:
-        raise LoadError(str(error.args[0])) from None
 
 
 def _dead(cause: BaseException) -> EngineDead:

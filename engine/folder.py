@@ -13,8 +13,9 @@ from typing import Any
 from engine.types import LoadError, SamplingDefaults
 
 
-def find_folder(model: str | Path) -> Path:
-    """A local folder for a path or a hub id; downloads the latter when it is not cached.
+def find_folder(model: str | Path, *, weights: bool = True) -> Path:
+    """A local folder for a path or a hub id; downloads the latter (`weights` False: all but those) when it
+    is not cached.
 
     Raises LoadError when it is neither a folder nor something the hub (or its local cache) has.
     """
@@ -26,7 +27,7 @@ def find_folder(model: str | Path) -> Path:
         raise LoadError(f"{name} is not a folder, nor a hub id of the form owner/name")
     from huggingface_hub import snapshot_download
 
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "tokenizer*"]
+    wanted = ["*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", *(["*.safetensors"] if weights else [])]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # whatever the hub or the network raises becomes one line that says so

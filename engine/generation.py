@@ -119,12 +119,15 @@ class Generation:
         if not prefix and end is not None:
             return [Chunk((), self._reader.feed((), end).deltas, cached_tokens=0)]
         chunks = []
+        given = self._request.prefix_logprobs
         for i, token_ids in enumerate(prefix):
-            reading = self._reader.feed(token_ids, end if i == len(prefix) - 1 else None)
+            logprobs = given[i] if given else ()
+            reading = self._reader.feed(token_ids, end if i == len(prefix) - 1 else None, logprobs)
             chunks.append(
                 Chunk(
                     tuple(token_ids[: reading.num_tokens]),
                     reading.deltas,
+                    logprobs=logprobs[: reading.num_tokens],
                     reasoning_tokens=reading.reasoning_tokens,
                     replayed=True,
                 )

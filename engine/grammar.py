@@ -1,27 +1,27 @@
 """Shapes that the decoder enforces, as token masks.
 
-Owns: the grammar of a constraint in the layout of the model's dialect, its compilation under limits, and a
-bounded cache of what was compiled. Refuses to know: torch (masks are NumPy rows), the step loop, what a tool
-does. It stands on llguidance (Lark syntax: github.com/guidance-ai/llguidance, docs/syntax.md) and is imported
-only where a request has a constraint; it never imports llguidance.torch, which costs seconds.
+Owns: the compilation of constraints under limits, a bounded cache of what was compiled, and where one
+generation stands in its grammar. Refuses to know: torch (masks are NumPy rows), the step loop, how a shape is
+written (`lark`). It stands on llguidance and is imported only where a request has a constraint; it never
+imports llguidance.torch, which costs seconds.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from engine.dialects import CallMarks, Dialect, ReasoningMarks
+from engine.lark import Source, Writer
+from engine.marks import Dialect, ReasoningMarks
+from engine.quoted import QuotedText, QuotedVocabulary
 from engine.text import Tokenizer
-from engine.types import Constraint, ConstraintError, ToolShape
+from engine.types import Constraint, ConstraintError, ReaderParams
 
 # One step may cost 200,000 units of lexer fuel, about 15 ms; only hostile patterns come near.
 LIMITS = LLParserLimits(
@@ -34,21 +34,10 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 MAX_SOURCE = 1 << 20  # characters of one grammar
-# Compiling takes time with the square of an object's properties, 0.05 s for a thousand, before any limit of
-# the library's own holds: so the sum of those squares over all objects of a constraint is bounded.
-MAX_SQUARES = 5_000_000
 CACHE_COUNT = 256
 CACHE_SIZE = 8 << 20  # characters of all grammars kept
 
-# What json.dumps(value, ensure_ascii=False), so every chat template's `tojson`, writes: what is decoded is
-# rendered again character for character. Letters are the escapes it uses (u: control characters, and without
-# it values that contain one could not be written); other characters stand as they are.
-LAYOUT = {
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "whitespace_flexible": False,
-    "json_allowed_escapes": '"\\bfnrtu',
-}
+Key = tuple[Constraint, str, bool]
 
 
 class Grammars:
@@ -57,38 +46,36 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
         self._tokenizer = tokenizer
         self._dialect = dialect
+        self._writer = Writer(dialect, tokenizer.token_id)
         self._lock = threading.Lock()
-        self._vocabulary: LLTokenizer | None = None
-        self._kept: OrderedDict[tuple[Constraint, str], Grammar] = OrderedDict()
+        self._vocabulary: Vocabulary | None = None
+        self._kept: OrderedDict[Key, Grammar] = OrderedDict()
         self._size = 0
 
-    def compile(self, constraint: Constraint, starts_in: str) -> Grammar:
-        """The grammar of a constraint behind a prompt that leaves the model in `starts_in` ("text",
-        "reasoning").
+    def compile(self, constraint: Constraint, reader: ReaderParams) -> Grammar:
+        """The grammar of a constraint behind a prompt whose answer is read like this.
 
         Raises ConstraintError that names the tool and the keyword which cannot be honoured. May take a
         second.
         """
-        key = (constraint, starts_in)
+        key = (constraint, reader.starts_in, reader.dialect)
         with self._lock:
             if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 return found
-            vocabulary = self._vocabulary = self._vocabulary or self._load()
-        source = self._source(constraint.tools, constraint.max_calls, starts_in)
-        if len(source) > MAX_SOURCE:
-            raise ConstraintError(
-                f"the schemas of the tools are too long ({len(source)} characters of grammar)"
-            )
+            vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._tokenizer)
         try:
-            grammar = Grammar(vocabulary, source, self._tokenizer.added_ids)
+            marks = self._dialect.reasoning if reader.dialect else None
+            bounded = constraint.answer is None or constraint.answer.kind != "text"
+            source = self._writer.write(constraint, reader)
+            grammar = Grammar(vocabulary, source, marks if bounded else None, reader.starts_in)
         except ConstraintError as error:
             raise self._blame(vocabulary, constraint, error) from None
         with self._lock:
             self._keep(key, grammar)
         return grammar
 
-    def _keep(self, key: tuple[Constraint, str], grammar: Grammar) -> None:
+    def _keep(self, key: Key, grammar: Grammar) -> None:
         if key in self._kept:
             return
         self._kept[key] = grammar
@@ -97,115 +84,99 @@ class Grammars:
             _, dropped = self._kept.popitem(last=False)
             self._size -= dropped.size
 
-    def _load(self) -> LLTokenizer:
-        try:
-            return LLTokenizer(self._tokenizer.serialized, eos_token=list(self._tokenizer.eos_token_ids))
-        except Exception as error:  # the library raises bare Exceptions
-            raise ConstraintError(f"this model's tokenizer cannot be constrained: {error}") from error
-
     def _blame(
-        self, vocabulary: LLTokenizer, constraint: Constraint, error: ConstraintError
+        self, vocabulary: Vocabulary, constraint: Constraint, error: ConstraintError
     ) -> ConstraintError:
         """The same error with the name of the tool that causes it alone, where one does."""
+        if error.tool is not None or not constraint.tools:
+            return error
         for tool in constraint.tools:
             try:
-                Grammar(vocabulary, self._source((tool,), 1, "text"), self._tokenizer.added_ids)
+                source = self._writer.write(Constraint((tool,), 1), ReaderParams())
+                Grammar(vocabulary, source, None, "text")
             except ConstraintError as own:
-                return ConstraintError(f"the parameters of tool {tool.name!r} cannot be enforced: {own}")
+                return ConstraintError(str(own), tool=tool.name)
         return error
 
-    # -- the grammar of calls, in Lark -----------------------------------------------------------------------
 
-    def _source(self, tools: tuple[ToolShape, ...], max_calls: int | None, starts_in: str) -> str:
-        marks = self._dialect.calls
-        if marks is None:
-            raise ConstraintError(f"models of the {self._dialect.name!r} dialect have no tool calls")
-        if not tools:
-            raise ConstraintError("there is no tool to call")
-        if max_calls is not None and max_calls < 1:
-            raise ConstraintError("at least one call must be allowed")
-        more = "*" if max_calls is None else f"{{0,{max_calls - 1}}}"
-        repeated = "" if max_calls == 1 else f" ({_quoted(marks.separator)} call){more}"
-        thought, rules = self._thought(self._dialect.reasoning, starts_in)
-        rules.insert(0, f"start: {thought}call{repeated}")
-        rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
-        squares = 0
-        for index, tool in enumerate(tools):
-            schema = _schema(tool)
-            squares += _squares(schema)
-            if squares > MAX_SQUARES:
-                raise ConstraintError(f"the parameters of tool {tool.name!r} have too many properties")
-            rules += self._call(marks, tool.name, schema, index)
-        return "%llguidance {}\n" + "\n".join(rules) + "\n"
+class Vocabulary:
+    """One model's tokens, as grammars see them; immutable."""
 
-    def _thought(self, marks: ReasoningMarks | None, starts_in: str) -> tuple[str, list[str]]:
-        """What may stand before the first call, and its rules: the rest of a reasoning block, or one the
-        model opens.
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        try:
+            self.inner = LLTokenizer(tokenizer.serialized, eos_token=list(tokenizer.eos_token_ids))
+        except Exception as error:  # the library raises bare Exceptions
+            raise ConstraintError(f"this model's tokenizer cannot be constrained: {error}") from error
+        self.size = self.inner.vocab_size
+        self.added = np.zeros((self.size + 31) // 32, np.int32)
+        _set(self.added, tokenizer.added_ids)
+        self._lock = threading.Lock()
+        self._quoted: QuotedVocabulary | None = None
+        self._lengths: NDArray[np.int64] | None = None
 
-        The block's text may not spell the closing tag, so that grammar and parser agree where it ends.
-        """
-        if marks is None:
-            return "", []
-        close = re.escape(marks.close).replace("/", "\\/")
-        any_text = "(.|\\n)*"
-        if self._tokenizer.token_id(marks.close) is None:
-            rules = [
-                f"thought: until_close {_quoted(marks.after)}",
-                f"until_close[lazy]: /{any_text}{close}/",
-            ]
-        else:
-            rules = [
-                f"thought: THOUGHT {self._tag(marks.close)} {_quoted(marks.after)}",
-                f"THOUGHT: /{any_text}/ & ~/{any_text}{close}{any_text}/",
-            ]
-        if starts_in == "reasoning":
-            return "thought ", rules
-        return "block? ", [f"block: {self._tag(marks.open)} thought", *rules]
+    @property
+    def quoted(self) -> QuotedVocabulary:
+        """The same tokens as what they spell inside of a JSON string."""
+        with self._lock:
+            if self._quoted is None:
+                tokens = self._tokens()
+                self._lengths = np.array([len(token) for token in tokens])
+                added = sorted(self.tokenizer.added_ids)
+                self._quoted = QuotedVocabulary(tokens, added, self.tokenizer.eos_token_ids[0])
+            return self._quoted
 
-    def _call(self, marks: CallMarks, name: str, schema: dict[str, Any], index: int) -> list[str]:
-        quoted = json.dumps(name, ensure_ascii=False)
-        before = _quoted(f"{marks.before_name}{quoted}{marks.before_arguments}")
-        opening = "" if marks.bare else self._tag(marks.open)
-        closing = self._tag(marks.close) if marks.close else ""
-        schema = {**schema, "x-guidance": LAYOUT}  # the library reads its options off the schema
-        return [
-            f"call_{index}: {opening} {before} arguments_{index} {_quoted(marks.end)} {closing}",
-            f"arguments_{index}: %json {json.dumps(schema)}",
-        ]
+    def within(self, mask: NDArray[np.int32], length: int) -> None:
+        """Take tokens of more than so many bytes out of a mask."""
+        assert self._lengths is not None
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        bits[: self.size][self._lengths > length] = 0
+        mask[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
-    def _tag(self, tag: str) -> str:
-        """A tag as its own token where the tokenizer has one (as encoding a rendered prompt would), else as
-        text."""
-        token_id = self._tokenizer.token_id(tag)
-        return _quoted(tag) if token_id is None else f"<[{token_id}]>"
+    def _tokens(self) -> list[bytes]:
+        return [self.tokenizer.token_bytes(token_id) for token_id in range(self.size)]
 
 
 class Grammar:
-    """One compiled grammar; immutable."""
+    """One compiled grammar; immutable. marks: of a thought before the shape that must find an end."""
 
-    def __init__(self, vocabulary: LLTokenizer, source: str, added_ids: Iterable[int]) -> None:
-        self.size = len(source)
+    def __init__(
+        self, vocabulary: Vocabulary, source: Source, marks: ReasoningMarks | None, starts_in: str
+    ) -> None:
+        self.size = len(source.text) + sum(len(grammar) for _, grammar in source.inputs)
+        if self.size > MAX_SOURCE:
+            raise ConstraintError(f"the shape is too long ({self.size} characters of grammar)")
         self._vocabulary = vocabulary
-        self._added = np.zeros((vocabulary.vocab_size + 31) // 32, np.int32)
-        _set(self._added, added_ids)
-        self._start = LLMatcher(vocabulary, source, log_level=0, limits=LIMITS)
-        if self._start.is_error():
-            raise ConstraintError(_reason(self._start.get_error()))
+        self._marks = marks
+        self._thinks = starts_in == "reasoning"
+        self._start = _compiled(LLMatcher(vocabulary.inner, source.text, log_level=0, limits=LIMITS))
+        self._inputs = [
+            (before.encode(), _compiled(vocabulary.quoted.compile(grammar, LIMITS)))
+            for before, grammar in source.inputs
+        ]
 
-    def matcher(self) -> Matcher:
-        """A matcher at the grammar's start; costs microseconds."""
-        return Matcher(self._start.deep_copy(), self._vocabulary, self._added)
+    def matcher(self, max_tokens: int) -> Matcher:
+        """A matcher at the grammar's start; costs microseconds. max_tokens: of the whole generation, half of
+        which a thought may take."""
+        thought = None
+        if self._marks is not None:
+            thought = Thought(self._vocabulary.tokenizer, self._marks, self._thinks, max_tokens // 2)
+        inputs = Inputs(self._vocabulary, self._inputs) if self._inputs else None
+        return Matcher(self._start.deep_copy(), self._vocabulary, thought, inputs)
 
 
 class Matcher:
     """Where one generation stands in a grammar. Not thread-safe."""
 
-    __slots__ = ("_added", "_inner", "_vocabulary")
+    __slots__ = ("_inner", "_inputs", "_thought", "_vocabulary")
 
-    def __init__(self, inner: LLMatcher, vocabulary: LLTokenizer, added: NDArray[np.int32]) -> None:
+    def __init__(
+        self, inner: LLMatcher, vocabulary: Vocabulary, thought: Thought | None, inputs: Inputs | None
+    ) -> None:
         self._inner = inner
         self._vocabulary = vocabulary
-        self._added = added  # bits of the added tokens, tags and specials among them
+        self._thought = thought
+        self._inputs = inputs
 
     def fill(self, mask: NDArray[np.int32]) -> None:
         """Write the tokens allowed next: int32 words, lowest bit first, bit set = allowed; one contiguous
@@ -214,32 +185,47 @@ class Matcher:
         Ids beyond the tokenizer's are never allowed. Raises ConstraintError when the grammar outgrew its
         limits.
         """
-        own = mask if mask.size == self._added.size else np.empty_like(self._added)
+        added = self._vocabulary.added
+        own = mask if mask.size == added.size else np.empty_like(added)
         self._inner.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
         if self._inner.is_error():
             raise ConstraintError(_reason(self._inner.get_error()))
-        tags = own & self._added
+        tags = own & added
         if tags.any():
             self._spell(own, tags)
+        if self._inputs is not None:
+            self._inputs.narrow(own)
+        if self._thought is not None and (token_id := self._closing()) is not None:
+            own[:] = 0
+            _set(own, (token_id,))
         if own is not mask:
             shared = min(own.size, mask.size)
             mask[:shared] = own[:shared]
             mask[shared:] = 0
+
+    def _closing(self) -> int | None:
+        """The next token of the closing tag, where a thought has had its share and may be closed here."""
+        token_id = None if self._thought is None else self._thought.closing
+        return token_id if token_id is not None and self._inner.validate_tokens([token_id]) else None
 
     def _spell(self, mask: NDArray[np.int32], tags: NDArray[np.int32]) -> None:
         """Where the text to come is certain, llguidance 1.9 allows its first canonical token only; if that
         text contains a tag (a property named "</tool_call>"), this is the tag's token, which it then
         refuses."""
         for token_id in allowed_ids(tags):
-            if not self.allows(int(token_id)):
+            if not self._inner.validate_tokens([int(token_id)]):
                 mask.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (int(token_id) & 31)) & 0xFFFFFFFF)
         if not mask.any():
             forced = self._inner.compute_ff_bytes().decode(errors="ignore")
-            _set(mask, self._vocabulary.greedy_tokenize(forced)[:1])
+            _set(mask, self._vocabulary.inner.greedy_tokenize(forced)[:1])
 
     def allows(self, token_id: int) -> bool:
         """Whether this token may come next, without a whole mask."""
-        return bool(self._inner.validate_tokens([token_id]))
+        if not self._inner.validate_tokens([token_id]):
+            return False
+        if (closing := self._closing()) is not None:
+            return token_id == closing
+        return self._inputs is None or self._inputs.allows(token_id)
 
     def advance(self, token_id: int) -> None:
         """Take a token; raises ConstraintError for one that the mask forbids."""
@@ -247,6 +233,12 @@ class Matcher:
             raise ConstraintError(
                 _reason(self._inner.get_error()) or f"token {token_id} does not fit the shape"
             )
+        if self._thought is not None:
+            self._thought.advance(token_id)
+            if self._thought.over:
+                self._thought = None
+        if self._inputs is not None:
+            self._inputs.advance(token_id)
 
     @property
     def stopped(self) -> bool:
@@ -254,38 +246,93 @@ class Matcher:
         return bool(self._inner.is_stopped())
 
 
-def _schema(tool: ToolShape) -> dict[str, Any]:
-    """The JSON Schema of a tool's arguments; they are an object, whatever it leaves open."""
-    try:
-        schema = json.loads(tool.parameters or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ConstraintError(f"the parameters of tool {tool.name!r} are not JSON: {error}") from None
-    if not isinstance(schema, dict):
-        raise ConstraintError(f"the parameters of tool {tool.name!r} are not a JSON Schema object")
-    kind = schema.get("type", "object")
-    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        raise ConstraintError(f"the parameters of tool {tool.name!r} must have type object, not {kind!r}")
-    # Beside a reference to itself no other keyword may stand; what it refers to has the type.
-    return schema if "$ref" in schema else {**schema, "type": "object"}
+class Thought:
+    """A thought before a shape, which must leave room for it: `closing` is what to say once it had its
+    share."""
+
+    __slots__ = ("_close", "_inside", "_left", "_open", "_said", "_to_say", "_tokenizer", "over")
+
+    def __init__(self, tokenizer: Tokenizer, marks: ReasoningMarks, inside: bool, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._open, self._close = marks.open.encode(), marks.close.encode()
+        self._to_say = tokenizer.encode(marks.close)
+        self._inside = inside
+        self._left = max_tokens
+        self._said = b""
+        self.over = False
+
+    @property
+    def closing(self) -> int | None:
+        if not self._inside or self._left > 0:
+            return None
+        said = next(
+            (size for size in range(len(self._close) - 1, 0, -1) if self._said.endswith(self._close[:size])),
+            0,
+        )
+        return self._tokenizer.encode(self._close[said:].decode(errors="ignore"))[0]
+
+    def advance(self, token_id: int) -> None:
+        self._left -= 1
+        self._said += self._tokenizer.token_bytes(token_id)
+        if not self._inside:
+            self._inside = self._said.startswith(self._open)
+            self.over = not self._inside and not self._open.startswith(self._said)
+            self._said = b"" if self._inside else self._said
+            return
+        self._said = self._said[-4 * len(self._close) :]
+        self.over = self._close in self._said
 
 
-def _squares(schema: dict[str, Any]) -> int:
-    """The sum, over all objects in a schema, of their number of properties squared."""
-    total, pending = 0, [schema]
-    while pending:
-        value: Any = pending.pop()
-        if isinstance(value, dict):
-            total += max(len(value.get(key) or ()) if isinstance(value.get(key), dict | list) else 0
-                         for key in ("properties", "required")) ** 2  # fmt: skip
-            pending += value.values()
-        elif isinstance(value, list):
-            pending += value
-    return total
+class Inputs:
+    """The inputs of custom tools that have a grammar: found as they begin, narrowed while they last."""
+
+    __slots__ = ("_begun", "_grammars", "_open", "_said", "_vocabulary")
+
+    def __init__(self, vocabulary: Vocabulary, grammars: list[tuple[bytes, LLMatcher]]) -> None:
+        self._vocabulary = vocabulary
+        self._grammars = grammars
+        self._open: QuotedText | None = None
+        self._said = b""
+        self._begun = max(len(before) for before, _ in grammars)
+
+    def narrow(self, mask: NDArray[np.int32]) -> None:
+        """Take out what the grammar of an input forbids, and what would run into one."""
+        if self._open is not None:
+            self._open.narrow(mask)
+        elif (left := self._left()) is not None:
+            self._vocabulary.within(mask, left)
+
+    def allows(self, token_id: int) -> bool:
+        if self._open is not None:
+            return self._open.allows(token_id)
+        left = self._left()
+        return left is None or len(self._vocabulary.tokenizer.token_bytes(token_id)) <= left
+
+    def advance(self, token_id: int) -> None:
+        token = self._vocabulary.tokenizer.token_bytes(token_id)
+        if self._open is not None:
+            self._open.advance(token_id, token)
+            if self._open.closed:
+                self._open, self._said = None, b""
+            return
+        self._said = (self._said + token)[-self._begun :]
+        for before, start in self._grammars:
+            if self._said.endswith(before):
+                self._open = QuotedText(start.deep_copy(), self._vocabulary.quoted)
+
+    def _left(self) -> int | None:
+        """How many bytes are missing to an input's beginning, where only its quote may still come."""
+        for before, _ in self._grammars:
+            for left in range(1, min(32, len(before))):
+                if self._said.endswith(before[:-left]):
+                    return left
+        return None
 
 
-def _quoted(text: str) -> str:
-    """A Lark string; nothing for an empty one."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+def _compiled(matcher: LLMatcher) -> LLMatcher:
+    if matcher.is_error():
+        raise ConstraintError(_reason(matcher.get_error()))
+    return matcher
 
 
 def _reason(error: str) -> str:
@@ -302,6 +349,6 @@ def _set(mask: NDArray[np.int32], token_ids: Iterable[int]) -> None:
         words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
 
 
-def allowed_ids(mask: NDArray[np.int32]) -> NDArray[Any]:
+def allowed_ids(mask: NDArray[np.int32]) -> NDArray[np.int64]:
     """The token ids whose bits are set in a mask row, ascending."""
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))

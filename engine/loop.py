@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine import exact
 from engine.blocks import KVCache
 from engine.inbox import Abort, Call, Close, Command, Credit, Inbox, RowLogprobs, RowOutput, Submit
 from engine.models import ModelSpec, load_model
@@ -238,7 +239,13 @@ def build_loop(
     # every sequence that decodes has its token in every step, and one that prefills at least one
     max_num_seqs = min(settings.max_num_seqs, settings.max_num_batched_tokens)
     with torch.inference_mode():
-        model = load_model(folder, dtype=settings.dtype, device=device, max_model_len=settings.max_model_len)
+        model = load_model(
+            folder,
+            dtype=settings.dtype,
+            device=device,
+            max_model_len=settings.max_model_len,
+            deterministic=settings.deterministic,
+        )
         num_blocks, max_model_len = size_pools(
             model,
             block_size=settings.block_size,
@@ -256,11 +263,15 @@ def build_loop(
             vocab_size=min(vocab_size, model.spec.vocab_size),
             device=device,
             num_threads=settings.num_threads,
+            deterministic=settings.deterministic,
         )
     kv = KVCache(model.spec.groups, num_blocks, settings.block_size, max_num_seqs, max_model_len)
+    rows = Rows(max_num_seqs, max_model_len)
+    if settings.deterministic:
+        exact.prove(runner, kv, rows)
     scheduler = Scheduler(
         kv,
-        Rows(max_num_seqs, max_model_len),
+        rows,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=max_model_len,
         max_undelivered=settings.max_undelivered,

@@ -2,22 +2,27 @@
 
 Owns: where text, reasoning and calls begin and end, what is held back until that is known, the white space at
 their borders, and stop strings (a stop string is a tag that ends the generation: held back and found like
-one). Refuses to know: tokens, templates, which tools were offered. It never raises on what a model writes,
-and splitting the text anywhere changes nothing but where the deltas are cut.
+one). Refuses to know: tokens, templates, the inside of a call. It never raises on what a model writes, and
+splitting the text anywhere changes nothing but where the deltas are cut.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
-from engine.calls import CallScanner
-from engine.dialects import CallMarks, Dialect
-from engine.types import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text
+from engine.channels import is_header, read_header
+from engine.marks import Dialect
+from engine.openings import Opening, openings
+from engine.pieces import Held, Pieces
+from engine.sections import Section
+from engine.tags import NEVER, Mark, Marks, first_of, firsts, partial
+from engine.types import Delta, Done, ToolShape
+from engine.values import Shapes
 
-_Piece = type[Text] | type[Reasoning] | type[CallArgs]
-_State = Literal["text", "reasoning", "call", "call_end", "broken"]
+_State = Literal["header", "text", "reasoning", "calls"]
+_ALWAYS = re.compile("")
 
 
 class Parser:
@@ -36,60 +41,65 @@ class Parser:
         max_calls: int | None = None,
         starts_in: Literal["text", "reasoning"] = "text",
         stops: tuple[str, ...] = (),
+        tools: tuple[ToolShape, ...] = (),
+        shaped: bool = False,
     ) -> None:
-        """`calls`: call markup means calls, else it is text. `max_calls`: end after this many."""
+        """`calls`: call markup means calls, else it is text. `max_calls`: end after this many. `tools`: what
+        was offered, for values that need their type and for calls without a tag. `shaped`: a text, once
+        begun, holds no calls."""
         self._reasoning = dialect.reasoning
-        self._thought_firsts = _NEVER
-        if dialect.reasoning is not None:
-            self._thought_firsts = _firsts((dialect.reasoning.close, *dialect.reasoning.strip))
-        self._calls = dialect.calls if calls else None
+        self._channels = dialect.channels
+        self._shapes = Shapes(tools)
+        self._own_calls = dialect.calls if calls else None
+        self._openings = openings(dialect.layouts, self._shapes.names) if calls else ()
+        self._thought_close = ""
+        self._thought_ends: tuple[str, ...] = ()
+        self._thought_firsts = NEVER
+        self._shaped = shaped
         self._max_calls = max_calls
         self._num_calls = 0
-        self._held = ""  # fed, and not yet told apart
-        self._at = 0  # offset of _held
+        self._held = Held()
         self.thoughts: list[tuple[int, int | None]] = []
         self.ended: Done | None = None
-        # Text: whether something visible stands in this stretch of text, what its front still loses, and
-        # whether a reasoning block or a call stands before it.
+        # Text: whether something visible stands in this stretch of it, what its front still loses, whether a
+        # reasoning block or a call stands before it, what it is, and the tags around an answer.
         self._visible = False
         self._skip = ""
         self._follows = False
-        # Call: its scanner, its opening tag, and all that was read of it before its name was known.
-        self._scanner = CallScanner(CallMarks())
-        self._opening = ""
-        self._unnamed = ""
-        self._announced = False
-        # Output: finished deltas, and the run of pieces that becomes the next one.
-        self._deltas: list[Delta] = []
-        self._spans: list[tuple[int, int]] = []
-        self._kind: _Piece | None = None
-        self._run: list[str] = []
-        self._run_start = self._run_end = 0
-        self._state: _State = "text"
+        self._text_kind: Literal["text", "preamble"] = "text"
+        self._answer: tuple[str, str] | None = None
+        self._answer_close = ""
+        self._section: Section | None = None
+        self._out = Pieces()
+        self._marks: Marks[Opening | str] = Marks(())
+        self._state: _State = "text" if dialect.channels is None else "header"
         self._calm: re.Pattern[str] = _ALWAYS
-        self._calm_kind: _Piece = Text
+        self._calm_kind: Literal["text", "preamble", "thought"] = "text"
+        self._stops: tuple[str, ...] = ()
         self.arm(stops)
         if starts_in == "reasoning" and self._reasoning is not None:
-            self._open_reasoning(0)
+            self._open_reasoning(0, self._reasoning.close)
+            self._refresh()
 
     def arm(self, stops: tuple[str, ...]) -> None:
         """From here on these stop strings end the generation when they appear in visible text."""
-        self._marks = _marks(self._calls, tuple(stop for stop in stops if stop))
+        self._stops = tuple(stop for stop in stops if stop)
+        self._mark()
         self._refresh()
 
     @property
     def settled(self) -> int:
         """The offset below which it is final what is reasoning and what is not."""
-        return self._at if self._state == "text" else self._at + len(self._held)
+        return self._held.at if self._state in ("text", "header") else self._held.at + len(self._held.text)
 
     def feed(self, text: str) -> None:
         """Read more text; `take` hands out what it gave."""
-        if not self._held and not self._calm.search(text):
-            self._emit(self._calm_kind, text, self._at)
-            self._at += len(text)
+        if not self._held.text and not self._calm.search(text):
+            self._out.add(self._calm_kind, text, self._held.at)
+            self._held.at += len(text)
             return
         if self.ended is None:
-            self._held += text
+            self._held.text += text
             self._advance()
 
     def finish(self, text: str = "") -> Done | None:
@@ -99,32 +109,34 @@ class Parser:
         Returns `ended`, which the last text may have set.
         """
         self.feed(text)
-        while self.ended is None and self._state == "call" and not self._announced:
-            self._not_a_call()
+        while self.ended is None and self._section is not None and self._state == "calls":
+            if not self._section.undecided:
+                break
+            self._open_again(self._section)
             self._advance()
         if self.ended is not None:
             return self.ended
-        held, self._held = self._held, ""
+        held = self._held
         if self._state == "text":
-            if self._visible or held.strip() or not self._follows:
-                self._emit(Text, held, self._at)
+            if self._visible or held.text.strip() or not self._follows:
+                self._out.add(self._text_kind, held.text, held.at)
         elif self._state == "reasoning":
             assert self._reasoning is not None
-            self._emit(Reasoning, held.rstrip(self._reasoning.strip), self._at)
+            self._out.add("thought", held.text.rstrip(self._reasoning.strip), held.at)
+        elif self._state == "header":
+            assert self._channels is not None
+            if not is_header(held.text, self._channels):
+                self._out.add("text", held.text, held.at)
         else:
-            if self._state == "broken" and self._scanner.in_arguments:
-                self._emit_arguments(held)
-            self._close_run(CallEnd(self._scanner.arguments_whole))
-        self._at += len(held)
+            assert self._section is not None
+            self._section.finish()
+        held.drop(len(held.text))
         return None
 
     def take(self) -> tuple[list[Delta], list[tuple[int, int]]]:
         """The deltas since the last take, neighbours joined, and the span [start, end) behind each of its
         Texts."""
-        self._flush()
-        deltas, spans = self._deltas, self._spans
-        self._deltas, self._spans = [], []
-        return deltas, spans
+        return self._out.take()
 
     # -- states: each reads what it can of the held text and tells whether to look again ---------------------
 
@@ -136,33 +148,69 @@ class Parser:
     def _refresh(self) -> None:
         """Choose the short cut of `feed`: a piece in which this regex finds nothing is all text, or all
         thought."""
-        self._calm, self._calm_kind = _ALWAYS, Text
+        self._calm, self._calm_kind = _ALWAYS, self._text_kind
         if self.ended is None and self._state == "text" and self._visible:
             self._calm = self._marks.firsts
-        elif self.ended is None and self._state == "reasoning" and not self._skip and self._reasoning:
-            self._calm = self._thought_firsts
-            self._calm_kind = Reasoning
+        elif self.ended is None and self._state == "reasoning" and not self._skip:
+            self._calm, self._calm_kind = self._thought_firsts, "thought"
+
+    def _header(self) -> bool:
+        """Between the messages of a turn: ends of the last one, and the next one's header."""
+        marks = self._channels
+        assert marks is not None
+        body = self._held.text.lstrip()
+        space = len(self._held.text) - len(body)
+        if (end := next((tag for tag in marks.ends if body.startswith(tag)), "")) != "":
+            self._held.drop(space + len(end))
+            return True
+        if not body or any(tag.startswith(body) for tag in marks.ends):
+            return False
+        header = read_header(self._held.text, marks)
+        if header == "more":
+            return False
+        start = self._held.at
+        kind: Literal["text", "preamble", "thought", "call"] = "text"
+        if header is None:
+            # A tag that begins no header is text, and must not be looked at again.
+            tags = (marks.start, marks.channel, marks.message)
+            tag = next((tag for tag in tags if body.startswith(tag)), "")
+            self._out.add("text", self._held.text[: space + len(tag)], start)
+            self._held.drop(space + len(tag))
+        else:
+            kind = header.kind
+            self._held.drop(header.length)
+        if kind == "thought" and self._reasoning is not None:
+            self._open_reasoning(start, self._reasoning.close)
+        elif kind == "call" and header is not None and self._own_calls is not None:
+            self._open_calls(Opening("", (self._own_calls,)), name=header.name, ends=marks.ends)
+        else:
+            self._text_kind = "preamble" if kind == "preamble" else "text"
+            self._state, self._visible, self._skip = "text", True, ""
+        return True
 
     def _text(self) -> bool:
-        if self._skip:
-            self._drop(len(self._held) - len(self._held.lstrip(self._skip)))
-            if not self._held:
-                return False
-            self._skip = ""
+        if not self._skipped():
+            return False
         if not self._visible and (again := self._beginning()) is not None:
             return again
-        found = self._marks.find(self._held)
+        found = self._marks.find(self._held.text)
         if found is None:
-            ready = self._marks.ready(self._held)
-            self._emit(Text, self._held[:ready], self._at)
-            self._drop(ready)
+            ready = self._marks.ready(self._held.text)
+            self._out.add(self._text_kind, self._held.text[:ready], self._held.at)
+            self._held.drop(ready)
             return False
-        start, end, stop = found
-        self._emit(Text, self._held[:start], self._at)
-        if stop:
-            self.ended = Done("stop", self._held[start:end])
+        start, mark = found
+        self._out.add(self._text_kind, self._held.text[:start], self._held.at)
+        if mark.stop:
+            self.ended = Done("stop", mark.string)
             return False
-        self._open_call(start, end)
+        self._held.drop(start)
+        if isinstance(mark.meaning, Opening):
+            self._open_calls(mark.meaning, lead=mark.lead)
+        elif mark.meaning == "turn":
+            self._state = "header"
+        else:
+            self._held.drop(len(mark.string))
         return True
 
     def _beginning(self) -> bool | None:
@@ -171,31 +219,32 @@ class Parser:
 
         None: text begins here; otherwise whether to look again.
         """
-        body = self._held.lstrip()
-        space = len(self._held) - len(body)
-        stop = self._marks.find(self._held, stops_only=True)
-        limit = len(self._held) + 1 if stop is None else stop[1]
-        openings = []
-        if self._reasoning is not None:
-            openings.append(self._reasoning.open)
-        if self._calls is not None and self._calls.open:
-            openings.append(self._calls.open)
-        for opening in openings:
-            end = space + len(opening)
-            if body.startswith(opening) and end < limit:
-                if self._reasoning is not None and opening == self._reasoning.open:
-                    self._drop(space)
-                    start = self._at
-                    self._drop(len(opening))
-                    self._open_reasoning(start)
-                else:
-                    self._open_call(space, end)
+        body = self._held.text.lstrip()
+        space = len(self._held.text) - len(body)
+        stop = self._marks.find(self._held.text, stops_only=True)
+        limit = len(self._held.text) + 1 if stop is None else stop[0] + len(stop[1].string)
+        strings = [opening.string for opening in self._openings]
+        for opening in self._openings:
+            if body.startswith(opening.string) and space + len(opening.string) < limit:
+                self._held.drop(space)
+                self._open_calls(opening)
                 return True
-        if self._calls is not None and self._calls.bare and body.startswith("{") and space < limit:
-            self._open_call(space, space)
-            return True
-        may_open = bool(openings) or (self._calls is not None and self._calls.bare)
-        if may_open and stop is None and (not body or any(opening.startswith(body) for opening in openings)):
+        for opening_tag, close in self._reasoning.pairs if self._reasoning is not None else ():
+            strings.append(opening_tag)
+            if body.startswith(opening_tag) and space + len(opening_tag) < limit:
+                self._held.drop(space)
+                start = self._held.at
+                self._held.drop(len(opening_tag))
+                self._open_reasoning(start, close)
+                return True
+        if self._answer is not None and self._reasoning is not None:
+            strings.append(self._answer[0])
+            if body.startswith(self._answer[0]):
+                self._held.drop(space + len(self._answer[0]))
+                self._skip, self._answer_close, self._answer = self._reasoning.strip, self._answer[1], None
+                self._mark()
+                return True
+        if stop is None and strings and (not body or any(string.startswith(body) for string in strings)):
             return False
         self._visible = True
         return None
@@ -203,74 +252,42 @@ class Parser:
     def _think(self) -> bool:
         marks = self._reasoning
         assert marks is not None
-        if self._skip:
-            self._drop(len(self._held) - len(self._held.lstrip(self._skip)))
-            if not self._held:
-                return False
-            self._skip = ""
-        start = self._held.find(marks.close)
-        if start < 0:
+        if not self._skipped():
+            return False
+        found = first_of(self._held.text, self._thought_ends)
+        if found is None:
             # A partial tag, and line breaks before it, may be the block's end.
-            ready = len(self._held[: _partial(self._held, marks.close)].rstrip(marks.strip))
-            self._emit(Reasoning, self._held[:ready], self._at)
-            self._drop(ready)
+            ready = len(self._held.text[: partial(self._held.text, self._thought_ends)].rstrip(marks.strip))
+            self._out.add("thought", self._held.text[:ready], self._held.at)
+            self._held.drop(ready)
             return False
-        self._emit(Reasoning, self._held[:start].rstrip(marks.strip), self._at)
-        self._drop(start + len(marks.close))
-        self.thoughts[-1] = (self.thoughts[-1][0], self._at)
-        self._open_text(marks.strip)
-        return True
-
-    def _call(self) -> bool:
-        scanner = self._scanner
-        used = scanner.feed(self._held)
-        if not self._announced:
-            self._unnamed += self._held[:used]
-        self._drop(used)
-        if scanner.name is not None:
-            if not self._announced:
-                self._announced = True
-                self._close_run(CallStart(scanner.name))
-            self._emit_arguments(scanner.take_arguments())
-        if scanner.status == "more":
-            return False
-        if not self._announced:
-            self._not_a_call()
-        elif scanner.status == "closed" or scanner.arguments_whole:
-            if not scanner.arguments_whole:  # a call without arguments
-                self._emit_arguments("{}")
-                scanner.arguments_whole = True
-            self._state = "call_end"
+        start, tag = found
+        self._out.add("thought", self._held.text[:start].rstrip(marks.strip), self._held.at)
+        self._held.drop(start + (len(tag) if tag == self._thought_close else 0))
+        self.thoughts[-1] = (self.thoughts[-1][0], self._held.at)
+        self._answer = marks.answer
+        if self._channels is not None:
+            self._state = "header"
         else:
-            self._state = "broken"
+            self._open_text(marks.strip)
         return True
 
-    def _call_end(self) -> bool:
-        """Behind the arguments: white space, braces too many, the closing tag. Anything else is text."""
-        assert self._calls is not None
-        close = self._calls.close
-        if close:
-            self._drop(len(self._held) - len(self._held.lstrip(" \t\r\n}")))
-            if not self._held.startswith(close) and close.startswith(self._held):
+    def _calls(self) -> bool:
+        section = self._section
+        assert section is not None
+        match section.advance():
+            case "more":
                 return False
-            self._drop(len(close) if self._held.startswith(close) else 0)
-        self._close_call(complete=True)
-        return True
-
-    def _broken(self) -> bool:
-        """The rest of a call whose name is out and whose JSON is broken: given out as written, up to its
-        tag."""
-        assert self._calls is not None
-        close = self._calls.close
-        end = self._held.find(close) if close else 0
-        ready = end if end >= 0 else _partial(self._held, close)
-        if self._scanner.in_arguments:
-            self._emit_arguments(self._held[:ready])
-        self._drop(ready)
-        if end < 0:
-            return False
-        self._drop(len(close))
-        self._close_call(complete=False)
+            case "text":
+                self._open_again(section)
+            case "over":
+                self._num_calls += section.num_calls
+                if self._num_calls == self._max_calls:
+                    self.ended = Done("stop")
+                elif self._channels is not None:
+                    self._state = "header"
+                else:
+                    self._open_text(section.strip)
         return True
 
     # -- transitions -----------------------------------------------------------------------------------------
@@ -279,134 +296,54 @@ class Parser:
         self._state = "text"
         self._visible, self._follows, self._skip = False, True, skip
 
-    def _open_reasoning(self, start: int) -> None:
+    def _open_reasoning(self, start: int, close: str) -> None:
         assert self._reasoning is not None
+        self._thought_close = close
+        self._thought_ends = (close, *self._reasoning.ends)
+        self._thought_firsts = firsts((*self._thought_ends, *self._reasoning.strip))
         self.thoughts.append((start, None))
         self._state = "reasoning"
         self._skip = self._reasoning.strip
 
-    def _open_call(self, start: int, end: int) -> None:
-        """A call's opening stands at [start, end) of the held text; what stands before it is dealt with."""
-        assert self._calls is not None
-        self._drop(start)
-        self._opening = self._held[: end - start]
-        self._drop(end - start)
-        self._scanner = CallScanner(self._calls)
-        self._unnamed, self._announced = "", False
-        self._state = "call"
+    def _open_calls(self, opening: Opening, **options: Any) -> None:
+        room = None if self._max_calls is None else self._max_calls - self._num_calls
+        self._section = Section(opening, self._shapes, self._held, self._out, room=room, **options)
+        self._state = "calls"
 
-    def _not_a_call(self) -> None:
-        """What looked like a call is text: its tag is given out, and what followed is read again."""
-        self._at -= len(self._unnamed)
-        self._held = self._unnamed + self._held
-        self._visible, self._unnamed = True, ""
+    def _open_again(self, section: Section) -> None:
+        """What looked like a call is text."""
+        section.give_up()
+        self._num_calls += section.num_calls
+        self._visible, self._skip = True, ""
         self._state = "text"
-        self._emit(Text, self._opening, self._at - len(self._opening))
 
-    def _close_call(self, *, complete: bool) -> None:
-        self._close_run(CallEnd(complete))
-        self._num_calls += 1
-        if self._num_calls == self._max_calls:
-            self.ended = Done("stop")
-        else:
-            assert self._calls is not None
-            self._open_text(self._calls.strip)
+    def _mark(self) -> None:
+        """What may interrupt text: stop strings, openings, tags of messages, and an answer's end."""
+        marks: list[Mark[Opening | str]] = [Mark(stop, "stop", stop=True) for stop in self._stops]
+        for opening in self._openings:
+            # The line breaks that the template prints before a call are not text.
+            leads = (opening.lead[start:] for start in range(len(opening.lead) + 1))
+            if opening.anywhere and not self._shaped:
+                marks += [Mark(lead + opening.string, opening, lead=len(lead)) for lead in leads]
+        if (turns := self._channels) is not None:
+            marks += [Mark(tag, "turn") for tag in (turns.start, turns.channel, turns.message, *turns.ends)]
+        if self._answer_close:
+            marks += [Mark(lead + self._answer_close, "answer", lead=len(lead)) for lead in ("", "\n")]
+        self._marks = Marks(tuple(marks))
 
-    # -- output ----------------------------------------------------------------------------------------------
-
-    def _drop(self, count: int) -> None:
-        self._held = self._held[count:]
-        self._at += count
-
-    def _emit(self, kind: _Piece, text: str, start: int) -> None:
-        if not text:
-            return
-        if kind is not self._kind:
-            self._flush()
-            self._kind, self._run_start = kind, start
-        self._run.append(text)
-        self._run_end = start + len(text)
-
-    def _emit_arguments(self, text: str) -> None:
-        self._emit(CallArgs, text, self._at)
-
-    def _close_run(self, delta: Delta) -> None:
-        self._flush()
-        self._deltas.append(delta)
-
-    def _flush(self) -> None:
-        if self._kind is not None:
-            self._deltas.append(self._kind("".join(self._run)))
-            if self._kind is Text:
-                self._spans.append((self._run_start, self._run_end))
-            self._kind, self._run = None, []
+    def _skipped(self) -> bool:
+        """Drop what the front loses; whether something is left."""
+        if self._skip:
+            self._held.drop(len(self._held.text) - len(self._held.text.lstrip(self._skip)))
+            if not self._held.text:
+                return False
+            self._skip = ""
+        return True
 
 
 _STATES: dict[_State, Callable[[Parser], bool]] = {
+    "header": Parser._header,
     "text": Parser._text,
     "reasoning": Parser._think,
-    "call": Parser._call,
-    "call_end": Parser._call_end,
-    "broken": Parser._broken,
+    "calls": Parser._calls,
 }
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Finding tags and stop strings
-
-_ALWAYS = re.compile("")
-_NEVER = re.compile(r"(?!)")
-
-
-class _Marks(NamedTuple):
-    """What may interrupt visible text. `patterns` are (string, is it a stop)."""
-
-    patterns: tuple[tuple[str, bool], ...]
-    firsts: re.Pattern[str]  # where a pattern may begin
-    longest: int
-
-    def find(self, text: str, *, stops_only: bool = False) -> tuple[int, int, bool] | None:
-        """(start, end, is it a stop) of what is complete first, as reading one character at a time would find
-        it; of those that end together a stop, and then the longest."""
-        best: tuple[int, bool, int] | None = None
-        for pattern, stop in self.patterns:
-            start = text.find(pattern) if stop or not stops_only else -1
-            if start >= 0 and (best is None or (start + len(pattern), not stop, start) < best):
-                best = (start + len(pattern), not stop, start)
-        return None if best is None else (best[2], best[0], not best[1])
-
-    def ready(self, text: str) -> int:
-        """How much of a text without a whole pattern cannot be the beginning of one."""
-        for match in self.firsts.finditer(text, max(0, len(text) - self.longest + 1)):
-            rest = text[match.start() :]
-            if any(pattern.startswith(rest) for pattern, _ in self.patterns):
-                return match.start()
-        return len(text)
-
-
-def _marks(calls: CallMarks | None, stops: tuple[str, ...]) -> _Marks:
-    patterns = [(stop, True) for stop in stops]
-    if calls is not None and calls.open:
-        patterns.append((calls.open, False))
-        if calls.lead:  # the line break that the template prints before a call is not text
-            patterns.append((calls.lead + calls.open, False))
-    strings = tuple(pattern for pattern, _ in patterns)
-    return _Marks(
-        patterns=tuple(patterns),
-        firsts=_firsts(strings),
-        longest=max(map(len, strings), default=1),
-    )
-
-
-def _firsts(strings: tuple[str, ...]) -> re.Pattern[str]:
-    chars = "".join(sorted({string[0] for string in strings}))
-    return re.compile(f"[{re.escape(chars)}]") if chars else _NEVER
-
-
-def _partial(text: str, tag: str) -> int:
-    """Where the longest end of `text` that is a proper beginning of `tag` stands; its length when there is
-    none."""
-    for start in range(max(0, len(text) - len(tag) + 1), len(text)):
-        if tag.startswith(text[start:]):
-            return start
-    return len(text)

@@ -50,6 +50,8 @@ class Reader:
             max_calls=params.max_calls,
             starts_in=params.starts_in,
             stops=() if self._unarmed else sampling.stop,
+            tools=params.tools,
+            shaped=params.shaped,
         )
         self._counts_reasoning = row.reasoning is not None
         self._wants_logprobs = sampling.logprobs is not None

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine import sampler
+from engine import exact, sampler
 from engine.attention import GroupStep, Workspace, make_tiles, paged_attention, write_kv
 from engine.inbox import RowLogprobs
 from engine.models import Model
@@ -76,9 +76,8 @@ class StepAttention:
         group, k_cache, v_cache = runner.layers[layer]
         step = self._groups[group]
         write_kv(k, v, k_cache, v_cache, step)
-        return paged_attention(
-            q, k_cache, v_cache, step, runner.workspace, scale=scale, softcap=softcap, sinks=sinks
-        )
+        attend = exact.attention if runner.deterministic else paged_attention
+        return attend(q, k_cache, v_cache, step, runner.workspace, scale=scale, softcap=softcap, sinks=sinks)
 
 
 class Runner:
@@ -93,14 +92,19 @@ class Runner:
         vocab_size: int,
         device: torch.device,
         num_threads: int | None = None,
+        deterministic: bool = False,
     ) -> None:
-        """`num_threads` of torch for every step; None: one for steps too small to share, torch's own else."""
+        """`num_threads` of torch for every step; None: one for steps too small to share, torch's own else.
+
+        `deterministic`: see `exact`.
+        """
         self.model = model
+        self.deterministic = deterministic
         self.block_size = block_size
         self.vocab_size = vocab_size  # ids that decode; rows of the embedding beyond them are never drawn
         self.device = device
         self.progress = Progress()
-        self._num_threads = num_threads
+        self.num_threads = num_threads
         self._most_threads = torch.get_num_threads()
         self.workspace = Workspace()
         spec = model.spec
@@ -117,13 +121,22 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Launch the model over a plan; its KV is in the cache afterwards."""
+        if not self.deterministic:
+            return Forwarded(self._compute(plan))
+        spec = self.model.spec
+        logits = torch.empty((len(plan.logits_at), self.vocab_size), dtype=spec.dtype, device=self.device)
+        for piece, wanted, at in exact.cut(plan):
+            logits[self._move(wanted)] = self._compute(piece)[self._move(at)]
+        return Forwarded(logits)
+
+    def _compute(self, plan: StepPlan) -> Tensor:
         if self.device.type == "cpu":
-            torch.set_num_threads(self._num_threads or self._threads_for(len(plan.token_ids)))
+            torch.set_num_threads(self.num_threads or self.threads_for(len(plan.token_ids)))
         attention = StepAttention(self, [self._group_step(plan, g) for g in range(len(self.pools))])
         logits = self.model.forward(
             self._move(plan.token_ids), self._move(plan.positions), attention, self._move(plan.logits_at)
         )
-        return Forwarded(logits[:, : self.vocab_size])
+        return logits[:, : self.vocab_size]
 
     def draw(
         self, forwarded: Forwarded, plan: StepPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
@@ -133,10 +146,12 @@ class Runner:
         logits = forwarded.logits
         if not len(logits):
             return StepResult(np.zeros(0, np.int64), {}, {}, [])
-        drawn = sampler.draw(logits[:count], plan.draw, mask_rows, masks) if count else None
+        alone = self.deterministic
+        drawn = sampler.draw(logits[:count], plan.draw, mask_rows, masks, alone=alone) if count else None
         prompt = []
         if len(plan.prompt_targets):
-            scored = sampler.score(logits[count:], self._move(plan.prompt_targets), plan.prompt_top)
+            targets = self._move(plan.prompt_targets)
+            scored = sampler.score(logits[count:], targets, plan.prompt_top, alone=alone)
             prompt = _fetch_logprobs(plan.prompt_targets, *scored)
         if drawn is None:
             return StepResult(np.zeros(0, np.int64), {}, {}, prompt)
@@ -149,7 +164,7 @@ class Runner:
             if own:
                 pool[torch.tensor(list(own), device=self.device)] = 0
 
-    def _threads_for(self, num_tokens: int) -> int:
+    def threads_for(self, num_tokens: int) -> int:
         """Threads that a step of so many tokens is worth.
 
         Small operations gain little from a second core, and lose a scheduler's time slice at each of their
@@ -160,16 +175,26 @@ class Runner:
 
     def _group_step(self, plan: StepPlan, g: int) -> GroupStep:
         group, pool = self.model.spec.groups[g], self.pools[g]
-        tiles = make_tiles(
-            plan.block_tables[g],
-            plan.query_start,
-            plan.seq_lens,
-            block_size=self.block_size,
-            window=group.window,
-            block_bytes=self.block_size * group.num_kv_heads * group.head_dim * pool.element_size(),
-            dtype=pool.dtype,
-            device=self.device,
-        )
+        if self.deterministic:
+            tiles = exact.make_tiles(
+                plan.block_tables[g],
+                plan.positions,
+                block_size=self.block_size,
+                window=group.window,
+                dtype=pool.dtype,
+                move=self._move,
+            )
+        else:
+            tiles = make_tiles(
+                plan.block_tables[g],
+                plan.query_start,
+                plan.seq_lens,
+                block_size=self.block_size,
+                window=group.window,
+                block_bytes=self.block_size * group.num_kv_heads * group.head_dim * pool.element_size(),
+                dtype=pool.dtype,
+                device=self.device,
+            )
         return GroupStep(
             block_tables=self._move(plan.block_tables[g]),
             query_start=self._move(plan.query_start),

@@ -39,10 +39,18 @@ class Drawn:
     top_logprobs: Tensor | None = None
 
 
-def draw(logits: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]) -> Drawn:
+def draw(
+    logits: Tensor,
+    plan: DrawPlan,
+    mask_rows: NDArray[np.int64],
+    masks: NDArray[np.int32],
+    *,
+    alone: bool = False,
+) -> Drawn:
     """Draw a token for each row of logits [R, V].
 
-    masks [M, ceil(V / 32)]: bit sets of allowed ids for the rows `mask_rows` [M].
+    masks [M, ceil(V / 32)]: bit sets of allowed ids for the rows `mask_rows` [M]. `alone`: what may round in
+    another way among another number of rows (sums, logarithms) is done row by row.
     """
     raw = logits.float()
     peak, greedy = raw.max(dim=-1)
@@ -53,22 +61,30 @@ def draw(logits: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: ND
     ids = greedy
     sampled = np.flatnonzero(plan.temperature > 0)
     if len(sampled):
-        ids = _sample(scores, plan, sampled, greedy)
+        ids = _sample(scores, plan, sampled, greedy, alone)
     rows = np.flatnonzero(plan.logprobs >= 0)
     if not len(rows):
         return Drawn(ids, peak, allowed, rows)
     at = _tensor(rows, raw)
-    chosen, top_ids, top = score(raw[at], ids[at], int(plan.logprobs.max()))
+    chosen, top_ids, top = score(raw[at], ids[at], int(plan.logprobs.max()), alone=alone)
     return Drawn(ids, peak, allowed, rows, chosen, top_ids, top)
 
 
-def score(logits: Tensor, targets: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+def score(logits: Tensor, targets: Tensor, top: int, *, alone: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Log probabilities of targets [L] under raw logits [L, V], and the `top` best of each row.
 
-    Returns values [L], best ids [L, k], best values [L, k].
+    Returns values [L], best ids [L, k], best values [L, k]. `alone` as in `draw`.
     """
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    values, ids = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
+    logits = logits.float()
+    if alone:
+        logprobs = torch.cat([torch.log_softmax(row, dim=-1) for row in torch.split(logits, 1)])
+    else:
+        logprobs = torch.log_softmax(logits, dim=-1)
+    if alone and top:
+        # among equals by id: which of them a top-k takes may depend on k, and so on what neighbours want
+        values, ids = (best[:, :top] for best in logprobs.sort(dim=-1, descending=True, stable=True))
+    else:
+        values, ids = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
     return logprobs.gather(1, targets[:, None])[:, 0], ids, values
 
 
@@ -114,15 +130,18 @@ def _penalize(scores: Tensor, plan: DrawPlan) -> None:
     scores[rows] = part
 
 
-def _sample(scores: Tensor, plan: DrawPlan, rows: NDArray[np.int64], greedy: Tensor) -> Tensor:
+def _sample(scores: Tensor, plan: DrawPlan, rows: NDArray[np.int64], greedy: Tensor, alone: bool) -> Tensor:
     """Replace the greedy ids of `rows` by keyed draws."""
     ids = greedy.clone()
     keys = draw_keys(_tensor(plan.noise, scores), _tensor(plan.draw_index, scores))
     vocab = scores.shape[1]
     top_k = np.where((plan.top_k == 0) | (plan.top_k > vocab), vocab, plan.top_k)
     filtered = (top_k < vocab) | (plan.top_p < 1)
-    for kind in (False, True):
-        own = rows[filtered[rows] == kind]
+    groups = [rows[~filtered[rows]], rows[filtered[rows]]]
+    if alone:
+        rounding = filtered | (plan.min_p > 0)
+        groups = [rows[~rounding[rows]], *rows[rounding[rows]][:, None]]
+    for own in groups:
         if not len(own):
             continue
         at = _tensor(own, scores)
@@ -133,11 +152,11 @@ def _sample(scores: Tensor, plan: DrawPlan, rows: NDArray[np.int64], greedy: Ten
         if min_p.any():
             floor = scaled.max(dim=-1, keepdim=True).values + _tensor(min_p, scores).log()[:, None]
             scaled = scaled.masked_fill(scaled < floor, float("-inf"))
-        if kind:
+        if filtered[own[0]]:
             ids[at] = _draw_filtered(scaled, keys[at], top_k[own], plan.top_p[own])
         else:
             every = torch.arange(vocab, dtype=torch.int32, device=scores.device)[None]
-            ids[at] = gumbel_argmax(scaled, every, keys[at])
+            ids[at] = gumbel_argmax(scaled, every, keys[at], alone)
     return ids
 
 
@@ -220,22 +239,24 @@ def _mix_(x: Tensor) -> Tensor:
     return x
 
 
-def gumbel_argmax(values: Tensor, ids: Tensor, keys: Tensor) -> Tensor:
+def gumbel_argmax(values: Tensor, ids: Tensor, keys: Tensor, alone: bool = False) -> Tensor:
     """argmax over K of values [R, K] plus the Gumbel noise of ids [R or 1, K]; -> [R] indices into K."""
     rows = max(1, _NOISE_ELEMENTS // values.shape[1])
     best = []
     for at in range(0, len(values), rows):
         own = slice(at, at + rows)
-        noise = gumbel(noise_bits(keys[own], ids if len(ids) == 1 else ids[own]))
+        noise = gumbel(noise_bits(keys[own], ids if len(ids) == 1 else ids[own]), alone)
         best.append((values[own] + noise).argmax(dim=-1))
     return best[0] if len(best) == 1 else torch.cat(best)
 
 
-def gumbel(bits: Tensor) -> Tensor:
+def gumbel(bits: Tensor, alone: bool = False) -> Tensor:
     """Standard Gumbel noise in f32 from 32 random bits, of which 31 are used; in place where it can.
 
     -log(-log1p(-u)): u is exact where it is small, so the upper tail reaches 22 and rare tokens keep their
     chance.
     """
     u = (bits & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
-    return u.neg_().log1p_().neg_().log_().neg_()
+    for part in torch.split(u, 1) if alone else (u,):
+        part.neg_().log1p_().neg_().log_().neg_()
+    return u

@@ -8,6 +8,7 @@ threads, what a token means.
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -138,7 +139,7 @@ class Scheduler:
         self.rows = rows
         self.counters = Counters()
         self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []  # in the order of admission
+        self.running: list[Sequence] = []  # by priority, then in the order of admission
         self._parked: dict[int, Sequence] = {}  # preempted, and their consumers have yet to catch up
         self._live: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -221,10 +222,23 @@ class Scheduler:
     # -- a step ----------------------------------------------------------------------------------------------
 
     def schedule(self) -> Batch | None:
-        """Choose the next step's tokens: first those that decode, then begun prefills, then new sequences."""
+        """Choose the next step's tokens: first those that decode, then begun prefills, then new sequences,
+        which go before begun prefills that matter less."""
         chosen: dict[int, tuple[Sequence, int]] = {}
-        left = self._schedule_running(chosen, self._budget)
-        self._admit(chosen, left)
+        slots = np.fromiter((sequence.slot for sequence in self.running), np.int64, len(self.running))
+        remaining = (self.rows.num_tokens[slots] - self.rows.num_computed[slots]).tolist()
+        begun = list(zip(self.running, remaining, strict=True))
+        prefills = [(sequence, wanted) for sequence, wanted in begun if wanted != 1]
+        newcomer = self.waiting.peek() if prefills else None
+        later = [
+            (sequence, wanted)
+            for sequence, wanted in prefills
+            if newcomer is not None and sequence.request.priority > newcomer.request.priority
+        ]
+        left = self._go_on(chosen, [(sequence, 1) for sequence, wanted in begun if wanted == 1], self._budget)
+        left = self._go_on(chosen, prefills[: len(prefills) - len(later)], left)
+        left = self._admit(chosen, left)
+        self._go_on(chosen, later, left)
         if not chosen:
             return None
         sequences = [sequence for sequence, _ in chosen.values()]
@@ -232,28 +246,26 @@ class Scheduler:
         counts = np.fromiter((count for _, count in chosen.values()), np.int64, len(sequences))
         return Batch(sequences, slots, counts)
 
-    def _schedule_running(self, chosen: dict[int, tuple[Sequence, int]], left: int) -> int:
-        running = list(self.running)
-        slots = np.fromiter((sequence.slot for sequence in running), np.int64, len(running))
-        remaining = (self.rows.num_tokens[slots] - self.rows.num_computed[slots]).tolist()
-        for decoding in (True, False):
-            for sequence, wanted in zip(running, remaining, strict=True):
-                if left <= 0:
-                    return left
-                # a slot below 0: preempted for one that came before
-                if (wanted == 1) != decoding or sequence.slot < 0 or sequence.credit <= 0:
-                    continue
-                count = self._chunk(sequence, wanted, left)
-                if self._grow(sequence, count, chosen):
-                    chosen[sequence.handle] = (sequence, count)
-                    left -= count
+    def _go_on(
+        self, chosen: dict[int, tuple[Sequence, int]], begun: list[tuple[Sequence, int]], left: int
+    ) -> int:
+        for sequence, wanted in begun:
+            if left <= 0:
+                break
+            # a slot below 0: preempted for one that came before, and perhaps admitted anew
+            if sequence.slot < 0 or sequence.credit <= 0 or sequence.handle in chosen:
+                continue
+            count = self._chunk(sequence, wanted, left)
+            if self._grow(sequence, count, chosen):
+                chosen[sequence.handle] = (sequence, count)
+                left -= count
         return left
 
     def _chunk(self, sequence: Sequence, wanted: int, left: int) -> int:
         return min(wanted, left, PROMPT_LOGPROBS_CHUNK if sequence.wants_prompt_logprobs else left)
 
     def _grow(self, sequence: Sequence, count: int, chosen: dict[int, tuple[Sequence, int]]) -> bool:
-        """Find blocks for `count` more tokens, at the cost of those admitted last; False: it was itself the
+        """Find blocks for `count` more tokens, at the cost of the last in `running`; False: it was itself the
         last.
         """
         needed = int(self.rows.num_computed[sequence.slot]) + count
@@ -266,7 +278,7 @@ class Scheduler:
         return True
 
     def _victim(self) -> Sequence:
-        """One that waits for its consumer, else the last admitted."""
+        """One that waits for its consumer, else the last admitted of those that matter least."""
         return next((s for s in reversed(self.running) if s.credit <= 0), self.running[-1])
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -289,7 +301,7 @@ class Scheduler:
         self._held_back = None
         return blocks
 
-    def _admit(self, chosen: dict[int, tuple[Sequence, int]], left: int) -> None:
+    def _admit(self, chosen: dict[int, tuple[Sequence, int]], left: int) -> int:
         while left > 0 and self.rows.num_free and (sequence := self.waiting.peek()) is not None:
             if self._held_back == (sequence.handle, self.kv.num_releases):
                 break
@@ -315,6 +327,7 @@ class Scheduler:
             if self._grow(sequence, count, chosen):
                 chosen[sequence.handle] = (sequence, count)
                 left -= count
+        return left
 
     def _is_being_computed(self, key: BlockKey, index: int) -> bool:
         rows = self.rows
@@ -340,7 +353,7 @@ class Scheduler:
         sequence.num_published = hit.num_blocks
         self.rows.num_computed[slot] = num_hit
         self.kv.attach(slot, hit)
-        self.running.append(sequence)
+        insort(self.running, sequence, key=lambda other: other.request.priority)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(num_hit, num_prompt)
             self.counters.prefix_queries += num_prompt

@@ -38,6 +38,7 @@ from engine.types import (
     Prompt,
     PromptTooLong,
     QueueFull,
+    ReaderParams,
     RenderInput,
     RequestFailed,
     TokenLogprob,
@@ -92,7 +93,7 @@ class ScriptedEngine:
             vocab_size=self.tokenizer.vocab_size,
             fingerprint="scripted-" + self.tokenizer.fingerprint.hex(),
             eos_token_ids=self.tokenizer.eos_token_ids,
-            capabilities=frozenset({"exact_resume", "grammar", "logprobs", "token_ids"}),
+            capabilities=frozenset({"calls", "exact_resume", "grammar", "logprobs", "token_ids"}),
             dialect=self._dialect.name,
         )
         self._counters = _Counters()
@@ -114,7 +115,7 @@ class ScriptedEngine:
 
     async def render(self, messages: RenderInput) -> Prompt:
         """Render messages by the chat template; raises RenderError."""
-        text = self.tokenizer.render(messages, self._dialect.arguments)
+        text = self.tokenizer.render(messages, self._dialect.history)
         return Prompt(tuple(self.tokenizer.encode(text)), self._dialect.starts_in(text))
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -131,7 +132,7 @@ class ScriptedEngine:
 
     async def check(self, constraint: Constraint) -> None:
         """Compile a constraint ahead of time; raises ConstraintError."""
-        await asyncio.to_thread(self._compile, constraint, "text")
+        await asyncio.to_thread(self._compile, constraint, ReaderParams())
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         """Follow the script; closing the generator aborts at once."""
@@ -182,7 +183,7 @@ class ScriptedEngine:
         try:
             grammar = None
             if request.constraint is not None:
-                compiled = asyncio.to_thread(self._compile, request.constraint, request.reader.starts_in)
+                compiled = asyncio.to_thread(self._compile, request.constraint, request.reader)
                 grammar = await self._until(compiled, request)
             self._counters.prompt_tokens += len(request.prompt_ids)
             follow = self._follow(request, grammar, min(room, request.sampling.max_tokens))
@@ -207,7 +208,7 @@ class ScriptedEngine:
         for index, token_ids in enumerate(parts):
             skip += len(token_ids)
             finish = self._speech.finish(request.sampling, token_ids, skip, max_tokens)
-            if finish is None and index + 1 == len(parts) and _stopped(grammar, parts):
+            if finish is None and index + 1 == len(parts) and _stopped(grammar, parts, max_tokens):
                 finish = Done("stop")
             chunk, done = self._read(reader, request, token_ids, finish, index == 0, replayed=True)
             yield chunk
@@ -216,7 +217,7 @@ class ScriptedEngine:
         first = not parts
         loop = asyncio.get_running_loop()
         tick_s, due = self._tick_s, loop.time()
-        matcher = None if grammar is None else grammar.matcher()
+        matcher = None if grammar is None else grammar.matcher(max_tokens)
         for step in self._speech.chunks(request, self._script, matcher, max_tokens):
             if isinstance(step, Tick):
                 tick_s = step.seconds
@@ -342,19 +343,19 @@ class ScriptedEngine:
         if self._end is not None and not self._end.done():
             self._end.set_result(error)
 
-    def _compile(self, constraint: Constraint, starts_in: str) -> Grammar:
+    def _compile(self, constraint: Constraint, reader: ReaderParams) -> Grammar:
         from engine.grammar import Grammars  # llguidance, only where it is needed
 
         if self._grammars is None:
             self._grammars = Grammars(self.tokenizer, self._dialect)
-        return self._grammars.compile(constraint, starts_in)
+        return self._grammars.compile(constraint, reader)
 
 
-def _stopped(grammar: Grammar | None, parts: tuple[Tokens, ...]) -> bool:
+def _stopped(grammar: Grammar | None, parts: tuple[Tokens, ...], max_tokens: int) -> bool:
     """Whether the grammar ends behind these tokens, so that no end of turn had to be drawn."""
     if grammar is None:
         return False
-    matcher = grammar.matcher()
+    matcher = grammar.matcher(max_tokens)
     for token_id in chain.from_iterable(parts):
         matcher.advance(token_id)
     return matcher.stopped

@@ -29,8 +29,10 @@ class EngineSettings:
     kv_cache_bytes: int | None = None
     num_blocks: int | None = None  # of the full-attention layers; wins over kv_cache_bytes
     chat_template: str | None = None
-    dialect: str | None = None
+    tool_dialect: str | None = None  # a row of the table of dialects, or "none"
+    reasoning_dialect: str | None = None
     generation_config: Literal["auto", "none"] = "auto"
     num_threads: int | None = None  # of torch, within one operation
     step_timeout_s: float = 10.0  # without progress for this long the engine counts as dead
+    deterministic: bool = False  # the same tokens whatever shares the batch; slower
     max_undelivered: int = 256  # tokens a slow consumer may leave lying before its request pauses

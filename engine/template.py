@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
 
+from engine.history import effort_arguments, in_form
+from engine.marks import History
 from engine.types import RenderError, RenderInput
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "strftime_now", "raise_exception"})
@@ -27,7 +29,7 @@ def render_template(
     source: str,
     inp: RenderInput,
     special_tokens: Mapping[str, str],
-    arguments: Literal["object", "string"] = "object",
+    history: History = History(),  # noqa: B008 (frozen)
 ) -> str:
     """Render one template; raises RenderError for whatever it makes of the messages.
 
@@ -36,13 +38,11 @@ def render_template(
     """
     if reserved := _RESERVED & inp.template_kwargs.keys():
         raise RenderError(f"chat template arguments may not replace {', '.join(sorted(reserved))}")
-    messages = [_message(message) for message in inp.messages]
-    if arguments == "object":
-        for message in messages:
-            _parse_arguments(message)
+    messages = in_form([_message(message) for message in inp.messages], history)
     if not messages:
         raise RenderError("there are no messages to render")
     ending = _mark_final(messages, source) if inp.continue_final_message else None
+    said = effort_arguments(inp.effort, variables_of(source)) if inp.effort else {}
     now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike
     try:
         text = _compile_template(source).render(
@@ -50,7 +50,7 @@ def render_template(
             tools=_plain(list(inp.tools)) or None,
             add_generation_prompt=inp.add_generation_prompt and not inp.continue_final_message,
             strftime_now=now.strftime,
-            **{"documents": None, **special_tokens, **_plain(dict(inp.template_kwargs))},
+            **{"documents": None, **special_tokens, **said, **_plain(dict(inp.template_kwargs))},
         )
     except RenderError:
         raise
@@ -64,22 +64,6 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {key: _plain(value) for key, value in message.items() if value is not None}
     reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
-
-
-def _parse_arguments(message: dict[str, Any]) -> None:
-    """Replace call arguments that are JSON objects by the object, so that the template's `tojson` prints them
-    in its one layout, however a client wrote them; anything else stays the string that it is."""
-    for call in message.get("tool_calls", ()):
-        function = call.get("function", call)
-        text = function.get("arguments")
-        if isinstance(text, str):
-            try:
-                value = json.loads(text)
-                json.dumps(value, ensure_ascii=False).encode()  # an escaped lone surrogate has no UTF-8
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(value, dict):
-                function["arguments"] = value
 
 
 def _plain(value: Any) -> Any:
@@ -125,6 +109,23 @@ def _cut_at_mark(text: str, ending: str) -> str:
 
 @lru_cache(maxsize=32)
 def _compile_template(source: str) -> Template:
+    return _environment().from_string(source)
+
+
+@lru_cache(maxsize=32)
+def variables_of(source: str) -> frozenset[str]:
+    """The names that a template reads and nobody but its caller sets; none for one that does not parse."""
+    import jinja2
+    from jinja2 import meta
+
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+    except jinja2.TemplateError:
+        return frozenset()
+
+
+@cache
+def _environment() -> Environment:
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -179,7 +180,7 @@ def _compile_template(source: str) -> Template:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["namespace"] = Namespace
     environment.globals["dict"] = _TemplateDict()
-    return environment.from_string(source)
+    return environment
 
 
 class _TemplateDict:

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from engine.marks import History
 from engine.template import render_template
 from engine.types import LoadError, RenderError, RenderInput
 
@@ -177,10 +178,10 @@ class Tokenizer:
         """The template that messages with tools are rendered by; None when the checkpoint has none."""
         return self.templates.get("tool_use") or self.templates.get("default")
 
-    def render(self, inp: RenderInput, arguments: Literal["object", "string"] = "object") -> str:
+    def render(self, inp: RenderInput, history: History = History()) -> str:  # noqa: B008 (frozen)
         """Render messages as transformers' `apply_chat_template` does; encode it without special tokens.
 
-        `arguments` is the form in which the template gets those of earlier calls (`Dialect.arguments`).
+        `history` is the form in which the template wants earlier turns (`Dialect.history`).
 
         `continue_final_message` implies no generation prompt. Raises RenderError when there is no template or
         it refuses the messages.
@@ -193,7 +194,7 @@ class Tokenizer:
             source = self.templates["default"]
         else:
             raise RenderError("this model has no chat template: use completions, or name a template")
-        return render_template(source, inp, self._special_tokens, arguments)
+        return render_template(source, inp, self._special_tokens, history)
 
 
 class Detokenizer:

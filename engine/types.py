@@ -42,21 +42,41 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What a text must look like.
+
+    `source` is the text of a JSON Schema ("json"), a regex that the whole text matches, a Lark grammar in
+    llguidance's dialect, a JSON array of strings ("choice"), or a structural tag ("tags"; see
+    `engine.structural`).
+    """
+
+    kind: Literal["text", "json", "regex", "lark", "choice", "tags"]
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolShape:
-    """A function the model may be made to call: its name and the JSON Schema text of its arguments."""
+    """A tool the model may be made to call: its name and the JSON Schema text of its arguments.
+
+    `input`: the only argument is named `input`, and is a text of this shape ("regex" or "lark").
+    """
 
     name: str
     parameters: str
+    input: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A shape that the decoder enforces: `kind="calls"` is one call (or up to `max_calls`) of one of
-    `tools`."""
+    """What the decoder enforces: calls of `tools`, an answer of a shape, or, with both, what the model
+    chooses.
 
-    kind: Literal["calls"]
+    An answer of kind "text" may also stand before calls; any other is all there is.
+    """
+
     tools: tuple[ToolShape, ...] = ()
     max_calls: int | None = None  # None: one or more
+    answer: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +85,10 @@ class ReaderParams:
 
     dialect: bool = True  # False: everything is text (completions)
     calls: bool = False  # tools were offered, so call markup means calls; otherwise it is text
+    tools: tuple[ToolShape, ...] = ()  # those tools: layouts without types or tags are read by them
     max_calls: int | None = None  # end the generation after this many calls
     starts_in: Literal["text", "reasoning"] = "text"  # where the prompt leaves the model (`Prompt.starts_in`)
+    shaped: bool = False  # text, once begun, is a shape: no call may follow, whatever it spells
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +106,8 @@ class GenerateRequest:
     """One generation: a prompt, and how to go on from it.
 
     `prefix` holds the token ids of this generation's durable chunks, oldest first: they are replayed to the
-    reader (their chunks come out first, `replayed=True`) and count as output for penalties, limits and the
-    draw index.
+    reader (their chunks come out first, one for each, `replayed=True`) and count as output for penalties,
+    limits and the draw index. `prefix_logprobs`: theirs, where they were asked for.
     """
 
     id: str
@@ -94,6 +116,7 @@ class GenerateRequest:
     reader: ReaderParams = ReaderParams()
     constraint: Constraint | None = None
     prefix: tuple[tuple[int, ...], ...] = ()
+    prefix_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     choice: int = 0  # which of n
     generation: int = 0  # which generation of the run
     owner: str = ""  # fairness key and first part of the prefix cache's salt
@@ -130,6 +153,7 @@ class RenderInput:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    effort: str | None = None  # of reasoning: "none" to "max"; a template that cannot be told is not
     chat_template: str | None = None
     now: float = 0.0  # unix seconds, for templates that print a date
 
@@ -152,10 +176,11 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class Text:
     """Visible text; `logprobs` are those of the tokens that this text (and text held back before it) came
-    from."""
+    from. A `preamble`, said before calls or the answer, is a message of its own."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    preamble: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +264,7 @@ class ModelInfo:
     """What a served model is and can do.
 
     `fingerprint` names weights, tokenizer, template and dialect: a run goes on only behind the same one.
-    capabilities: exact_resume, grammar, logprobs, token_ids, ...
+    capabilities: calls (they can be enforced), exact_resume, grammar, logprobs, token_ids, ...
     """
 
     name: str
@@ -259,6 +284,7 @@ class EngineStats:
 
     waiting: int = 0
     running: int = 0
+    unavailable: int = 0  # 1 while nobody can generate (`EngineUnavailable`)
     kv_blocks_total: int = 0
     kv_blocks_used: int = 0  # referenced by running requests
     kv_blocks_cached: int = 0  # unreferenced, kept for prefix hits
@@ -340,6 +366,7 @@ class EngineError(Exception):
     |  +- ConstraintError          a schema or grammar that cannot be honoured
     |  +- RenderError              the chat template refused the messages
     +- QueueFull                   too many waiting; try again
+    +- EngineUnavailable           nobody can generate now; try again, the engine lives
     +- DeadlineExceeded            the request's deadline passed
     +- RequestFailed               this request failed inside the engine; others go on
     +- EngineDead                  the engine stopped for all
@@ -363,7 +390,11 @@ class PromptTooLong(RequestError):
 
 
 class ConstraintError(RequestError):
-    """A schema or grammar cannot be honoured."""
+    """A schema or grammar cannot be honoured. `tool`: the name of the tool that it belongs to, if any."""
+
+    def __init__(self, message: str, *, tool: str | None = None) -> None:
+        super().__init__(message)
+        self.tool = tool
 
 
 class RenderError(RequestError):
@@ -372,6 +403,10 @@ class RenderError(RequestError):
 
 class QueueFull(EngineError):
     """`max_waiting` requests wait already."""
+
+
+class EngineUnavailable(EngineError):
+    """What the engine stands on is away for now; it serves again when that has come back."""
 
 
 class DeadlineExceeded(EngineError):

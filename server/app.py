@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from server.auth import Admission
 from server.boundary import Boundary, Envelope
+from server.idempotency import OnlyOnce
 from server.life import Life
 from server.routes import ROUTERS
 
@@ -41,6 +42,7 @@ def create_app(life: Life) -> FastAPI:
             *([cors] if life.config.cors_origin else []),
             Middleware(Boundary, life=life),
             Middleware(Admission, life=life),
+            Middleware(OnlyOnce, life=life),
         ],
         exception_handlers={HTTPException: _to_the_boundary},
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine import (
@@ -19,7 +19,6 @@ from engine import (
     Chunk,
     Done,
     GenerateRequest,
-    ReaderParams,
     Reasoning,
     RenderInput,
     Text,
@@ -28,8 +27,11 @@ from server.choices import Completion, Part, Usage
 from server.errors import ApiError
 from server.models import ServedModel
 from server.runs.assembler import item_logprob
-from server.runs.prompt import Offer, offer, sampling, to_messages
+from server.runs.inputs import InputReader
+from server.runs.offer import Offer, check, customs, offer, steady
+from server.runs.prompt import sampling, to_messages
 from server.schema.chat import ChatRequest
+from server.schema.fields import PRIORITIES, effective_tier
 from server.schema.messages import unsupported_in
 from server.telemetry import Telemetry
 
@@ -41,23 +43,24 @@ async def prepare(
     RequestError."""
     check_modalities(request, served)
     check_logprobs(request.sampling.logprobs, served)
-    offered = offer(request.tools, request.tool_choice, request.parallel_tool_calls)
-    if offered.constraint is not None:
-        await served.engine.check(offered.constraint)
+    offered = offer_of(request)
+    await check(offered, served, request.tools, request.shape_param)
     prompt = await served.engine.render(render_input(request, offered, now=time.time()))
     params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
-    reader = ReaderParams(calls=offered.calls, max_calls=offered.max_calls, starts_in=prompt.starts_in)
+    reader = offered.reader(prompt.starts_in)
+    tier = effective_tier(request.service_tier)
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
     requests = [
         GenerateRequest(
             id=f"{completion_id}/{choice}",
             prompt_ids=prompt.ids,
-            sampling=params,
+            sampling=steady(params, offered.answer),
             reader=reader,
-            constraint=offered.constraint,
+            constraint=offered.enforced(served.info),
             choice=choice,
             owner=owner,
             cache_salt=request.cache_salt or "",
+            priority=PRIORITIES[tier],
         )
         for choice in range(request.n)
     ]
@@ -65,17 +68,25 @@ async def prepare(
         "id": completion_id,
         "created": int(time.time()),
         "model": served.name,
-        "service_tier": "default",
+        "service_tier": tier,
         "system_fingerprint": served.info.fingerprint,
     }
     return Completion(
         engine=served.engine,
         telemetry=telemetry,
         requests=requests,
-        writers=[ChatWriter(choice, logprobs=request.logprobs) for choice in range(request.n)],
+        writers=[
+            ChatWriter(choice, logprobs=request.logprobs, customs=customs(request.tools))
+            for choice in range(request.n)
+        ],
         head=head,
         usage=Usage([len(prompt.ids)], request.n),
     )
+
+
+def offer_of(request: ChatRequest) -> Offer:
+    """What the model is offered. Raises ApiError 400."""
+    return offer(request.tools, request.tool_choice, request.parallel_tool_calls, request.shape)
 
 
 def render_input(request: ChatRequest, offered: Offer, *, now: float) -> RenderInput:
@@ -88,6 +99,7 @@ def render_input(request: ChatRequest, offered: Offer, *, now: float) -> RenderI
         add_generation_prompt=not going_on if asked is None else asked,
         continue_final_message=going_on,
         template_kwargs=request.chat_template_kwargs,
+        effort=request.reasoning_effort,
         now=now,
     )
 
@@ -106,15 +118,22 @@ def check_logprobs(asked: int | None, served: ServedModel) -> None:
         raise ApiError(400, message, code="unsupported_parameter", param="logprobs")
 
 
+_CONTENT = {"function": "arguments", "custom": "input"}
+
+
 class ChatWriter:
     """One choice: deltas to the parts of chunks, and those to a message.
 
     Thoughts go out under both names that clients know, `reasoning` and `reasoning_content`.
     """
 
-    def __init__(self, index: int, *, logprobs: bool) -> None:
+    def __init__(self, index: int, *, logprobs: bool, customs: Collection[str] = ()) -> None:
+        """customs: the names of tools that take a text."""
         self._index = index
+        self._preamble = False
         self._logprobs = logprobs
+        self._customs = customs
+        self._input: InputReader | None = None  # of a custom call
         self._num_calls = 0
         self._whole_calls = True
         self._begun = False
@@ -137,7 +156,10 @@ class ChatWriter:
                     if "tool_calls" in delta:
                         parts.append(self._part(delta, logprobs))
                         delta, logprobs = {}, []
-                    delta["content"] = delta.get("content", "") + each.text
+                    # Chat has one message only: what was said before calls or the answer is a paragraph of it.
+                    gap = "\n\n" if self._preamble and not each.preamble else ""
+                    self._preamble = each.preamble
+                    delta["content"] = delta.get("content", "") + gap + each.text
                     if self._logprobs:
                         logprobs += [item_logprob(entry) for entry in each.logprobs]
                 case Reasoning():
@@ -148,7 +170,10 @@ class ChatWriter:
                 case CallStart():
                     delta.setdefault("tool_calls", []).append(self._call(each.name))
                 case CallArgs():
-                    self._arguments(delta.setdefault("tool_calls", []), each.text)
+                    calls = delta.get("tool_calls", [])
+                    self._arguments(calls, each.text)
+                    if calls:
+                        delta["tool_calls"] = calls
                 case CallEnd():
                     self._whole_calls = each.complete
                 case Done():
@@ -164,16 +189,21 @@ class ChatWriter:
         return {"index": self._index, "delta": delta, "logprobs": content, "finish_reason": None}
 
     def _call(self, name: str) -> dict[str, Any]:
-        call = {"index": self._num_calls, "id": f"call_{secrets.token_hex(12)}", "type": "function"}
+        kind = "custom" if name in self._customs else "function"
+        self._input = InputReader() if kind == "custom" else None
+        call = {"index": self._num_calls, "id": f"call_{secrets.token_hex(12)}", "type": kind}
         self._num_calls += 1
-        return call | {"function": {"name": name, "arguments": ""}}
+        return call | {kind: {"name": name, _CONTENT[kind]: ""}}
 
     def _arguments(self, calls: list[dict[str, Any]], text: str) -> None:
         """More of the newest call's arguments: onto its start where that is in the same part."""
+        kind = "function"
+        if self._input is not None:
+            kind, text = "custom", self._input.feed(text)
         if calls:
-            calls[-1]["function"]["arguments"] += text
-        else:
-            calls.append({"index": self._num_calls - 1, "function": {"arguments": text}})
+            calls[-1][kind][_CONTENT[kind]] += text
+        elif text:
+            calls.append({"index": self._num_calls - 1, kind: {_CONTENT[kind]: text}})
 
     def _finish(self, done: Done) -> str:
         if done.reason == "length":
@@ -195,9 +225,11 @@ class ChatWriter:
             thoughts.append(delta.get("reasoning", ""))
             for call in delta.get("tool_calls", ()):
                 if "id" in call:
-                    calls.append({"id": call["id"], "type": "function", "function": call["function"]})
+                    kind = call["type"]
+                    calls.append({"id": call["id"], "type": kind, kind: dict(call[kind])})
                 else:
-                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+                    kind = calls[-1]["type"]
+                    calls[-1][kind][_CONTENT[kind]] += call[kind][_CONTENT[kind]]
             logprobs += (part["logprobs"] or {}).get("content", ())
         content = "".join(text)
         message: dict[str, Any] = {

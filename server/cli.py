@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from server import __version__
@@ -29,6 +29,9 @@ COMMANDS = {
     "config": "show every setting, its value and where it came from",
     "doctor": "check that this machine can serve",
     "keys": "create, list and revoke API keys",
+    "export": "write all that an owner can read as JSON lines",
+    "purge": "remove everything of an owner",
+    "webhooks": "add, list, remove and test webhooks",
 }
 
 
@@ -76,6 +79,8 @@ def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> 
             row.flag,
             dest=row.name,
             action="append" if row.repeatable else "store",
+            nargs="?" if row.switch else None,
+            const="true" if row.switch else None,
             default=None,
             choices=row.choices or None,
             metavar=None if row.choices else row.name.rpartition("_")[2].upper(),
@@ -190,12 +195,89 @@ def _keys(options: argparse.Namespace) -> int:
     loaded = _load(options)
     if isinstance(loaded, int):
         return loaded
-    from server.keyring import KeyringError, run
+    from server.keyring import run
+
+    return _print(run(loaded.config, options))
+
+
+def _webhooks_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="add|list|remove|test", required=True)
+    add = verbs.add_parser("add", help="add an endpoint and print its signing secret, this once")
+    add.add_argument("url", help="where notices are sent: https://..., or http:// on this machine")
+    add.add_argument(
+        "--owner",
+        default="local",
+        help="whose responses it is told of, as `antiphon keys list` shows it (default: local, the owner on "
+        "a server without keys)",
+    )
+    add.add_argument(
+        "--event",
+        action="append",
+        default=[],
+        help="an event that it wants, such as response.failed (repeatable; default: all)",
+    )
+    add.add_argument("--allow-http", action="store_true", help="let a http:// URL lead to another machine")
+    listing = verbs.add_parser("list", help="show all endpoints, never their secrets")
+    remove = verbs.add_parser("remove", help="forget an endpoint and what it was still to be told")
+    test = verbs.add_parser("test", help="send an endpoint a sample notice, once")
+    for verb in (remove, test):
+        verb.add_argument("id", help="the endpoint's id, as `list` shows it")
+    for verb in (add, listing, remove, test):
+        _storage_arguments(verb)
+
+
+def _webhooks(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    from server.hooks import run
+
+    return _print(run(loaded.config, options))
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--owner", required=True, help="whose, as `antiphon keys list` shows it")
+    _storage_arguments(parser)
+
+
+def _export(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    from server.admin import AdminError
+    from server.tenants import export
 
     try:
-        for line in run(loaded.config, options):
+        export(loaded.config, options.owner, sys.stdout.buffer)
+    except AdminError as exc:
+        return _refuse(exc)
+    return 0
+
+
+def _purge_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--owner", required=True, help="whose, as `antiphon keys list` shows it")
+    parser.add_argument("--keys", action="store_true", help="revoke the owner's keys, too")
+    parser.add_argument("--yes", action="store_true", help="do it: nothing of it comes back")
+    _storage_arguments(parser)
+
+
+def _purge(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    from server.tenants import run_purge
+
+    return _print(run_purge(loaded.config, options))
+
+
+def _print(lines: Iterable[str]) -> int:
+    """Print what an operator's command has to say."""
+    from server.admin import AdminError
+
+    try:
+        for line in lines:
             print(line)
-    except KeyringError as exc:
+    except AdminError as exc:
         return _refuse(exc)
     return 0
 
@@ -219,6 +301,9 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "config": _add_settings,
     "doctor": _add_settings,
     "keys": _keys_arguments,
+    "export": _export_arguments,
+    "purge": _purge_arguments,
+    "webhooks": _webhooks_arguments,
 }
 _RUN: dict[str, Callable[[Any], int]] = {
     "serve": _serve,
@@ -227,6 +312,9 @@ _RUN: dict[str, Callable[[Any], int]] = {
     "config": _config,
     "doctor": _doctor,
     "keys": _keys,
+    "export": _export,
+    "purge": _purge,
+    "webhooks": _webhooks,
 }
 
 

@@ -1,14 +1,19 @@
 """The clock: one source of every time that is stored or shown.
 
 Owns the unit, microseconds since the epoch. Time that is only measured (timeouts, durations) is the event
-loop's and never comes from here, because this clock may jump.
+loop's and never comes from here.
 """
 
 from __future__ import annotations
 
 import time
 
+# The wall clock is looked at once: one that is set forward or back while the server runs must end no deadline
+# early, and must not put what comes later in front of what came before. Counts a suspended machine's time, too.
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_START_NS = time.time_ns() - time.clock_gettime_ns(_STEADY)
+
 
 def now_us() -> int:
-    """Microseconds since the epoch."""
-    return time.time_ns() // 1000
+    """Microseconds since the epoch; never goes back."""
+    return (_START_NS + time.clock_gettime_ns(_STEADY)) // 1000

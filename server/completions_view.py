@@ -16,6 +16,7 @@ from engine import Chunk, Done, Engine, GenerateRequest, ReaderParams, Text, Tok
 from server.chat_view import check_logprobs
 from server.choices import Completion, Part, Usage
 from server.models import ServedModel
+from server.runs.offer import Offer, check, steady
 from server.runs.prompt import sampling
 from server.schema.completions import CompletionRequest
 from server.schema.shapes import refuse
@@ -27,6 +28,8 @@ async def prepare(
 ) -> Completion:
     """Tokenize every prompt and resolve everything else. Raises ApiError 400 and RequestError."""
     check_logprobs(request.logprobs, served)
+    offered = Offer.of(request.shape)
+    await check(offered, served, (), request.shape_param)
     seed = secrets.randbits(63)
     silent = request.max_tokens == 0
     completion_id = f"cmpl-{secrets.token_hex(12)}"
@@ -48,8 +51,9 @@ async def prepare(
                 GenerateRequest(
                     id=f"{completion_id}/{index}",
                     prompt_ids=ids,
-                    sampling=params,
+                    sampling=steady(params, offered.answer),
                     reader=ReaderParams(dialect=False),
+                    constraint=offered.constraint,
                     choice=choice,
                     owner=owner,
                     cache_salt=request.cache_salt or "",
@@ -63,6 +67,8 @@ async def prepare(
                     prompt=shown,
                     prompt_ids=ids,
                     silent=silent,
+                    shows_ids=request.return_token_ids,
+                    names_ids=request.return_tokens_as_token_ids,
                 )
             )
     head = {
@@ -100,7 +106,9 @@ class TextWriter:
     """One choice: text to the parts of chunks, and those to the whole.
 
     logprobs: how many alternatives a token shows; None is off. prompt: the text to begin with, None without
-    echo. silent: the generated text is not part of the answer.
+    echo. silent: the generated text is not part of the answer. shows_ids: parts have the ids of their tokens
+    (the first one those of the prompt too), and log probabilities go with these and not with the text.
+    names_ids: log probabilities write a token as its id.
     """
 
     def __init__(
@@ -112,6 +120,8 @@ class TextWriter:
         prompt: str | None,
         prompt_ids: Sequence[int],
         silent: bool,
+        shows_ids: bool,
+        names_ids: bool,
     ) -> None:
         self._index = index
         self._engine = engine
@@ -119,6 +129,9 @@ class TextWriter:
         self._prompt = prompt
         self._prompt_ids = prompt_ids
         self._silent = silent
+        self._shows_ids = shows_ids
+        self._names_ids = names_ids
+        self._begun = False
         self._offset = 0
 
     # -- writing
@@ -133,16 +146,26 @@ class TextWriter:
             text.append(self._prompt)
             self._prompt_logprobs(logprobs, chunk)
             self._prompt = None
+        entries: Sequence[TokenLogprob] = ()
         for delta in chunk.deltas:
             if isinstance(delta, Text) and not self._silent:
                 text.append(delta.text)
-                for entry in delta.logprobs if logprobs is not None else ():
-                    self._add(logprobs, entry.token, entry)
+                entries = (*entries, *delta.logprobs)
             elif isinstance(delta, Done):
                 finish = "length" if self._silent else delta.reason
-        if not text and finish is None:
+        part: Part = {"index": self._index, "text": "".join(text), "logprobs": logprobs}
+        part["finish_reason"] = finish
+        if self._shows_ids:
+            part["token_ids"] = [] if self._silent else list(chunk.token_ids)
+            entries = () if self._silent else chunk.logprobs
+            if not self._begun:
+                part["prompt_token_ids"] = list(self._prompt_ids)
+        elif not text and finish is None:
             return []
-        return [{"index": self._index, "text": "".join(text), "logprobs": logprobs, "finish_reason": finish}]
+        for entry in entries if logprobs is not None else ():
+            self._add(logprobs, entry.token_id, entry.token, entry)
+        self._begun = True
+        return [part]
 
     def _prompt_logprobs(self, into: dict[str, list[Any]] | None, chunk: Chunk) -> None:
         """The prompt's own tokens; nothing was known before the first, so it has no log probability."""
@@ -150,11 +173,14 @@ class TextWriter:
             return
         found = chunk.prompt_logprobs or (None,) * len(self._prompt_ids)
         for token_id, entry in zip(self._prompt_ids, found, strict=True):
-            self._add(into, self._engine.token_text(token_id), entry)
+            self._add(into, token_id, self._engine.token_text(token_id), entry)
 
-    def _add(self, into: dict[str, list[Any]] | None, token: str, entry: TokenLogprob | None) -> None:
+    def _add(
+        self, into: dict[str, list[Any]] | None, token_id: int, token: str, entry: TokenLogprob | None
+    ) -> None:
         assert into is not None
-        into["tokens"].append(token)
+        name = self._name(token_id, token)
+        into["tokens"].append(name)
         into["text_offset"].append(self._offset)
         self._offset += len(token)
         if entry is None:
@@ -163,8 +189,11 @@ class TextWriter:
             return
         into["token_logprobs"].append(entry.logprob)
         # The chosen token is always among the alternatives, likely or not.
-        top = {text: logprob for _, text, _, logprob in entry.top[: self._logprobs]}
-        into["top_logprobs"].append(top if token in top or not top else {**top, token: entry.logprob})
+        top = {self._name(other, text): value for other, text, _, value in entry.top[: self._logprobs]}
+        into["top_logprobs"].append(top if name in top or not top else {**top, name: entry.logprob})
+
+    def _name(self, token_id: int, token: str) -> str:
+        return f"token_id:{token_id}" if self._names_ids else token
 
     # -- folding
     # --------------------------------------------------------------------------------------------------------
@@ -175,12 +204,16 @@ class TextWriter:
         for part in parts:
             for name, values in (logprobs or {}).items():
                 values += part["logprobs"][name]
-        return {
+        choice = {
             "index": self._index,
             "text": "".join(part["text"] for part in parts),
             "logprobs": logprobs,
             "finish_reason": parts[-1]["finish_reason"],
         }
+        if self._shows_ids:
+            choice["prompt_token_ids"] = parts[0]["prompt_token_ids"]
+            choice["token_ids"] = [token_id for part in parts for token_id in part["token_ids"]]
+        return choice
 
 
 def _empty_logprobs() -> dict[str, list[Any]]:

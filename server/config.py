@@ -41,6 +41,7 @@ def _path(value: Any) -> Any:
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
 Folder = Annotated[Path, BeforeValidator(_path)]
+File = Annotated[Path, BeforeValidator(_path)]
 
 
 def default_data() -> Path:
@@ -71,11 +72,27 @@ class Config(BaseModel):
 
     # What it keeps
     data: Folder = _setting(default_data, "folder for the database, the lock and antiphon.toml")
-    db: str = _setting(lambda values: f"sqlite+aiosqlite:///{values['data']}/antiphon.db", "database URL")
+    db: str = _setting(
+        lambda values: f"sqlite+aiosqlite:///{values['data']}/antiphon.db",
+        "database URL; postgresql+asyncpg://USER:PASSWORD@HOST/NAME for one that several servers share",
+    )
+
+    retention_s: float = _setting(
+        30 * 86400.0, "a stored response is kept this long after its end; 0: until deleted", unit="s", ge=0
+    )
+    event_retention_s: float = _setting(
+        7 * 86400.0, "its stream can be resumed this long; 0: as long as it is kept", unit="s", ge=0
+    )
+    max_responses_per_owner: int | None = _setting(
+        None, "stored responses of one owner; beyond it the oldest go", unit="responses", gt=0
+    )
+    max_bytes_per_owner: int | None = _setting(
+        None, "bytes that they take; beyond it the oldest go", unit="bytes", gt=0
+    )
 
     # What it serves
-    engine: Literal["local", "scripted"] = _setting(
-        "local", "local runs a model; scripted answers without one"
+    engine: Literal["local", "scripted", "upstream"] = _setting(
+        "local", "local runs a model; upstream has other servers run it; scripted answers without one"
     )
     model: str = _setting(
         SHIPPED_MODEL, "folder or Hugging Face id of a decoder model; default: the shipped one"
@@ -89,6 +106,9 @@ class Config(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = _setting(
         "auto", "where the model runs; auto: a GPU where there is one"
     )
+    deterministic: bool = _setting(
+        False, "a request's tokens never depend on what else is computed, nor on a crash; slower"
+    )
     max_model_len: int | None = _setting(
         None, "longest context; default: the checkpoint's", unit="tokens", gt=0
     )
@@ -100,8 +120,26 @@ class Config(BaseModel):
     num_threads: int | None = _setting(
         None, "threads of one operation on a CPU; default: torch's choice", gt=0
     )
+    chat_template: File | None = _setting(None, "file of a chat template that replaces the model's own")
+    tool_dialect: str | None = _setting(
+        None, "how the model writes tool calls: a dialect's name, or none; default: by its chat template"
+    )
+    reasoning_dialect: str | None = _setting(
+        None, "how it marks its reasoning: a dialect's name, or none; default: by its chat template"
+    )
     generation_config: Literal["auto", "none"] = _setting(
         "auto", "auto takes unset sampling fields from the checkpoint's generation_config.json"
+    )
+
+    # Who runs the model, with `engine = upstream`; `model` is then read for its tokenizer and template only
+    upstream: Names = _setting((), "URL of a vLLM, SGLang or Antiphon server (repeatable)")
+    upstream_model: str | None = _setting(None, "the model's name there; default: the first that they list")
+    upstream_api_key: SecretStr | None = _setting(None, "key to send to them")
+    upstream_timeout_s: float = _setting(
+        60.0, "an upstream that is silent for this long in an answer counts as down", unit="s", gt=0
+    )
+    upstream_patience_s: float = _setting(
+        30.0, "a request waits this long for an upstream that can take it before 503 or 429", unit="s", ge=0
     )
 
     # What it refuses
@@ -114,15 +152,27 @@ class Config(BaseModel):
         300_000, "most brackets and commas of a request body", unit="values", ge=1000
     )
     max_waiting: int = _setting(512, "requests that wait for the engine before 429", unit="requests", gt=0)
+    max_queued: int = _setting(
+        1000, "background responses of one tenant that wait for their turn before 429", unit="responses", gt=0
+    )
 
     # How long it waits
     resume_grace_s: float = _setting(60.0, "a stored run goes on this long without a reader", unit="s", ge=0)
     tool_timeout_s: float = _setting(600.0, "a run waits this long for tool outputs", unit="s", gt=0)
+    idempotency_ttl_s: float = _setting(
+        86400.0, "an Idempotency-Key and its reply are remembered this long", unit="s", gt=0
+    )
     keepalive_s: float = _setting(10.0, "silence on a stream before a comment is sent", unit="s", gt=0)
     send_timeout_s: float = _setting(30.0, "a reader that takes nothing for this long is cut", unit="s", gt=0)
     body_timeout_s: float = _setting(30.0, "a request body may stall this long before 408", unit="s", gt=0)
     step_timeout_s: float = _setting(10.0, "an engine step without progress counts as death", unit="s", gt=0)
     tick_s: float = _setting(0.0, "pause between chunks of the scripted engine", unit="s", ge=0)
+    lease_s: float = _setting(
+        10.0,
+        "a server without a beat for this long loses its runs to others on its database; the same for all",
+        unit="s",
+        gt=0,
+    )
     drain_grace_s: float = _setting(30.0, "work in flight may take this long at SIGTERM", unit="s", ge=0)
 
     # What it says
@@ -160,6 +210,7 @@ class Setting:
     help: str
     unit: str
     repeatable: bool
+    switch: bool  # the flag alone says true
     choices: tuple[str, ...]
     default: str  # printable
 
@@ -187,6 +238,7 @@ def settings() -> list[Setting]:
                 help=field.description or "",
                 unit=str(extra["unit"]),
                 repeatable=get_origin(field.annotation) is tuple,
+                switch=field.annotation is bool,
                 choices=get_args(field.annotation) if literal else (),
                 default=shown(getattr(defaults, name)),
             )
@@ -198,6 +250,8 @@ def shown(value: Any) -> str:
     """A value as it may be printed: secrets masked, nothing as a dash."""
     if isinstance(value, tuple):
         return ", ".join(shown(each) for each in value) or "-"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
     # A database URL may hold a password.

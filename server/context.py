@@ -77,7 +77,7 @@ async def read_body(request: Request, *, allow_empty: bool = False) -> dict[str,
         raise ApiError(
             400, "Compressed request bodies are not supported.", code="unsupported_content_encoding"
         )
-    raw = await _receive(request, config.max_body_bytes, config.body_timeout_s)
+    raw = await receive_body(request, config.max_body_bytes, config.body_timeout_s)
     if not raw.strip(b" \t\r\n"):
         if allow_empty:
             return {}
@@ -87,8 +87,8 @@ async def read_body(request: Request, *, allow_empty: bool = False) -> dict[str,
     return parse_object(raw, config.max_json_depth, config.max_json_values)
 
 
-async def _receive(request: Request, limit: int, timeout_s: float) -> bytearray:
-    """The whole body, or ApiError 413 as soon as it is known to be too large."""
+async def receive_body(request: Request, limit: int, timeout_s: float) -> bytearray:
+    """The whole body, or ApiError 413 as soon as it is known to be too large, 408 when it stalls."""
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large(limit)
     raw = bytearray()

@@ -69,7 +69,8 @@ async def _database(config: Config) -> Finding:
         return "FAIL", str(exc)
     finally:
         await storage.close()
-    return "ok", f"{shown(config.db)} has this version's schema, is held by nobody and has {keys} keys"
+    use = "shared by several servers" if storage.shared else "held by nobody"
+    return "ok", f"{shown(config.db)} has this version's schema, is {use} and has {keys} keys"
 
 
 async def _port(config: Config) -> Finding:
@@ -104,7 +105,7 @@ async def _device(config: Config) -> Finding:
     try:
         return "ok", f"torch {version('torch')}, device {config.device}, dtype {config.dtype}"
     except PackageNotFoundError:
-        return ("note" if config.engine == "scripted" else "FAIL"), "torch is not installed"
+        return ("FAIL" if config.engine == "local" else "note"), "torch is not installed"
 
 
 CHECKS: dict[str, Check] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -20,6 +21,7 @@ from engine import (
     DeadlineExceeded,
     EngineDead,
     EngineError,
+    EngineUnavailable,
     LoadError,
     PromptTooLong,
     QueueFull,
@@ -28,16 +30,20 @@ from engine import (
     RequestFailed,
 )
 from storage import (
+    BadText,
     ConversationLocked,
     ConversationMoved,
+    EventsExpired,
     FolderHeld,
     ItemConflict,
     NotFound,
     NotWaiting,
     OutputConflict,
+    RequestKnown,
     SchemaTooNew,
     StorageError,
     StorageUnavailable,
+    TooManyQueued,
     UnknownCall,
 )
 
@@ -125,11 +131,24 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     EngineDead: _Row(
         503, "engine_dead", lambda _: "The engine has stopped; the server is restarting.", _LATER
     ),
+    EngineUnavailable: _Row(
+        503, "engine_unavailable", lambda _: "No engine can be reached now. Try again shortly.", _LATER
+    ),
     LoadError: _Row(503, "model_not_loaded", lambda _: "The model could not be loaded.", _LATER),
     EngineError: _Row(
         500, "server_error", lambda _: "The engine had an error while processing your request."
     ),
     # Storage's.
+    EventsExpired: _Row(
+        400,
+        "events_expired",
+        lambda e: (
+            f"The events of response '{e.response_id}' were kept for a limited time and are gone since "
+            f"{datetime.fromtimestamp(e.erased_at // 1_000_000, UTC).isoformat()}. The response itself is "
+            "still there: retrieve it without 'stream'."
+        ),
+        param="stream",
+    ),
     NotFound: _Row(404, "not_found", lambda e: f"{e.kind.capitalize()} with id '{e.id}' not found."),
     ConversationLocked: _Row(
         400,
@@ -151,6 +170,7 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         ),
         param="items",
     ),
+    BadText: _Row(400, "invalid_string", lambda _: "An id or a name must not contain NUL characters."),
     NotWaiting: _Row(400, "response_not_waiting", lambda _: "The response does not wait for tool outputs."),
     UnknownCall: _Row(
         400,
@@ -164,12 +184,24 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         lambda e: f"Call '{e.call_id}' was answered already, with another output.",
         param="tool_outputs",
     ),
+    RequestKnown: _Row(
+        409,
+        "idempotency_in_progress",
+        lambda _: "A request with this idempotency key is being worked on. Try again shortly.",
+        {**_SOON, "x-should-retry": "true"},
+    ),
     FolderHeld: _Row(503, "storage_unavailable", lambda _: "Storage is held by another server.", _LATER),
     SchemaTooNew: _Row(
         503, "storage_unavailable", lambda _: "Storage was written by a newer version.", _LATER
     ),
     StorageUnavailable: _Row(
         503, "storage_unavailable", lambda _: "Storage cannot be reached now. Try again shortly.", _SOON
+    ),
+    TooManyQueued: _Row(
+        429,
+        "queue_full",
+        lambda e: f"{e.limit} of your responses are queued already. Try again once some have begun.",
+        _LATER,
     ),
     StorageError: _Row(500, "server_error", lambda _: "Storage had an error while processing your request."),
 }

@@ -1,32 +1,22 @@
-"""Making, listing and revoking keys, whether or not a server runs.
+"""Making, listing and revoking keys, whether or not a server runs (`server.admin`).
 
-Owns the two ways there: the database itself when its folder is free, else the server that holds it, by a
-token that only this user can read. Refuses to know what a key opens (`server.auth`).
+Owns what can be done with keys, and how the command shows it. Refuses to know what a key opens
+(`server.auth`).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import hashlib
-import os
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import orjson
-
+from server.admin import AdminError, carry_out
 from server.auth import hash_key, new_key
 from server.clock import now_us
 from server.config import Config
-from storage import FolderHeld, Storage, StorageError, StoredKey, open_storage
-
-
-class KeyringError(Exception):
-    """It could not be done; the message says why."""
-
+from storage import Storage, StoredKey
 
 # ------------------------------------------------------------------------------------------------------------
 # What can be done
@@ -59,86 +49,34 @@ def as_json(key: StoredKey) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------------
-# The running server's address
-
-
-def address_file(config: Config) -> Path:
-    """Where the server of this database leaves its address and admin token; readable by its user only."""
-    return config.data / f"server-{hashlib.sha256(config.db.encode()).hexdigest()[:12]}.json"
-
-
-def leave_address(config: Config, url: str, token: str) -> None:
-    """Write the file; it names this process, so that a later reader can tell an old one."""
-    config.data.mkdir(parents=True, exist_ok=True)
-    file = address_file(config)
-    file.unlink(missing_ok=True)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as out:
-        out.write(orjson.dumps({"url": url, "token": token, "pid": os.getpid()}))
-
-
-# ------------------------------------------------------------------------------------------------------------
 # The command
 
 
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    """Carry out `antiphon keys ...`; yields the lines to print. Raises KeyringError."""
-    try:
-        result = asyncio.run(_in_database(config, options))
-    except FolderHeld:
-        result = _at_server(config, options)
-    except (StorageError, ValueError) as exc:
-        raise KeyringError(exc) from None
+    """Carry out `antiphon keys ...`; yields the lines to print. Raises AdminError."""
     if options.verb == "create":
-        yield result["key"]
-        yield f"id {result['id']}, owner {result['owner']}. The key is not stored and not shown again."
+        body = {"name": options.name, "owner": options.owner}
+        made = carry_out(config, lambda storage: create(storage, **body), "POST", "/admin/keys", body)
+        yield made["key"]
+        yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
     elif options.verb == "list":
-        for key in result["data"]:
-            made = datetime.fromtimestamp(key["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
+        for key in carry_out(config, _listed, "GET", "/admin/keys")["data"]:
+            at = datetime.fromtimestamp(key["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
             state = "revoked" if key["revoked_at"] else "live"
-            columns = (key["id"], key["hint"], f"{state:7}", made, f"owner {key['owner']}", key["name"])
+            columns = (key["id"], key["hint"], f"{state:7}", at, f"owner {key['owner']}", key["name"])
             yield "  ".join(columns).rstrip()
     else:
+        carry_out(
+            config, lambda storage: _revoked(storage, options.id), "DELETE", f"/admin/keys/{options.id}"
+        )
         yield f"{options.id} is revoked"
 
 
-async def _in_database(config: Config, options: argparse.Namespace) -> dict[str, Any]:
-    storage = await open_storage(config.db, runner="keys")
-    try:
-        if options.verb == "create":
-            return await create(storage, name=options.name, owner=options.owner)
-        if options.verb == "list":
-            return {"data": [as_json(key) for key in await storage.list_keys()]}
-        if not await storage.revoke_key(options.id, now_us()):
-            raise KeyringError(f"there is no live key with id {options.id!r}")
-        return {}
-    finally:
-        await storage.close()
+async def _listed(storage: Storage) -> dict[str, Any]:
+    return {"data": [as_json(key) for key in await storage.list_keys()]}
 
 
-def _at_server(config: Config, options: argparse.Namespace) -> dict[str, Any]:
-    import httpx
-
-    try:
-        address = orjson.loads(address_file(config).read_bytes())
-    except (OSError, ValueError) as exc:
-        raise KeyringError(
-            f"the database is in use, and its server's address cannot be read: {exc}"
-        ) from None
-    try:
-        with httpx.Client(
-            base_url=address["url"], headers={"authorization": f"Bearer {address['token']}"}, timeout=10
-        ) as http:
-            if options.verb == "create":
-                body = {"name": options.name, "owner": options.owner}
-                reply = http.post("/admin/keys", json=body)
-            elif options.verb == "list":
-                reply = http.get("/admin/keys")
-            else:
-                reply = http.delete(f"/admin/keys/{options.id}")
-    except httpx.HTTPError as exc:
-        raise KeyringError(f"the server at {address['url']} does not answer: {exc}") from None
-    result: dict[str, Any] = orjson.loads(reply.content)
-    if reply.status_code != 200:
-        raise KeyringError(result["error"]["message"])
-    return result
+async def _revoked(storage: Storage, id: str) -> dict[str, Any]:
+    if not await storage.revoke_key(id, now_us()):
+        raise AdminError(f"there is no live key with id {id!r}")
+    return {}

@@ -21,8 +21,10 @@ from server.config import Config
 from server.context import Context
 from server.errors import ApiError
 from server.models import Models, build_engine, served_names
+from server.retention import Retention
 from server.sse import Pulse
 from server.telemetry import Telemetry
+from server.webhooks import Deliveries
 from storage import CommitStats, Storage, open_storage
 
 log = logging.getLogger("antiphon")
@@ -54,6 +56,8 @@ class Life:
         self.died = asyncio.Event()
         self._engine = engine
         self._storage: Storage | None = None
+        self._deliveries: Deliveries | None = None
+        self._retention: Retention | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._drained = False
         self._num_posts = 0
@@ -83,6 +87,10 @@ class Life:
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
         ]
         await runs.start()
+        self._deliveries = Deliveries(self._storage, self.telemetry)
+        self._deliveries.start()
+        self._retention = Retention(self._storage, self.config)
+        self._retention.start()
         self.telemetry.watch(self._readings)
         self.context = context
         if self.phase == "starting":
@@ -106,9 +114,12 @@ class Life:
 
     def _readings(self) -> Iterator[tuple[str, object]]:
         assert self._engine is not None and self._storage is not None
+        assert self._deliveries is not None and self._retention is not None
         yield "engine", self._engine.stats()
         yield "storage", _commit_numbers(self._storage.commit_stats())
         yield "sse", {"readers": self.pulse.num_streams}
+        yield "webhooks", {"pending": self._deliveries.num_pending}
+        yield "retention", self._retention.readings()
 
     # -- being -----------------------------------------------------------------------------------------------
 
@@ -151,7 +162,7 @@ class Life:
         self._drained = True
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
-        await self.context.runs.drain(grace_s)
+        await self.context.runs.drain(grace_s, blameless=self.phase != "dead")
         if grace_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
@@ -167,6 +178,10 @@ class Life:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self.context = None
         await self.pulse.close()
+        if self._retention is not None:
+            await self._retention.close()
+        if self._deliveries is not None:
+            await self._deliveries.close()
         if self._engine is not None:
             await self._engine.close()
         if self._storage is not None:

@@ -57,6 +57,13 @@ class Models:
             )
         return model
 
+    def resume_headers(self, name: str | None) -> dict[str, str]:
+        """`x-antiphon-exact-resume: false` where a run of this model that was cut off goes on from its last
+        token, but not with the very tokens that it would have had."""
+        model = self._table.get(name) if name else next(iter(self._table.values()), None)
+        exact = model is None or "exact_resume" in model.info.capabilities
+        return {} if exact else {"x-antiphon-exact-resume": "false"}
+
     def __contains__(self, name: str) -> bool:
         return name in self._table
 
@@ -77,12 +84,36 @@ def build_engine(config: Config) -> Engine:
     if config.engine == "scripted":
         from engine import ScriptedEngine
 
-        return ScriptedEngine(name=name, tick_s=config.tick_s, max_waiting=config.max_waiting)
+        return ScriptedEngine(
+            name=name,
+            tick_s=config.tick_s,
+            max_waiting=config.max_waiting,
+            chat_template=chat_template(config),
+        )
+    shipped = Path(str(files("engine"))) / "tiny" / "checkpoint"
+    model = shipped if config.model == SHIPPED_MODEL else config.model
+    if config.engine == "upstream":
+        from engine import UpstreamEngine
+
+        return UpstreamEngine(
+            model,
+            config.upstream,
+            name=name,
+            upstream_model=config.upstream_model,
+            api_key=config.upstream_api_key.get_secret_value() if config.upstream_api_key else None,
+            max_model_len=config.max_model_len,
+            max_waiting=config.max_waiting,
+            chat_template=chat_template(config),
+            tool_dialect=config.tool_dialect,
+            reasoning_dialect=config.reasoning_dialect,
+            generation_config=config.generation_config,
+            timeout_s=config.upstream_timeout_s,
+            patience_s=config.upstream_patience_s,
+        )
     from engine import LocalEngine
 
-    shipped = Path(str(files("engine"))) / "tiny" / "checkpoint"
     return LocalEngine(
-        shipped if config.model == SHIPPED_MODEL else config.model,
+        model,
         name=name,
         dtype=config.dtype,
         device=config.device,
@@ -91,7 +122,24 @@ def build_engine(config: Config) -> Engine:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_cache_bytes=config.kv_cache_bytes,
+        chat_template=chat_template(config),
+        tool_dialect=config.tool_dialect,
+        reasoning_dialect=config.reasoning_dialect,
         generation_config=config.generation_config,
         num_threads=config.num_threads,
         step_timeout_s=config.step_timeout_s,
+        deterministic=config.deterministic,
     )
+
+
+def chat_template(config: Config) -> str | None:
+    """The text of the template that replaces the model's own. Raises LoadError for a file that cannot be
+    read."""
+    if config.chat_template is None:
+        return None
+    from engine import LoadError
+
+    try:
+        return config.chat_template.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise LoadError(f"the chat template {config.chat_template} cannot be read: {error}") from None

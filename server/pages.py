@@ -10,10 +10,24 @@ from collections.abc import Mapping, Sequence
 import orjson
 from starlette.responses import Response
 
+from storage import StoredConversation
+
 
 def json_reply(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
     """A reply of ready JSON."""
     return Response(body, headers=headers, media_type="application/json")
+
+
+def conversation_json(stored: StoredConversation) -> bytes:
+    """The official ConversationResource."""
+    return orjson.dumps(
+        {
+            "id": stored.id,
+            "object": "conversation",
+            "created_at": stored.created_at // 1_000_000,
+            "metadata": orjson.Fragment(stored.metadata),
+        }
+    )
 
 
 def page_json(bodies: Sequence[bytes], ids: Sequence[str], *, has_more: bool) -> bytes:

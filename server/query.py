@@ -6,6 +6,7 @@ know what a parameter is for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
@@ -15,6 +16,8 @@ from server.schema.responses import parse_include
 from server.schema.shapes import refuse
 
 MAX_PAGE = 100
+
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
 class PageArgs(TypedDict):
@@ -40,6 +43,16 @@ def integer(
         bounds = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
         refuse(name, f"Invalid '{name}': expected an integer {bounds}.")
     return value
+
+
+def number(query: QueryParams, name: str, *, minimum: float, maximum: float) -> float | None:
+    """A decimal number within bounds; None when absent."""
+    raw = query.get(name)
+    if raw is None or raw == "":
+        return None
+    if not (_NUMBER.fullmatch(raw) and minimum <= float(raw) <= maximum):
+        refuse(name, f"Invalid '{name}': expected a number between {minimum:g} and {maximum:g}.")
+    return float(raw)
 
 
 def flag(query: QueryParams, name: str) -> bool:

@@ -29,9 +29,9 @@ from fastapi import FastAPI
 
 from engine import Engine, EngineError
 from server import __version__
+from server.admin import address_file, leave_address
 from server.app import create_app
 from server.config import Config
-from server.keyring import address_file, leave_address
 from server.life import Life
 from server.wire import BoundedHttp
 from storage import StorageError
@@ -247,7 +247,7 @@ def _banner(life: Life, sock: socket.socket, seconds: float) -> None:
     key = "" if life.config.loopback else " -H 'authorization: Bearer YOUR_KEY'"
     print(
         f"Antiphon {__version__} listens on {url} and serves {model.name} "
-        f"({model.info.max_model_len} tokens), ready after {seconds:.1f} s.\n"
+        f"({model.info.max_model_len} tokens, dialect {model.info.dialect}), ready after {seconds:.1f} s.\n"
         f"Try: curl {url}/v1/responses{key} -H 'content-type: application/json' -d '{body}'",
         flush=True,
     )

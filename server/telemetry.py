@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -74,6 +74,12 @@ class Telemetry:
             buckets=TOKEN_SECONDS,
             registry=registry,
         )
+        self._webhooks = Counter(
+            "antiphon_webhook_attempts",
+            "Attempts to deliver a notice: delivered, failed (to be tried again) or given_up.",
+            ("outcome",),
+            registry=registry,
+        )
         self._in_flight = Gauge("antiphon_requests_in_flight", "Requests being answered.", registry=registry)
 
     def watch(self, readings: Readings) -> None:
@@ -120,6 +126,10 @@ class Telemetry:
     def committed(self, seconds: float) -> None:
         """An event waited this long for its commit."""
         self._commit.observe(seconds)
+
+    def webhook_attempt(self, outcome: Literal["delivered", "failed", "given_up"]) -> None:
+        """An attempt to deliver a notice is over."""
+        self._webhooks.labels(outcome).inc()
 
     def exposition(self) -> bytes:
         """All metrics in the text format."""

@@ -47,19 +47,25 @@ def lock(conn: Connection, owner: str, id: str, response_id: str) -> int:
 
 
 def unlock(
-    conn: Connection, id: str, response_id: str, turn: Sequence[tuple[str, str]], *, kept: bool
+    conn: Connection,
+    id: str,
+    response_id: str,
+    turn: Sequence[tuple[str, str]],
+    *,
+    kept: bool,
+    status: str | None = None,
 ) -> None:
     """Gives the lock back and appends the turn: (item id, direction) pairs, input before output.
 
-    kept: the response is stored, so its items name it. A conversation that was deleted meanwhile takes
-    nothing.
+    kept: the response is stored, so its items name it. status: how it ended. A conversation that was deleted
+    meanwhile takes nothing.
     """
     query = select(conversations).where(conversations.c.id == id)
     row = conn.execute(query.with_for_update()).first()
     if row is None:
         return
     if turn and row.deleted_at is None:
-        _append(conn, row, turn, response_id if kept else None)
+        _append(conn, row, turn, response_id if kept else None, status)
     conn.execute(
         update(conversations)
         .where(conversations.c.id == id, conversations.c.active_response_id == response_id)
@@ -69,21 +75,21 @@ def unlock(
 
 
 def _append(
-    conn: Connection, row: Row[*tuple[Any, ...]], turn: Sequence[tuple[str, str]], response_id: str | None
+    conn: Connection,
+    row: Row[*tuple[Any, ...]],
+    turn: Sequence[tuple[str, str]],
+    response_id: str | None = None,
+    status: str | None = None,
 ) -> None:
     """Appends items that are stored already; one that the conversation holds keeps its place."""
-    present = set(
-        conn.execute(
-            select(conversation_items.c.item_id).where(
-                conversation_items.c.owner == row.owner,
-                conversation_items.c.item_id.in_([item_id for item_id, _ in turn]),
-                conversation_items.c.conversation_id == row.id,
-                conversation_items.c.deleted_at.is_(None),
-            )
-        )
-        .scalars()
-        .all()
+    held = select(conversation_items.c.item_id).where(
+        conversation_items.c.owner == row.owner,
+        conversation_items.c.conversation_id == row.id,
+        conversation_items.c.deleted_at.is_(None),
     )
+    present: set[str] = set()
+    for part in items.parts([item_id for item_id, _ in turn]):
+        present.update(conn.execute(held.where(conversation_items.c.item_id.in_(part))).scalars())
     new = {item_id: direction for item_id, direction in turn if item_id not in present}
     if not new:
         return
@@ -97,6 +103,7 @@ def _append(
                 "item_id": item_id,
                 "direction": direction,
                 "response_id": response_id,
+                "response_status": status,
             }
             for position, (item_id, direction) in enumerate(new.items(), row.head)
         ],
@@ -143,7 +150,7 @@ def add_items(conn: Connection, owner: str, id: str, new: Sequence[NewItem]) -> 
     row = _live(conn, owner, id, change=True)
     if new:
         items.put(conn, owner, new)
-        _append(conn, row, [(item.id, "in") for item in new], None)
+        _append(conn, row, [(item.id, "in") for item in new])
     return items.as_stored(new)
 
 

@@ -1,144 +1,153 @@
-"""The SQLite file: its path, its lock, its connections, and what its errors mean.
+"""What a database is to storage: connections that write or read, and what its errors ask for.
 
-Owns: the URL, the `flock`, every pragma, and the sorting of database errors into passing and fatal ones.
-Refuses to know: tables, transactions, jobs.
+Owns: the protocols that SQLite (`sqlite`) and PostgreSQL (`postgres`) fill, and the way from a URL to one of
+them. Refuses to know: tables, jobs, and everything that only one of the two has.
 
-One connection writes and checkpoints (the writer's); all others are read-only and never checkpoint: SQLite
-before 3.51.3 has a WAL-reset bug that needs two connections that write or checkpoint
-(https://sqlite.org/wal.html, section 11).
+All of it is synchronous: a connection belongs to one thread at a time, the writer's or a reader's.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import sqlite3
+from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy import Connection
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import StaticPool
 
-from .records import FolderHeld
+from .hints import Hints
+from .records import StorageUnavailable
 
-READ_BUSY_S = 4.0
-OPEN_BUSY_S = 4.0
-WAL_FILE_LIMIT = 64 << 20  # bytes; a WAL that a slow reader made larger is cut back to this
+T = TypeVar("T")
 
-
-def sqlite_path(url: str) -> Path:
-    """The database file of `sqlite+aiosqlite:///PATH`. ValueError for anything else, `:memory:` included."""
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise ValueError(f"not a database URL: {url!r}") from error
-    if parsed.get_backend_name() != "sqlite":
-        raise ValueError(f"only sqlite+aiosqlite:///PATH is supported, not {parsed.drivername!r}")
-    if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
-        raise ValueError("the database must be a file: sqlite+aiosqlite:///PATH")
-    return Path(parsed.database).absolute()
-
-
-class FolderLock:
-    """An exclusive `flock` beside the database: whoever holds it knows that every other owner is dead.
-
-    The file stays behind after the holder; only the kernel's lock counts, so a crash leaves nothing to clean
-    up. FolderHeld, with the holder's pid, if another process has it.
-    """
-
-    def __init__(self, database: Path) -> None:
-        path = database.with_name(database.name + ".lock")
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            pid = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._fd)
-            raise FolderHeld(
-                f"another server (pid {pid}) holds {database.parent} ({database.name})"
-            ) from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
-
-    def release(self) -> None:
-        os.close(self._fd)
-
-
-def write_connection(path: Path) -> tuple[sqlite3.Connection, Connection]:
-    """The one connection that writes, raw and as Core sees it: two faces of the same handle.
-
-    The raw face carries BEGIN, COMMIT, savepoints and pragmas (Core's own cost 20-100 us each); Core never
-    begins or ends a transaction on it.
-    """
-    raw = sqlite3.connect(path, timeout=OPEN_BUSY_S, isolation_level=None, check_same_thread=False)
-    try:
-        for pragma in (
-            "journal_mode=WAL",
-            "wal_autocheckpoint=0",
-            "synchronous=FULL",
-            f"journal_size_limit={WAL_FILE_LIMIT}",
-            "temp_store=MEMORY",
-            "cache_size=-65536",
-        ):
-            raw.execute(f"PRAGMA {pragma}")
-        engine = create_engine(
-            "sqlite://", creator=lambda: raw, poolclass=StaticPool, isolation_level="AUTOCOMMIT"
-        )
-        return raw, engine.connect()
-    except BaseException:
-        raw.close()
-        raise
-
-
-def read_engine(path: Path, num_connections: int) -> Engine:
-    """Read-only connections; each checkout is one transaction, so one snapshot."""
-    engine = create_engine(
-        URL.create("sqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}),
-        pool_size=num_connections,
-        max_overflow=0,
-        connect_args={"timeout": READ_BUSY_S, "isolation_level": None, "check_same_thread": False},
-    )
-
-    @event.listens_for(engine, "connect")
-    def connected(connection: Any, _record: Any) -> None:
-        connection.execute("PRAGMA query_only=1")
-        connection.execute("PRAGMA wal_autocheckpoint=0")
-
-    @event.listens_for(engine, "begin")
-    def begun(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")
-
-    return engine
+Work = Callable[[Connection], T]
 
 
 class Trouble(Enum):
     """What a database error asks for."""
 
-    BLOCKED = "blocked"  # somebody else holds a lock: wait
+    BLOCKED = "blocked"  # somebody else holds the whole database: wait
+    CONTENDED = "contended"  # somebody else holds a row: whoever does not need it may go on
     REFUSED = "refused"  # no room, no memory, not writable now: nothing was written, it may pass
+    LOST = "lost"  # no connection: nothing was written, try another one
     FATAL = "fatal"  # the disk or the file cannot be trusted any more: stop acknowledging
 
 
-_BLOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
-_REFUSED = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY}
-_FATAL = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-# The WAL index could not grow: a full disk, seen from another side.
-_REFUSED_EXTENDED = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_NOMEM}
+class CommitUnknown(Exception):
+    """The connection broke during a commit: only `Writing.took_place` can tell whether it took place."""
+
+    def __init__(self, value: Any, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.value = value
 
 
-def trouble(error: BaseException) -> Trouble | None:
-    """The kind of trouble behind an exception; None where the database is not to blame."""
-    if isinstance(error, DBAPIError):
-        error = error.orig if error.orig is not None else error
-    code: int | None = getattr(error, "sqlite_errorcode", None)
-    if not isinstance(error, sqlite3.Error) or code is None:
-        return None
-    if code in _REFUSED_EXTENDED or code & 0xFF in _REFUSED:
-        return Trouble.REFUSED
-    if code & 0xFF in _BLOCKED:
-        return Trouble.BLOCKED
-    return Trouble.FATAL if code & 0xFF in _FATAL else None
+class Writing(Protocol):
+    """A connection that writes. Any verb may raise the database's trouble."""
+
+    num_synced: int  # times that all commits so far were put on the disk
+    num_checkpoints: int
+
+    @property
+    def wal_bytes(self) -> int:
+        """Bytes of a write-ahead log beside the database, if it has one."""
+
+    def migrate(self, work: Work[None]) -> None:
+        """One transaction at the start, in which the schema may change; no two openers are in it at once."""
+
+    def transact(self, work: Work[T], *, promise: bool) -> T:
+        """One transaction: `work` and the commit. promise: it must survive power loss.
+
+        What `work` raises is raised, and nothing of it is committed. CommitUnknown, with what `work`
+        returned.
+        """
+
+    def say(self, sql: str) -> None:
+        """A statement of the transaction's own, such as a savepoint; only within `work`."""
+
+    def took_place(self) -> bool:
+        """After CommitUnknown: whether that commit took place. Before anything else is written."""
+
+    def sync(self) -> bool:
+        """Puts on the disk what is not yet there; False if nothing was missing."""
+
+    def rest_s(self) -> float | None:
+        """How long the connection may be left alone (None: for ever) before `rest` is due."""
+
+    def rest(self) -> None:
+        """Nobody waits for a commit: do what was put off."""
+
+    def after_commit(self, *, idle: bool) -> None:
+        """Upkeep between two transactions. idle: nobody waits."""
+
+    def close(self) -> None:
+        """After the last transaction; what is to be done at the end is done first."""
+
+    def drop(self) -> None:
+        """Lets go at once."""
+
+
+class Reading(Protocol):
+    """A connection that reads."""
+
+    def read(self, work: Work[T]) -> T:
+        """What `work` returns or raises, on one snapshot of what was committed before."""
+
+    def close(self) -> None: ...
+
+
+class Database(Protocol):
+    """One database, by its URL."""
+
+    shown: str  # for messages: no password
+    shared: bool  # other processes may write to it too
+
+    def hold(self) -> None:
+        """Takes it for this process alone, where it is not shared. FolderHeld."""
+
+    def release(self) -> None:
+        """Gives it back."""
+
+    def writing(self) -> Writing: ...
+
+    def reading(self) -> Reading: ...
+
+    def hints(self) -> Hints:
+        """What other processes let this one know; on the running loop."""
+
+    def overtaken(self, error: BaseException) -> bool:
+        """Whether a job failed because another process was faster with one and the same row."""
+
+    def meaning(self, error: Exception) -> Exception:
+        """What a job's error is to its caller."""
+
+    def trouble(self, error: BaseException) -> Trouble | None:
+        """The kind of trouble behind an exception; None where the database is not to blame."""
+
+
+def database(url: str) -> Database:
+    """The database of a URL. ValueError for one that names none."""
+    try:
+        parsed = make_url(url)
+        name = parsed.get_backend_name()
+    except (ArgumentError, ValueError) as error:
+        raise ValueError(
+            "not a database URL: it begins with sqlite+aiosqlite:/// or postgresql+asyncpg://"
+        ) from error
+    if name == "sqlite":
+        from .sqlite import SQLite
+
+        return SQLite(parsed)
+    if name == "postgresql":
+        from .postgres import PostgreSQL
+
+        return PostgreSQL(parsed)
+    raise ValueError(f"only sqlite+aiosqlite:///PATH and postgresql+asyncpg:// are supported, not {name}")
+
+
+def unavailable(what: str, error: BaseException) -> StorageUnavailable:
+    """The error for whoever cannot wait for a trouble to pass."""
+    said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    told = StorageUnavailable(f"{what}: {said}")
+    told.__cause__ = error
+    return told

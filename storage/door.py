@@ -12,32 +12,57 @@ Reads see every write that returned before they began, and each sees one moment.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
-from . import conversations, events, history, items, keys, responses, runs, waiting
-from .database import FolderLock, sqlite_path, trouble
-from .migrate import migrate
+from . import (
+    conversations,
+    events,
+    fleet,
+    history,
+    idempotency,
+    items,
+    keys,
+    responses,
+    retention,
+    runs,
+    tenants,
+    waiting,
+    webhooks,
+)
+from .database import Database, Writing, database, unavailable
+from .migrate import migrated
 from .readers import Readers
 from .records import (
     CommitStats,
+    Delivery,
+    DueDeliveries,
+    ExportedResponse,
+    FleetView,
     HistoryItem,
+    KeyedRequest,
+    KnownRequest,
+    Limits,
     NewItem,
     NewResponse,
     Order,
     Page,
+    PositionedItem,
+    Purged,
     Record,
     RunAppend,
     RunClaim,
+    RunGlance,
     StorageUnavailable,
     StoredConversation,
     StoredItem,
     StoredKey,
     StoredResponse,
+    StoredWebhook,
+    Swept,
     ToolOutput,
     WaitingInputs,
 )
@@ -49,49 +74,36 @@ T = TypeVar("T")
 class Storage:
     """An open database. Made by `open_storage`; closed by `close`."""
 
-    def __init__(self, path: Path, writer: Writer, lock: FolderLock | None, runner: str) -> None:
-        self.path = path
-        self._writer = writer
-        self._lock = lock
+    def __init__(self, url: str, database: Database, writing: Writing, runner: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.url = url
         self.runner = runner
-        self._readers = Readers(path)
-        self._dead: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._database = database
+        self._hints = database.hints()
+        self._dead: asyncio.Future[BaseException] = loop.create_future()
+        self._readers = Readers(database)
+        self._writer = Writer(database, writing, loop, self._dead.set_result, self._hints.tell)
+        self._writer.start()
+        self.announced = asyncio.Event()  # set whenever a run has ended with a notice: deliveries may be due
 
     @classmethod
     async def open(cls, url: str, *, runner: str, lock: bool = True) -> Storage:
         """See `storage.open_storage`."""
-        path = sqlite_path(url)
-        loop = asyncio.get_running_loop()
-        opened: list[Storage] = []
 
-        def fatal(error: BaseException) -> None:
-            for storage in opened:
-                if not storage._dead.done():
-                    storage._dead.set_result(error)
-
-        def prepare() -> tuple[FolderLock | None, Writer]:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            held = FolderLock(path) if lock else None
+        def prepare() -> tuple[Database, Writing]:
+            found = database(url)
+            if lock:
+                found.hold()
             try:
-                writer = Writer(path, loop, fatal)
-                try:
-                    writer.first(migrate)
-                except BaseException:
-                    writer.discard()
-                    raise
+                return found, migrated(found)
             except BaseException as error:
-                if held is not None:
-                    held.release()
-                if trouble(error) is not None:
-                    raise StorageUnavailable(f"{path} cannot be opened: {error}") from error
+                found.release()
+                if found.trouble(error) is not None:
+                    raise unavailable(f"{found.shown} cannot be opened", error) from error
                 raise
-            return held, writer
 
-        held, writer = await asyncio.to_thread(prepare)
-        storage = cls(path, writer, held, runner)
-        opened.append(storage)
-        writer.start()
-        return storage
+        found, writing = await asyncio.to_thread(prepare)
+        return cls(url, found, writing, runner)
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -99,9 +111,8 @@ class Storage:
         """Commits what was submitted, checkpoints, gives the folder back. A second call does nothing."""
         await self._readers.close()
         await self._writer.close()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        await self._hints.close()
+        self._database.release()
 
     async def ready(self) -> None:
         """StorageUnavailable unless reads and writes go through."""
@@ -111,6 +122,19 @@ class Storage:
     async def dead(self) -> BaseException:
         """Waits for the error after which nothing is acknowledged any more: a failed sync, a broken file."""
         return await asyncio.shield(self._dead)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may write to this database too."""
+        return self._database.shared
+
+    async def hinted(self, seen: int, timeout_s: float) -> int:
+        """The number of hints so far, as soon as it differs from `seen`, or after `timeout_s` seconds.
+
+        A hint says that another process has committed something, nothing more; some get lost. Begin with
+        seen=0, and hand in next time what came back: then no hint falls between two waits.
+        """
+        return await self._hints.heard(seen, timeout_s)
 
     def commit_stats(self) -> CommitStats:
         """What the writer did since it was opened."""
@@ -122,15 +146,25 @@ class Storage:
     async def _write(self, job: Callable[[Connection], T]) -> T:
         return await self._writer.submit(job, promise=True)
 
+    async def _write_late(self, job: Callable[[Connection], T]) -> T:
+        """For what may be lost with the machine, because it will be done again."""
+        return await self._writer.submit(job, promise=False)
+
     # -- runs ------------------------------------------------------------------------------------------------
 
     async def start_response(self, new: NewResponse) -> RunClaim:
         """Stores a response, its input, run and first record, and takes its conversation's lock: all or none.
 
-        NotFound("conversation" | "response") for what it refers to, ConversationLocked, ConversationMoved,
-        ItemConflict.
+        RequestKnown where a request with the same key came first. NotFound("conversation" | "response") for
+        what it refers to, ConversationLocked, ConversationMoved, ItemConflict.
         """
-        return await self._write(partial(runs.start, new=new, runner=new.runner))
+
+        def start(conn: Connection) -> RunClaim:
+            if new.request is not None:
+                idempotency.start(conn, new.request, new.id, self.runner)
+            return runs.start(conn, new, new.runner)
+
+        return await self._write(start)
 
     async def append(self, batch: Sequence[RunAppend]) -> Mapping[str, Exception]:
         """Writes what many runs add, in one transaction; returns the runs that added nothing, and why.
@@ -140,7 +174,10 @@ class Storage:
         database is locked or full this waits.
         """
         try:
-            return await self._append(batch)
+            refused = await self._append(batch)
+            if any(one.finish is not None and one.finish.notice is not None for one in batch):
+                self.announced.set()
+            return refused
         except StorageUnavailable:
             raise
         except Exception as error:
@@ -154,12 +191,8 @@ class Storage:
         return self._writer.submit(partial(runs.append, batch=batch), promise=promise, patient=True)
 
     async def claim(self, response_id: str) -> RunClaim | None:
-        """Takes a run over; None if it has ended, or if this process has it already."""
+        """Takes over a run that nobody owns, waiting or not; None if it has ended or has an owner."""
         return await self._write(partial(runs.claim, response_id=response_id, runner=self.runner))
-
-    async def claim_dead(self) -> tuple[RunClaim, ...]:
-        """Takes over every running or queued run; only at the start, by the holder of the folder."""
-        return await self._write(partial(runs.claim_dead, runner=self.runner))
 
     async def admit(self, claim: RunClaim) -> None:
         """Counts another attempt of a run found running, before an engine is given it. RunLost."""
@@ -167,17 +200,16 @@ class Storage:
             partial(runs.admit, response_id=claim.response_id, fence=claim.fence, strikes=claim.strikes)
         )
 
-    async def release(self) -> None:
-        """Gives back the runs of this process, which ends in peace."""
-        await self._write(partial(runs.release, runner=self.runner))
+    async def release(self, *, blameless: bool = True) -> None:
+        """Gives back the runs of this process, which ends, and forgets its beat.
+
+        blameless: no run can have brought it to its end.
+        """
+        await self._write(partial(fleet.release, runner=self.runner, blameless=blameless))
 
     async def claim_due(self, now: int) -> tuple[RunClaim, ...]:
-        """Takes over every waiting run whose deadline has come."""
+        """Takes over every waiting run whose deadline has come, and those that are to be cancelled."""
         return await self._write(partial(runs.claim_due, runner=self.runner, now=now))
-
-    async def next_deadline(self) -> int | None:
-        """When the first waiting run runs out of time (microseconds); None if none waits."""
-        return await self._read(runs.next_deadline)
 
     async def add_tool_outputs(
         self, owner: str, response_id: str, outputs: Sequence[ToolOutput], now: int
@@ -199,15 +231,55 @@ class Storage:
         """The outputs posted to a run that are not among its items yet, in the order of its calls."""
         return await self._read(partial(waiting.waiting_inputs, response_id=response_id))
 
+    # -- other processes -------------------------------------------------------------------------------------
+
+    async def beat(self) -> bool:
+        """Says that this process lives. False if its beat was not there: others may have taken its runs."""
+        return await self._write_late(partial(fleet.beat, runner=self.runner))
+
+    async def look(self, now: int) -> FleetView:
+        """Who beats, and whether there is anything to take up."""
+        return await self._read(partial(fleet.look, now=now))
+
+    async def free(self, runner: str, beat: int | None) -> int:
+        """Takes the runs from a process that is dead, unless its beat is another by now; returns how many.
+
+        Nobody owns them then: they are the first of the queue. Unstored ones end.
+        """
+        return await self._write(partial(fleet.free, runner=runner, beat=beat))
+
+    async def free_all(self) -> None:
+        """The same with every run; only at the start, by the holder of the folder."""
+        await self._write(fleet.free_all)
+
+    async def take(self, limit: int) -> tuple[RunClaim, ...]:
+        """Takes over the next runs of the queue, at most `limit`."""
+        return await self._write(partial(fleet.take, runner=self.runner, limit=limit))
+
+    async def glance(self, response_ids: Sequence[str]) -> dict[str, RunGlance]:
+        """How those of these runs stand that have not ended, and all runs that this process owns."""
+        return await self._read(partial(fleet.glance, runner=self.runner, response_ids=tuple(response_ids)))
+
+    async def watch(self, response_ids: Sequence[str]) -> tuple[str, ...]:
+        """Tells the owners of these runs that they are read here; returns those that could be told now."""
+        return await self._write_late(partial(fleet.watch, response_ids=tuple(response_ids)))
+
+    async def watched(self, response_id: str) -> int:
+        """How often the owner of a run was told that it is read elsewhere."""
+        return await self._read(partial(fleet.watched, response_id=response_id))
+
     async def request_cancel(self, owner: str, response_id: str) -> None:
         """Marks a run in flight as to be cancelled; nothing for one that has ended. NotFound."""
         await self._write(partial(runs.request_cancel, owner=owner, response_id=response_id))
 
     # -- responses -------------------------------------------------------------------------------------------
 
-    async def get_response(self, owner: str, id: str) -> StoredResponse:
-        """One response. NotFound if it is unknown, deleted, unstored or another owner's."""
-        return await self._read(partial(responses.get, owner=owner, id=id))
+    async def get_response(self, owner: str, id: str, *, hidden: bool = False) -> StoredResponse:
+        """One response. NotFound if it is unknown, deleted, unstored or another owner's.
+
+        hidden: True finds one that is kept for repeats alone, too.
+        """
+        return await self._read(partial(responses.get, owner=owner, id=id, hidden=hidden))
 
     async def list_responses(
         self,
@@ -279,16 +351,19 @@ class Storage:
         conversation_id: str | None = None,
         conversation_head: int | None = None,
         as_of: int | None = None,
+        hidden: bool = False,
     ) -> tuple[HistoryItem, ...]:
         """What a run continues from, oldest first: the turns up to a response, or a conversation's items.
 
         conversation_head: positions below it (None: all). as_of: the creation time of the run that is pinned
-        to this (None: now); deletions since then do not count. NotFound("response" | "conversation").
+        to this (None: now); deletions since then do not count. hidden: the response may be one that is kept
+        for repeats alone. NotFound("response" | "conversation").
         """
         if previous_response_id is not None:
-            return await self._read(
-                partial(history.of_response, owner=owner, id=previous_response_id, as_of=as_of)
+            job = partial(
+                history.of_response, owner=owner, id=previous_response_id, as_of=as_of, hidden=hidden
             )
+            return await self._read(job)
         if conversation_id is not None:
             return await self._read(
                 partial(
@@ -361,6 +436,77 @@ class Storage:
             partial(conversations.delete_item, owner=owner, id=id, item_id=item_id, now=now)
         )
 
+    # -- requests with an Idempotency-Key --------------------------------------------------------------------
+
+    async def find_request(self, request: KeyedRequest) -> KnownRequest | None:
+        """What is known of a request with this owner, route and key; nothing is written."""
+        return await self._read(partial(idempotency.find, request=request))
+
+    async def begin_request(self, request: KeyedRequest) -> KnownRequest | None:
+        """Records that this process begins to work on a request; otherwise what is known of it.
+
+        It may take the place of a process that died at it, and of itself.
+        """
+        return await self._write(partial(idempotency.begin, request=request, runner=self.runner))
+
+    async def complete_request(
+        self, request: KeyedRequest, status: int, headers: bytes, body: bytes | None
+    ) -> None:
+        """Keeps the reply to a request that this process has begun. body: None for one that is not kept."""
+        job = partial(
+            idempotency.complete,
+            request=request,
+            runner=self.runner,
+            status=status,
+            headers=headers,
+            body=body,
+        )
+        await self._write(job)
+
+    async def release_request(self, request: KeyedRequest) -> None:
+        """Makes the key free again of a request that this process has begun and that has no result."""
+        await self._write(partial(idempotency.release, request=request, runner=self.runner))
+
+    # -- retention -------------------------------------------------------------------------------------------
+
+    def sweep(self, limits: Limits, now: int) -> AsyncGenerator[Swept]:
+        """Lets go of what `limits` no longer cover, in short transactions: one for each value that it yields.
+
+        Whoever iterates sets the pace, and may stop anywhere.
+        """
+        return retention.sweep(self._read, self._write_late, limits, now)
+
+    # -- tenants ---------------------------------------------------------------------------------------------
+
+    def purge(self, owner: str, now: int, *, with_keys: bool = False) -> AsyncGenerator[Purged]:
+        """Removes everything that an owner had at `now`, whoever refers to it, in short transactions: one for
+        each value that it yields.
+
+        Runs in flight are cut: their next append is lost. with_keys: its keys are revoked first. A purge that
+        was stopped anywhere is simply begun again.
+        """
+        return tenants.purge(self._read, self._write, owner, now, with_keys=with_keys)
+
+    async def export_responses(
+        self, owner: str, *, after: tuple[int, str] | None, limit: int
+    ) -> tuple[ExportedResponse, ...]:
+        """The next responses by time, behind (created_at, id), each with its own input."""
+        return await self._read(partial(tenants.responses_behind, owner=owner, after=after, limit=limit))
+
+    async def export_conversations(
+        self, owner: str, *, after: tuple[int, str] | None, limit: int
+    ) -> tuple[StoredConversation, ...]:
+        """The next conversations by time, behind (created_at, id)."""
+        return await self._read(partial(tenants.conversations_behind, owner=owner, after=after, limit=limit))
+
+    async def export_conversation_items(
+        self, owner: str, id: str, *, after: int, limit: int
+    ) -> tuple[PositionedItem, ...]:
+        """The next items of a conversation, above position `after`; none when it is gone."""
+        return await self._read(
+            partial(tenants.conversation_items_behind, owner=owner, id=id, after=after, limit=limit)
+        )
+
     # -- keys ------------------------------------------------------------------------------------------------
 
     async def create_key(self, id: str, owner: str, name: str, hash: bytes, hint: str, now: int) -> StoredKey:
@@ -380,3 +526,41 @@ class Storage:
     async def find_key(self, hash: bytes) -> StoredKey | None:
         """The live key with this hash."""
         return await self._read(partial(keys.find, hash=hash))
+
+    # -- webhooks --------------------------------------------------------------------------------------------
+
+    async def add_webhook(self, webhook: StoredWebhook) -> None:
+        """Stores an endpoint that is told of its owner's ends from now on."""
+        await self._write(partial(webhooks.add, webhook=webhook))
+
+    async def list_webhooks(self) -> tuple[StoredWebhook, ...]:
+        """The webhooks of all owners, oldest first."""
+        return await self._read(webhooks.list_)
+
+    async def get_webhook(self, id: str) -> StoredWebhook:
+        """One webhook. NotFound("webhook")."""
+        return await self._read(partial(webhooks.get, id=id))
+
+    async def remove_webhook(self, id: str) -> None:
+        """Forgets a webhook and what it was still to be told. NotFound("webhook")."""
+        await self._write(partial(webhooks.remove, id=id))
+
+    async def disable_webhook(self, id: str, now: int) -> None:
+        """Tells a webhook nothing any more, but keeps it to be seen."""
+        await self._write(partial(webhooks.disable, id=id, now=now))
+
+    async def due_deliveries(self, now: int) -> DueDeliveries:
+        """Which webhooks have deliveries that are due, when the next one is, and how many there are."""
+        return await self._read(partial(webhooks.due, now=now))
+
+    async def claim_deliveries(
+        self, webhook_id: str, now: int, *, until: int, limit: int
+    ) -> tuple[Delivery, ...]:
+        """Begins attempts: up to `limit` due deliveries that nobody else tries before `until`."""
+        return await self._write(
+            partial(webhooks.claim, webhook_id=webhook_id, now=now, until=until, limit=limit)
+        )
+
+    async def settle_delivery(self, delivery: Delivery, due_at: int | None) -> None:
+        """Ends an attempt: the next one is due then, or never (None)."""
+        await self._write(partial(webhooks.settle, delivery=delivery, due_at=due_at))

@@ -20,8 +20,8 @@ from zlib import crc32
 from sqlalchemy import Connection, Row, delete, func, insert, select
 
 from .hot import many, returned
-from .records import Record
-from .tables import records, segments
+from .records import EventsExpired, Record
+from .tables import records, responses, segments
 
 SEGMENT_EVENTS = 32
 READ_ROWS = 256
@@ -57,8 +57,7 @@ def write(conn: Connection, batch: Sequence[Growth]) -> list[tuple[int, int, int
         for response_id, next_seq, segment, segment_end, _, _ in batch
         if segment is None or next_seq >= segment_end
     ]
-    ids = returned(conn, _OPEN, ("response_id", "first_seq"), new)
-    opened = {response_id: id for (response_id, _), id in zip(new, ids, strict=True)}
+    opened = {response_id: id for response_id, id in returned(conn, _OPEN, ("response_id", "first_seq"), new)}
     tails = []
     rows = []
     for response_id, next_seq, segment, segment_end, added, end in batch:
@@ -90,7 +89,7 @@ def _segment_end(response_id: str, first_seq: int) -> int:
     return first_seq + SEGMENT_EVENTS - (first_seq + shift) % SEGMENT_EVENTS
 
 
-_OPEN = insert(segments).returning(segments.c.id)
+_OPEN = insert(segments).returning(segments.c.response_id, segments.c.id)
 _INSERT = insert(records)
 _COLUMNS = tuple(records.c.keys())
 
@@ -99,7 +98,7 @@ def read(conn: Connection, response_id: str, *, after: int, limit_bytes: int) ->
     """The records that hold any event numbered above `after`, in order.
 
     It stops at the record that reaches `limit_bytes` of events, so it returns at least one if there is one.
-    Empty at the end of the log only.
+    Empty at the end of the log only. EventsExpired where they, or some before them, were pruned.
     """
     of_run = segments.c.response_id == response_id
     found: list[Record] = []
@@ -121,6 +120,8 @@ def read(conn: Connection, response_id: str, *, after: int, limit_bytes: int) ->
             .limit(READ_ROWS)
         )
         rows = conn.execute(query).all()
+        if not rows or rows[0].first_seq > after + 1:
+            _require_log(conn, response_id)
         for row in rows:
             found.append(_record(row))
             size += len(row.events)
@@ -131,11 +132,23 @@ def read(conn: Connection, response_id: str, *, after: int, limit_bytes: int) ->
         after = rows[-1].first_seq + rows[-1].num_events - 1
 
 
-def erase(conn: Connection, response_id: str) -> None:
-    """Removes the whole log of a run, token ids included."""
-    of_run = segments.c.response_id == response_id
-    conn.execute(delete(records).where(records.c.segment.in_(select(segments.c.id).where(of_run))))
-    conn.execute(delete(segments).where(of_run))
+def _require_log(conn: Connection, response_id: str) -> None:
+    erased = select(responses.c.log_erased_at).where(responses.c.id == response_id)
+    if (erased_at := conn.execute(erased).scalar()) is not None:
+        raise EventsExpired(response_id, erased_at)
+
+
+def erase(conn: Connection, response_ids: Sequence[str]) -> None:
+    """Removes the whole logs of runs, token ids included."""
+    of_runs = segments.c.response_id.in_(response_ids)
+    conn.execute(delete(records).where(records.c.segment.in_(select(segments.c.id).where(of_runs))))
+    conn.execute(delete(segments).where(of_runs))
+
+
+def erase_segments(conn: Connection, ids: Sequence[int]) -> None:
+    """Removes parts of logs: for one that is too long to go at once."""
+    conn.execute(delete(records).where(records.c.segment.in_(ids)))
+    conn.execute(delete(segments).where(segments.c.id.in_(ids)))
 
 
 def pack(token_ids: Sequence[int]) -> bytes:

@@ -9,53 +9,72 @@ flight; an item while any of these lists it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, delete, exists, func, select
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select
 
-from .tables import conversation_items, conversations, items, response_items, responses, run_inputs, runs
-
-T = TypeVar("T")
-
-PART = 1000
+from .items import parts
+from .tables import conversation_items, conversations, items, response_items, responses, runs
 
 
-def collect_response(conn: Connection, id: str) -> None:
-    """Removes a deleted response if no response continues it, then its deleted ancestors likewise."""
-    next_id: str | None = id
-    while next_id is not None:
-        row = conn.execute(
-            select(
-                responses.c.owner,
-                responses.c.previous_response_id,
-                responses.c.conversation_id,
-                responses.c.deleted_at,
-            ).where(responses.c.id == next_id)
-        ).first()
-        if row is None or row.deleted_at is None:
-            return
-        child = select(responses.c.id).where(responses.c.previous_response_id == next_id).limit(1)
-        if conn.execute(child).first() is not None:
-            return
-        listed = select(response_items.c.item_id).where(response_items.c.response_id == next_id)
-        item_ids = conn.execute(listed).scalars().all()
-        conn.execute(delete(response_items).where(response_items.c.response_id == next_id))
-        conn.execute(delete(run_inputs).where(run_inputs.c.response_id == next_id))
-        conn.execute(delete(responses).where(responses.c.id == next_id))
-        collect_items(conn, row.owner, item_ids)
-        if row.conversation_id is not None:
-            collect_conversation(conn, row.conversation_id)
-        next_id = row.previous_response_id
+def collect_responses(conn: Connection, ids: Sequence[str]) -> None:
+    """Removes those of the deleted responses that no response continues, then their ancestors likewise."""
+    rows = {row.id: row for part in parts(ids) for row in _forsaken(conn, part)}
+    num_children: dict[str, int] = {id: row.num_children for id, row in rows.items()}
+    gone = [id for id, num in num_children.items() if num == 0]
+    for id in gone:
+        parent = rows[id].previous_response_id
+        if parent in num_children:
+            num_children[parent] -= 1
+            if num_children[parent] == 0:
+                gone.append(parent)
+    for part in parts(gone):
+        remove_responses(conn, part)
+    for conversation_id in {rows[id].conversation_id for id in gone} - {None}:
+        collect_conversation(conn, conversation_id)
+
+
+def remove_responses(conn: Connection, ids: Sequence[str]) -> None:
+    """Removes responses, whoever needs them, and those of their items that nothing else lists."""
+    item_ids: dict[str, list[str]] = defaultdict(list)
+    listed = select(response_items.c.owner, response_items.c.item_id)
+    for owner, item_id in conn.execute(listed.where(response_items.c.response_id.in_(ids))).all():
+        item_ids[owner].append(item_id)
+    conn.execute(delete(response_items).where(response_items.c.response_id.in_(ids)))
+    conn.execute(delete(responses).where(responses.c.id.in_(ids)))
+    for owner, listed_ids in item_ids.items():
+        collect_items(conn, owner, listed_ids)
+
+
+def _forsaken(conn: Connection, ids: Sequence[str]) -> Sequence[Row[*tuple[Any, ...]]]:
+    """Those of the responses that are deleted and have no children, and the deleted ones above them."""
+    child, parent = responses.alias("child"), responses.alias("parent")
+    columns = (responses.c.id, responses.c.previous_response_id, responses.c.conversation_id)
+    has_children = exists().where(child.c.previous_response_id == responses.c.id)
+    first = select(*columns).where(
+        responses.c.id.in_(ids), responses.c.deleted_at.is_not(None), ~has_children
+    )
+    found = first.cte("forsaken", recursive=True)
+    above = select(*(parent.c[column.name] for column in columns)).where(
+        parent.c.id == found.c.previous_response_id, parent.c.deleted_at.is_not(None)
+    )
+    found = found.union(above)
+    # Another process may take away the last child but this one at this moment: the rows are held before the
+    # children are counted.
+    held = select(responses.c.id).where(responses.c.id.in_(select(found.c.id))).order_by(responses.c.id)
+    conn.execute(held.with_for_update()).all()
+    num_children = select(func.count()).where(child.c.previous_response_id == found.c.id).scalar_subquery()
+    return conn.execute(select(found, num_children.label("num_children"))).all()
 
 
 def collect_conversation(conn: Connection, id: str) -> None:
     """Removes a deleted conversation if no response ran in it; else those of its deleted items that no run in
     flight can still see.
     """
-    row = conn.execute(
-        select(conversations.c.owner, conversations.c.deleted_at).where(conversations.c.id == id)
-    ).first()
+    held = select(conversations.c.owner, conversations.c.deleted_at).where(conversations.c.id == id)
+    row = conn.execute(held.with_for_update()).first()
     if row is None:
         return
     table = conversation_items
@@ -70,7 +89,7 @@ def collect_conversation(conn: Connection, id: str) -> None:
     else:
         conn.execute(delete(conversations).where(conversations.c.id == id))
     found = conn.execute(dead).all()
-    for part in _parts([position for position, _ in found]):
+    for part in parts([position for position, _ in found]):
         conn.execute(delete(table).where(table.c.conversation_id == id, table.c.position.in_(part)))
     collect_items(conn, row.owner, [item_id for _, item_id in found])
 
@@ -82,19 +101,19 @@ def _is_used(conn: Connection, conversation_id: str) -> bool:
 
 def collect_items(conn: Connection, owner: str, ids: Sequence[str]) -> None:
     """Removes those of the items that nothing lists any more."""
+    for part in parts(ids):
+        # Whoever is about to list one of them holds it (`items.put`); once we hold it, the list is there.
+        these = (items.c.owner == owner, items.c.id.in_(part))
+        conn.execute(select(items.c.id).where(*these).order_by(items.c.id).with_for_update()).all()
+        conn.execute(delete(items).where(*these, unlisted()))
+
+
+def unlisted() -> ColumnElement[bool]:
+    """Whether no response and no conversation lists an item."""
     in_response = exists().where(
         response_items.c.owner == items.c.owner, response_items.c.item_id == items.c.id
     )
     in_conversation = exists().where(
         conversation_items.c.owner == items.c.owner, conversation_items.c.item_id == items.c.id
     )
-    for part in _parts(ids):
-        conn.execute(
-            delete(items).where(items.c.owner == owner, items.c.id.in_(part), ~in_response, ~in_conversation)
-        )
-
-
-def _parts(values: Sequence[T]) -> Iterator[list[T]]:
-    """Lists short enough for one statement's parameters on any database."""
-    for begin in range(0, len(values), PART):
-        yield list(values[begin : begin + PART])
+    return ~in_response & ~in_conversation

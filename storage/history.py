@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, literal, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, literal, or_, select, true
 
 from . import items
 from .records import HistoryItem, NotFound
@@ -15,12 +15,14 @@ from .tables import conversation_items, conversations, response_items, responses
 from .tables import items as item_rows
 
 
-def of_response(conn: Connection, owner: str, id: str, as_of: int | None) -> tuple[HistoryItem, ...]:
+def of_response(
+    conn: Connection, owner: str, id: str, as_of: int | None, *, hidden: bool = False
+) -> tuple[HistoryItem, ...]:
     """The turns that led to a response, itself included: input then output of each.
 
     A turn that ran in a conversation stands on what the conversation held when it began, not on earlier
     responses. Deleted ancestors count, since this descendant lives; the response itself must not be deleted
-    (before `as_of`). NotFound("response").
+    (before `as_of`), nor hidden, except for whoever runs it. NotFound("response").
     """
     step = (
         select(
@@ -35,6 +37,7 @@ def of_response(conn: Connection, owner: str, id: str, as_of: int | None) -> tup
             responses.c.id == id,
             responses.c.owner == owner,
             responses.c.store,
+            true() if hidden else ~responses.c.hidden,
             _undeleted(responses.c.deleted_at, as_of),
         )
         .cte("chain", recursive=True)
@@ -91,10 +94,11 @@ def _of_positions(
 ) -> tuple[HistoryItem, ...]:
     table = conversation_items
     query = (
-        select(*items.COLUMNS, table.c.response_id, responses.c.status, table.c.direction)
+        select(
+            *items.COLUMNS, table.c.response_id, table.c.response_status.label("status"), table.c.direction
+        )
         .select_from(table)
         .join(item_rows, items.joined(table))
-        .join(responses, responses.c.id == table.c.response_id, isouter=True)
         .where(table.c.conversation_id == id, table.c.owner == owner, _undeleted(table.c.deleted_at, as_of))
         .order_by(table.c.position)
     )

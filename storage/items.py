@@ -5,13 +5,18 @@ Owns: insertion without duplicates, the page cursor over a list of items. Refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, exists, insert, or_, select
 
+from .hot import many
 from .records import ItemConflict, NewItem, NotFound, Order, Page, StoredItem
 from .tables import conversation_items, conversations, items, response_items, responses
+
+T = TypeVar("T")
+
+PART = 1000
 
 COLUMNS = (items.c.id, items.c.kind, items.c.body, items.c.call_id, items.c.name)
 
@@ -41,25 +46,28 @@ def put(conn: Connection, owner: str, new: Sequence[NewItem]) -> None:
             raise ItemConflict(item.id)
     if not bodies:
         return
-    query = select(items.c.id, items.c.body).where(items.c.owner == owner, items.c.id.in_(list(bodies)))
-    for id, body in conn.execute(query).all():
-        if bodies.pop(id).body != body:
-            raise ItemConflict(id)
+    for part in parts(sorted(bodies)):
+        query = select(items.c.id, items.c.body).where(items.c.owner == owner, items.c.id.in_(part))
+        # Held, so that they are there when this transaction lists them.
+        held = query.order_by(items.c.id).with_for_update(read=True, key_share=True)
+        for id, body in conn.execute(held).all():
+            if bodies.pop(id).body != body:
+                raise ItemConflict(id)
     if bodies:
-        conn.execute(
-            insert(items),
-            [
-                {
-                    "owner": owner,
-                    "id": item.id,
-                    "kind": item.kind,
-                    "call_id": item.call_id,
-                    "name": item.name,
-                    "body": item.body,
-                }
-                for item in bodies.values()
-            ],
-        )
+        rows = [
+            (owner, item.id, item.kind, item.call_id, item.name, item.body)
+            for _, item in sorted(bodies.items())
+        ]
+        many(conn, _INSERT, ("owner", "id", "kind", "call_id", "name", "body"), rows)
+
+
+_INSERT = insert(items)
+
+
+def parts(values: Sequence[T]) -> Iterator[list[T]]:
+    """Lists short enough for one statement's parameters on any database."""
+    for begin in range(0, len(values), PART):
+        yield list(values[begin : begin + PART])
 
 
 def get_live(conn: Connection, owner: str, ids: Sequence[str]) -> dict[str, StoredItem]:
@@ -69,6 +77,7 @@ def get_live(conn: Connection, owner: str, ids: Sequence[str]) -> dict[str, Stor
         response_items.c.item_id == items.c.id,
         responses.c.id == response_items.c.response_id,
         responses.c.deleted_at.is_(None),
+        ~responses.c.hidden,
     )
     in_conversation = exists().where(
         conversation_items.c.owner == items.c.owner,
@@ -77,10 +86,9 @@ def get_live(conn: Connection, owner: str, ids: Sequence[str]) -> dict[str, Stor
         conversations.c.id == conversation_items.c.conversation_id,
         conversations.c.deleted_at.is_(None),
     )
-    query = select(*COLUMNS).where(
-        items.c.owner == owner, items.c.id.in_(list(ids)), or_(in_response, in_conversation)
-    )
-    return {row.id: stored_item(row) for row in conn.execute(query).all()}
+    query = select(*COLUMNS).where(items.c.owner == owner, or_(in_response, in_conversation))
+    found = [row for part in parts(ids) for row in conn.execute(query.where(items.c.id.in_(part))).all()]
+    return {row.id: stored_item(row) for row in found}
 
 
 def page(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
+from .database import Database, Writing
 from .records import SchemaTooNew
 
 HEAD = "0002"
@@ -28,6 +29,17 @@ def revision(connection: Connection) -> str | None:
         return None
     found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
     return found
+
+
+def migrated(database: Database) -> Writing:
+    """A connection that writes, to a database that has our schema. SchemaTooNew."""
+    writing = database.writing()
+    try:
+        writing.migrate(migrate)
+    except BaseException:
+        writing.drop()
+        raise
+    return writing
 
 
 def migrate(connection: Connection) -> None:

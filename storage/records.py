@@ -8,7 +8,7 @@ the epoch, given by the caller, so that one clock serves all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +17,9 @@ ECHO_MARK = b"\x00"
 """Stands, inside a stored event, for the response's immutable echo (stored once, joined at read). NUL cannot
 occur in JSON text, which escapes it.
 """
+
+PROGRESS_EVENTS = 4
+"""A run that wrote this many since an engine was given it has got somewhere."""
 
 Order = Literal["asc", "desc"]
 Direction = Literal["in", "out"]
@@ -61,11 +64,23 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyedRequest:
+    """A request that came with an `Idempotency-Key`: whose it is, its path, its key and a hash of its body."""
+
+    owner: str
+    route: str
+    key: str
+    body_hash: bytes
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
 class NewResponse:
     """A response at its start: everything of it that never changes, and its first events.
 
     With `store=False` the row exists only to hold the conversation's lock: no items, no records; it is gone
-    at the end and invisible to every read.
+    at the end and invisible to every read. hidden: stored, but only for the repeats of `request`, which
+    started it; its turn is appended to its conversation as an unstored one's is.
     """
 
     id: str
@@ -84,6 +99,10 @@ class NewResponse:
     record: Record | None
     runner: str | None  # the replica that runs it from the start; None leaves it queued for a claim
     conversation_head: int | None = None  # where the planned history ended
+    priority: int = 0  # lower runs first
+    queue_limit: int | None = None  # of the runs that its owner may have in the queue
+    request: KeyedRequest | None = None
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +114,28 @@ class ClosedItem:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """What the owner's webhooks are told of a run's end: `body`, if they want its `type`."""
+
+    id: str
+    type: str
+    body: bytes
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a run. append: its items, input first, go to the conversation's end in this transaction."""
+    """The end of a run. append: its items, input first, go to the conversation's end in this transaction.
+
+    completed_at: when it ended, whichever way.
+    """
 
     status: str
-    completed_at: int | None
+    completed_at: int
     append: bool
     inputs: tuple[NewItem, ...] = ()  # with store=False: the items to append, which exist nowhere yet
     outputs: tuple[NewItem, ...] = ()
+    notice: Notice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +218,44 @@ class StoredResponse:
     conversation_id: str | None
     conversation_head: int | None  # the conversation's length when the run was pinned to it
     output: tuple[StoredItem, ...]
-    waiting: bool  # parked for tool outputs
+    run: RunGlance | None  # while it is in flight
+    log_erased_at: int | None = None  # when its events were pruned
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it is parked for tool outputs."""
+        return self.run is not None and self.run.state == "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class RunGlance:
+    """How a run in flight stands. place: its turn in the queue, from 1, while it has not begun; only in a
+    response that was read."""
+
+    state: str  # queued, running, waiting
+    runner: str | None  # who owns it
+    attempt: int
+    next_seq: int
+    cancel_requested: bool
+    place: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """What one process sees of all: the beats of those that own runs or say that they live (None: it has no
+    beat), and whether there are runs that nobody owns, and waiting ones whose time has come."""
+
+    beats: Mapping[str, int | None]
+    has_free: bool
+    has_due: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RunClaim:
     """The right to write to a run: valid while `fence` is the run's.
 
-    attempt: how often an engine was given it. strikes: how often in a row the process that did so ended before
-    the run got anywhere; only for one found running.
+    attempt: how often an engine was given it. strikes: how often in a row the process that did so ended
+    before the run got anywhere; only for one found running.
     """
 
     response_id: str
@@ -205,6 +267,20 @@ class RunClaim:
     state: str  # as found: queued, running, waiting
     cancel_requested: bool
     deadline: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRequest:
+    """What is known of a keyed request: the run that it started, or its reply, or that it is at work.
+
+    status: of the reply; None while there is none. body: None where the reply was not kept.
+    """
+
+    body_hash: bytes
+    response_id: str | None
+    status: int | None
+    headers: bytes | None
+    body: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +315,104 @@ class StoredKey:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredWebhook:
+    """An endpoint that is told of the ends of its owner's runs. `secret` signs; it never leaves in a list."""
+
+    id: str
+    owner: str
+    url: str
+    secret: bytes = field(repr=False)
+    event_types: tuple[str, ...]
+    created_at: int
+    disabled_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One attempt to tell a webhook of one event, claimed; `attempt` counts from 1."""
+
+    webhook_id: str
+    event_id: str
+    url: str
+    secret: bytes = field(repr=False)
+    body: bytes
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueDeliveries:
+    """What is still to be told: to whom now, when next (None: nothing later), and how much in all."""
+
+    webhook_ids: tuple[str, ...]
+    next_at: int | None
+    num_pending: int
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingInputs:
     """A waiting run after some outputs came: which calls are still pending (call_id -> name)."""
 
     pending: Mapping[str, str]
     runnable: bool  # nothing is pending any more: whoever claims it goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is kept: ages in microseconds since the end, the others for each owner; None: no limit."""
+
+    age: int | None = None
+    log_age: int | None = None
+    request_age: int | None = None  # of requests with an `Idempotency-Key`, since they came
+    max_responses: int | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one step of a sweep let go of."""
+
+    responses: int = 0
+    logs: int = 0  # of responses that stay, or that go in one of the next steps
+    requests: int = 0
+
+    def __add__(self, other: Swept) -> Swept:
+        return Swept(self.responses + other.responses, self.logs + other.logs, self.requests + other.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """What one step of a purge removed; `runs` are those responses that were in flight."""
+
+    responses: int = 0
+    conversations: int = 0
+    webhooks: int = 0
+    keys: int = 0  # revoked
+    runs: tuple[str, ...] = ()
+
+    def __add__(self, other: Purged) -> Purged:
+        return Purged(
+            self.responses + other.responses,
+            self.conversations + other.conversations,
+            self.webhooks + other.webhooks,
+            self.keys + other.keys,
+            self.runs + other.runs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedResponse:
+    """A response as an export reads it: with its own input."""
+
+    response: StoredResponse
+    input: tuple[StoredItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionedItem:
+    """An item at its place in a conversation."""
+
+    position: int
+    item: StoredItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +436,16 @@ class StorageError(Exception):
 
     StorageError
     +- NotFound               unknown, deleted, or another owner's: never told apart
+    +- EventsExpired          the response is there, its events were pruned
     +- ConversationLocked     a run holds the conversation
     +- ConversationMoved      items came after the history that the run was planned with
     +- NotWaiting             tool outputs for a run that does not wait
     +- UnknownCall            an output for a call that the run did not make
+    +- BadText                an id or a name that this database cannot hold
     +- OutputConflict         a second, different output for one call
     +- ItemConflict           an item of this id exists, with another body
+    +- RequestKnown           a request with this key has started a run already
+    +- TooManyQueued          the owner has as many runs in the queue as it may have
     +- RunLost                the fence no longer holds: somebody else owns the run, or it is gone
     +- FolderHeld             another server holds the data folder
     +- SchemaTooNew           the database was written by a newer version
@@ -286,6 +459,14 @@ class NotFound(StorageError):
     def __init__(self, kind: str, id: str) -> None:
         super().__init__(kind, id)
         self.kind, self.id = kind, id
+
+
+class EventsExpired(StorageError):
+    """The events of a response were pruned at `erased_at` (microseconds); the response itself is there."""
+
+    def __init__(self, response_id: str, erased_at: int) -> None:
+        super().__init__(response_id, erased_at)
+        self.response_id, self.erased_at = response_id, erased_at
 
 
 class ConversationLocked(StorageError):
@@ -316,6 +497,10 @@ class UnknownCall(StorageError):
         self.call_id = call_id
 
 
+class BadText(StorageError):
+    """An id or a name holds a character that the database cannot: NUL, in PostgreSQL."""
+
+
 class OutputConflict(StorageError):
     """`call_id` was answered already, with another body."""
 
@@ -330,6 +515,18 @@ class ItemConflict(StorageError):
     def __init__(self, item_id: str) -> None:
         super().__init__(item_id)
         self.item_id = item_id
+
+
+class RequestKnown(StorageError):
+    """A request with the same key came first; nothing was written: look at what came of it."""
+
+
+class TooManyQueued(StorageError):
+    """The owner has `limit` runs in the queue already."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
 
 
 class RunLost(StorageError):

@@ -7,39 +7,42 @@ know: how a response comes about (`runs`) and what its bytes say.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, or_, select, update
 
-from . import events, garbage, items
-from .records import NotFound, Order, Page, StoredItem, StoredResponse
-from .tables import conversations, response_items, responses, run_inputs, runs
+from . import events, garbage, items, queue, webhooks
+from .records import NotFound, Order, Page, RunGlance, StoredItem, StoredResponse
+from .tables import conversations, idempotency, response_items, responses, run_inputs, runs
 from .tables import items as item_rows
 
 
-def visible(owner: str) -> tuple[ColumnElement[bool], ...]:
-    """The conditions under which `owner` sees a response."""
-    return responses.c.owner == owner, responses.c.deleted_at.is_(None), responses.c.store
+def visible(owner: str, *, hidden: bool = False) -> tuple[ColumnElement[bool], ...]:
+    """The conditions under which `owner` sees a response. hidden: or whoever runs or repeats it."""
+    seen = (responses.c.owner == owner, responses.c.deleted_at.is_(None), responses.c.store)
+    return seen if hidden else (*seen, ~responses.c.hidden)
 
 
-def require(conn: Connection, owner: str, id: str) -> None:
-    """NotFound("response") unless `owner` sees it."""
-    if conn.execute(select(responses.c.id).where(responses.c.id == id, *visible(owner))).first() is None:
+def require(conn: Connection, owner: str, id: str, *, hold: bool = False) -> None:
+    """NotFound("response") unless `owner` sees it. hold: nobody deletes it before this transaction's end."""
+    query = select(responses.c.id).where(responses.c.id == id, *visible(owner))
+    if conn.execute(query.with_for_update(read=True) if hold else query).first() is None:
         raise NotFound("response", id)
 
 
-_SELECT = select(responses, (runs.c.state == "waiting").label("waiting")).join_from(
+_RUN = (runs.c.state, runs.c.runner, runs.c.attempt, runs.c.next_seq, runs.c.cancel_requested)
+_SELECT = select(responses, *_RUN).join_from(
     responses, runs, runs.c.response_id == responses.c.id, isouter=True
 )
 
 
-def get(conn: Connection, owner: str, id: str) -> StoredResponse:
-    """One response. NotFound("response") if it is unknown, deleted, unstored or another owner's."""
-    row = conn.execute(_SELECT.where(responses.c.id == id, *visible(owner))).first()
+def get(conn: Connection, owner: str, id: str, *, hidden: bool = False) -> StoredResponse:
+    """One response. NotFound("response") if it is unknown, deleted, unstored, hidden or another owner's."""
+    row = conn.execute(_SELECT.where(responses.c.id == id, *visible(owner, hidden=hidden))).first()
     if row is None:
         raise NotFound("response", id)
-    return _stored(row, _outputs(conn, [id])[id])
+    return _stored(row, _outputs(conn, [id])[id], _places(conn, [row]))
 
 
 def list_(
@@ -82,8 +85,8 @@ def list_(
         query = query.where(responses.c.model == model)
     keys = (created.asc(), id.asc()) if order == "asc" else (created.desc(), id.desc())
     rows = conn.execute(query.order_by(*keys).limit(limit + 1)).all()
-    outputs = _outputs(conn, [row.id for row in rows[:limit]])
-    return Page(tuple(_stored(row, outputs[row.id]) for row in rows[:limit]), len(rows) > limit)
+    outputs, places = _outputs(conn, [row.id for row in rows[:limit]]), _places(conn, rows[:limit])
+    return Page(tuple(_stored(row, outputs[row.id], places) for row in rows[:limit]), len(rows) > limit)
 
 
 def _outputs(conn: Connection, ids: Sequence[str]) -> dict[str, list[StoredItem]]:
@@ -100,7 +103,18 @@ def _outputs(conn: Connection, ids: Sequence[str]) -> dict[str, list[StoredItem]
     return found
 
 
-def _stored(row: Row[*tuple[Any, ...]], output: Sequence[StoredItem]) -> StoredResponse:
+def _places(conn: Connection, rows: Sequence[Row[*tuple[Any, ...]]]) -> dict[str, int]:
+    """The places in the queue of those that have not begun."""
+    return queue.places(conn, [row.id for row in rows if row.state == "queued" and not row.attempt])
+
+
+def _stored(
+    row: Row[*tuple[Any, ...]], output: Sequence[StoredItem], places: Mapping[str, int]
+) -> StoredResponse:
+    run = None
+    if row.state is not None:
+        place = places.get(row.id)
+        run = RunGlance(row.state, row.runner, row.attempt, row.next_seq, row.cancel_requested, place)
     return StoredResponse(
         id=row.id,
         owner=row.owner,
@@ -116,7 +130,8 @@ def _stored(row: Row[*tuple[Any, ...]], output: Sequence[StoredItem]) -> StoredR
         conversation_id=row.conversation_id,
         conversation_head=row.conversation_head,
         output=tuple(output),
-        waiting=bool(row.waiting),
+        run=run,
+        log_erased_at=row.log_erased_at,
     )
 
 
@@ -141,27 +156,36 @@ def own_input(conn: Connection, id: str) -> tuple[StoredItem, ...]:
 
 
 def delete_one(conn: Connection, owner: str, id: str, now: int) -> bool:
-    """Deletes a response: its log and run at once, the rest when nothing needs it. True if it was in flight.
+    """Deletes a response; True if it was in flight: its next append is lost. NotFound("response")."""
+    require(conn, owner, id)
+    return bool(erase(conn, [id], now))
 
-    Its owner's next append is lost, and its conversation is free. NotFound("response").
+
+def erase(conn: Connection, ids: Sequence[str], now: int) -> list[str]:
+    """Deletes responses with their logs, and the rest when nothing needs it; returns those in flight."""
+    ran = hide(conn, ids, now)
+    events.erase(conn, ids)
+    garbage.collect_responses(conn, ids)
+    return ran
+
+
+def hide(conn: Connection, ids: Sequence[str], now: int) -> list[str]:
+    """Makes tombstones of responses: their runs and what their requests were known by go, their conversations
+    are free. Returns those that were in flight.
     """
-    row = conn.execute(
-        select(responses.c.conversation_id).where(responses.c.id == id, *visible(owner))
-    ).first()
-    if row is None:
-        raise NotFound("response", id)
-    ran = conn.execute(delete(runs).where(runs.c.response_id == id)).rowcount > 0
-    events.erase(conn, id)
-    conn.execute(delete(run_inputs).where(run_inputs.c.response_id == id))
-    changes: dict[str, Any] = {"deleted_at": now, "head": b"", "echo": b"", "plan": b""}
+    ended = delete(runs).where(runs.c.response_id.in_(ids)).returning(runs.c.response_id)
+    ran = list(conn.execute(ended).scalars())
+    webhooks.forget(conn, ids)
+    conn.execute(delete(run_inputs).where(run_inputs.c.response_id.in_(ids)))
+    conn.execute(delete(idempotency).where(idempotency.c.response_id.in_(ids)))
+    emptied = {"deleted_at": now, "head": b"", "echo": b"", "plan": b""}
+    conn.execute(update(responses).where(responses.c.id.in_(ids)).values(**emptied))
     if ran:
-        changes["status"] = "cancelled"
-    conn.execute(update(responses).where(responses.c.id == id).values(**changes))
-    if row.conversation_id is not None:
+        conn.execute(update(responses).where(responses.c.id.in_(ran)).values(status="cancelled"))
+        held = select(responses.c.conversation_id).where(responses.c.id.in_(ran))
         conn.execute(
             update(conversations)
-            .where(conversations.c.id == row.conversation_id, conversations.c.active_response_id == id)
+            .where(conversations.c.id.in_(held), conversations.c.active_response_id.in_(ran))
             .values(active_response_id=None)
         )
-    garbage.collect_response(conn, id)
     return ran

@@ -21,18 +21,19 @@ from sqlalchemy import (
     Select,
     Text,
     bindparam,
+    case,
     delete,
     func,
     insert,
     literal_column,
-    or_,
     select,
     update,
 )
 
-from . import conversations, events, items
+from . import conversations, events, items, queue, webhooks
 from .hot import Keys, by_keys, many
 from .records import (
+    PROGRESS_EVENTS,
     ConversationMoved,
     Finish,
     NewItem,
@@ -46,9 +47,6 @@ from .tables import response_items, responses, runs
 
 TERMINAL = ("completed", "failed", "incomplete", "cancelled")
 
-PROGRESS_EVENTS = 16
-"""A run that wrote this many since an engine was given it has got somewhere."""
-
 
 # ------------------------------------------------------------------------------------------------------------
 # Start
@@ -58,15 +56,17 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
     """Stores a response, its input, its run, its first record, and takes its conversation's lock.
 
     runner: who owns it from now on; None leaves it queued. NotFound("conversation" | "response"),
-    ConversationLocked, ConversationMoved, ItemConflict.
+    ConversationLocked, ConversationMoved, ItemConflict, TooManyQueued.
     """
     head = None
+    if runner is None and new.queue_limit is not None:
+        queue.require_room(conn, new.owner, new.queue_limit)
     if new.conversation_id is not None:
         head = conversations.lock(conn, new.owner, new.conversation_id, new.id)
         if new.conversation_head not in (None, head):
             raise ConversationMoved(new.conversation_id, head)
     if new.previous_response_id is not None:
-        require(conn, new.owner, new.previous_response_id)
+        require(conn, new.owner, new.previous_response_id, hold=True)
     conn.execute(
         insert(responses).values(
             id=new.id,
@@ -82,6 +82,7 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
             previous_response_id=new.previous_response_id,
             conversation_id=new.conversation_id,
             conversation_head=head,
+            hidden=new.hidden,
         )
     )
     if new.store:
@@ -118,7 +119,8 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
             segment=segment,
             segment_end=segment_end,
             cancel_requested=False,
-            priority=0,
+            priority=new.priority,
+            created_at=new.created_at,
         )
     )
     return claim
@@ -194,7 +196,11 @@ def _append_rest(conn: Connection, rest: Sequence[RunAppend]) -> None:
             conn.execute(
                 update(runs)
                 .where(runs.c.response_id == one.response_id)
-                .values(state="waiting", runner=None, deadline=one.park.deadline)
+                .values(
+                    state="waiting",
+                    runner=None,
+                    deadline=case((runs.c.cancel_requested, 0), else_=one.park.deadline),
+                )
             )
     ending = [(one.response_id, one.finish) for one in rest if one.finish is not None]
     if ending:
@@ -204,7 +210,9 @@ def _append_rest(conn: Connection, rest: Sequence[RunAppend]) -> None:
 def _held(keys: Keys) -> Select[*tuple[Any, ...]]:
     columns = (runs.c.response_id, runs.c.fence, runs.c.next_seq, runs.c.segment, runs.c.segment_end)
     running = runs.c.state == literal_column("'running'")
-    return select(*columns).where(runs.c.response_id.in_(keys), running).with_for_update()
+    held = select(*columns).where(runs.c.response_id.in_(keys), running)
+    # In one order, so that no two processes wait for each other.
+    return held.order_by(runs.c.response_id).with_for_update()
 
 
 def _owners(keys: Keys) -> Select[*tuple[Any, ...]]:
@@ -214,7 +222,11 @@ def _owners(keys: Keys) -> Select[*tuple[Any, ...]]:
 _ADVANCE = (
     update(runs)
     .where(runs.c.response_id == bindparam("run"))
-    .values(next_seq=bindparam("next"), segment=bindparam("open"), segment_end=bindparam("until"))
+    .values(
+        next_seq=bindparam("next", type_=BigInteger),
+        segment=bindparam("open", type_=BigInteger),
+        segment_end=bindparam("until", type_=BigInteger),
+    )
 )
 
 
@@ -252,11 +264,14 @@ def _close_items(conn: Connection, rest: Sequence[RunAppend], owners: Mapping[st
 
 
 def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapping[str, str]) -> None:
-    """The runs' rows go; conversations take their turns; unstored responses go with their run."""
+    """The runs' rows go; conversations take their turns; unstored responses go with their run.
+
+    What can be read from now on is announced to its owner's webhooks.
+    """
     many(conn, _END, ("run",), [(response_id,) for response_id, _ in ending])
     ended = {row[0]: row for row in by_keys(conn, _ended, [response_id for response_id, _ in ending])}
     for response_id, finish in ending:
-        _, conversation_id, stored = ended[response_id]
+        _, conversation_id, stored, readable = ended[response_id]
         if not stored:
             conn.execute(delete(responses).where(responses.c.id == response_id))
         if conversation_id is None:
@@ -272,16 +287,26 @@ def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapp
             items.put(conn, owners[response_id], (*finish.inputs, *finish.outputs))
             turn = [(item.id, "in") for item in finish.inputs]
             turn += [(item.id, "out") for item in finish.outputs]
-        conversations.unlock(conn, conversation_id, response_id, turn, kept=bool(stored))
+        conversations.unlock(
+            conn, conversation_id, response_id, turn, kept=bool(readable), status=finish.status
+        )
+    webhooks.announce(
+        conn,
+        [
+            (owners[response_id], response_id, finish.notice)
+            for response_id, finish in ending
+            if finish.notice is not None and ended[response_id][3]
+        ],
+    )
 
 
 _END = delete(runs).where(runs.c.response_id == bindparam("run"))
 
 
 def _ended(keys: Keys) -> Select[*tuple[Any, ...]]:
-    return select(responses.c.id, responses.c.conversation_id, responses.c.store).where(
-        responses.c.id.in_(keys)
-    )
+    readable = responses.c.store & ~responses.c.hidden
+    columns = (responses.c.id, responses.c.conversation_id, responses.c.store, readable)
+    return select(*columns).where(responses.c.id.in_(keys))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -289,37 +314,49 @@ def _ended(keys: Keys) -> Select[*tuple[Any, ...]]:
 
 
 def claim(conn: Connection, response_id: str, runner: str) -> RunClaim | None:
-    """Takes a run over; None if it has ended, or if `runner` has it already.
+    """Takes over a run that nobody owns, waiting or not; None if it has ended or has an owner.
 
-    So of two claims in one process (two posts of tool outputs, a post and a deadline) one wins.
+    So of two claims (two posts of tool outputs, a post and a deadline) one wins.
     """
-    query = select(runs).where(runs.c.response_id == response_id)
-    run = conn.execute(query.with_for_update()).first()
-    if run is None or (run.state == "running" and run.runner == runner):
-        return None
-    return _claim(conn, run, runner)
+    query = select(runs).where(runs.c.response_id == response_id, runs.c.runner.is_(None))
+    return next(iter(claim_rows(conn, conn.execute(query.with_for_update()).all(), runner)), None)
 
 
-def _claim(conn: Connection, run: Row[*tuple[Any, ...]], runner: str) -> RunClaim:
-    """Raises the fence. What was queued or waited begins a new attempt, without a blemish; what an earlier
-    owner left running is admitted to the engine later (`admit`)."""
-    found_running = run.state == "running"
-    changes = {"fence": run.fence + 1, "runner": runner, "state": "running", "deadline": None}
-    if not found_running:
-        changes |= {"attempt": run.attempt + 1, "strikes": 1, "admitted_seq": run.next_seq}
+def claim_rows(conn: Connection, found: Sequence[Row[*tuple[Any, ...]]], runner: str) -> tuple[RunClaim, ...]:
+    """Raises the fence of runs without an owner, whose rows this transaction holds.
+
+    What was queued or waited begins a new attempt, without a blemish; what an earlier owner left running is
+    admitted to the engine later (`admit`).
+    """
+    if not found:
+        return ()
+    begun = runs.c.state == "running"
     conn.execute(
-        update(runs).where(runs.c.response_id == run.response_id, runs.c.fence == run.fence).values(**changes)
+        update(runs)
+        .where(runs.c.response_id.in_([run.response_id for run in found]))
+        .values(
+            fence=runs.c.fence + 1,
+            runner=runner,
+            state="running",
+            deadline=None,
+            attempt=case((begun, runs.c.attempt), else_=runs.c.attempt + 1),
+            strikes=case((begun, runs.c.strikes), else_=1),
+            admitted_seq=case((begun, runs.c.admitted_seq), else_=runs.c.next_seq),
+        )
     )
-    return RunClaim(
-        response_id=run.response_id,
-        owner=run.owner,
-        fence=run.fence + 1,
-        next_seq=run.next_seq,
-        attempt=run.attempt + (not found_running),
-        strikes=_strikes(run) if found_running else 0,
-        state=run.state,
-        cancel_requested=run.cancel_requested,
-        deadline=run.deadline,
+    return tuple(
+        RunClaim(
+            response_id=run.response_id,
+            owner=run.owner,
+            fence=run.fence + 1,
+            next_seq=run.next_seq,
+            attempt=run.attempt + (run.state != "running"),
+            strikes=_strikes(run) if run.state == "running" else 0,
+            state=run.state,
+            cancel_requested=run.cancel_requested,
+            deadline=run.deadline,
+        )
+        for run in found
     )
 
 
@@ -341,49 +378,17 @@ def admit(conn: Connection, response_id: str, fence: int, strikes: int) -> None:
         raise RunLost(response_id)
 
 
-def release(conn: Connection, runner: str) -> None:
-    """Gives back every run of a process that ends in peace: nobody owns them, and none is to blame."""
-    conn.execute(
-        update(runs)
-        .where(runs.c.runner == runner, runs.c.state == "running")
-        .values(runner=None, strikes=0, admitted_seq=runs.c.next_seq)
-    )
-
-
-def claim_dead(conn: Connection, runner: str) -> tuple[RunClaim, ...]:
-    """Takes over every run that is running or queued, oldest first; only for the holder of the folder's lock.
-
-    Unstored runs died with their process: their rows go, and with them the lock of their conversation.
-    """
-    unstored = select(responses.c.id, responses.c.conversation_id).where(~responses.c.store)
-    for row in conn.execute(unstored).all():
-        conn.execute(delete(runs).where(runs.c.response_id == row.id))
-        conn.execute(delete(responses).where(responses.c.id == row.id))
-        if row.conversation_id is not None:
-            conversations.unlock(conn, row.conversation_id, row.id, [], kept=False)
-    query = (
-        select(runs)
-        .join_from(runs, responses, responses.c.id == runs.c.response_id)
-        .where(or_(runs.c.state == "running", runs.c.state == "queued"))
-        .order_by(responses.c.created_at, responses.c.id)
-    )
-    return tuple(_claim(conn, run, runner) for run in conn.execute(query).all())
-
-
 def claim_due(conn: Connection, runner: str, now: int) -> tuple[RunClaim, ...]:
-    """Takes over every waiting run whose deadline has come."""
+    """Takes over every waiting run whose deadline has come, and those to be cancelled."""
     query = select(runs).where(runs.c.state == "waiting", runs.c.deadline <= now).order_by(runs.c.deadline)
-    return tuple(_claim(conn, run, runner) for run in conn.execute(query.with_for_update()).all())
-
-
-def next_deadline(conn: Connection) -> int | None:
-    """When the first waiting run runs out of time; None if none waits."""
-    query = select(runs.c.deadline).where(runs.c.state == "waiting").order_by(runs.c.deadline).limit(1)
-    deadline: int | None = conn.execute(query).scalar()
-    return deadline
+    return claim_rows(conn, conn.execute(query.with_for_update(skip_locked=True)).all(), runner)
 
 
 def request_cancel(conn: Connection, owner: str, response_id: str) -> None:
     """Marks a run in flight as to be cancelled; nothing for one that has ended. NotFound."""
     require(conn, owner, response_id)
-    conn.execute(update(runs).where(runs.c.response_id == response_id).values(cancel_requested=True))
+    # A run that waits has no owner who would notice: it is due at once.
+    due = case((runs.c.state == "waiting", 0), else_=runs.c.deadline)
+    conn.execute(
+        update(runs).where(runs.c.response_id == response_id).values(cancel_requested=True, deadline=due)
+    )

@@ -10,15 +10,31 @@ while a descendant needs them), and `garbage` decides what goes.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text, false
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    false,
+    text,
+)
+from sqlalchemy import Text as AnyText
 
 metadata = MetaData()
+
+# Text is ordered byte by byte: the same on every database, and no new version of a system library changes it.
+Text = AnyText().with_variant(AnyText(collation="C"), "postgresql")
 
 # SQLite counts up a key only if it is declared INTEGER, which holds 64 bits there.
 _COUNTED = BigInteger().with_variant(Integer, "sqlite")
 
 # hidden: kept for the repeats of an idempotent request that asked for store=false; no read shows it.
-# log_erased_at: when its events were pruned; the response itself stays. num_bytes: what it takes, once it has ended.
+# completed_at: when it ended, whichever way. log_erased_at: when its events were pruned; the response itself
+# stays. num_bytes: what it takes, as retention measured it; 0 until then.
 responses = Table(
     "responses",
     metadata,
@@ -38,11 +54,15 @@ responses = Table(
     Column("conversation_head", BigInteger),
     Column("deleted_at", BigInteger),
     Column("hidden", Boolean, nullable=False, server_default=false()),
-    Column("expires_at", BigInteger),
     Column("log_erased_at", BigInteger),
     Column("num_bytes", BigInteger, nullable=False, server_default="0"),
     Index("responses_by_time", "owner", "created_at", "id"),
-    Index("responses_by_expiry", "expires_at"),
+    Index(  # all that retention asks for; SQLite reads what it is limited to from the rows unless it is in it
+        "responses_by_end",
+        *("owner", "completed_at", "id", "num_bytes", "deleted_at", "hidden"),
+        sqlite_where=text("completed_at IS NOT NULL AND deleted_at IS NULL AND hidden = 0"),
+        postgresql_where=text("completed_at IS NOT NULL AND deleted_at IS NULL AND NOT hidden"),
+    ),
     Index("responses_by_parent", "previous_response_id"),
     Index("responses_by_conversation", "conversation_id"),
 )
@@ -85,6 +105,7 @@ conversations = Table(
     Index("conversations_by_time", "owner", "created_at", "id"),
 )
 
+# response_status: how the turn that brought it ended; it is needed for longer than the response.
 conversation_items = Table(
     "conversation_items",
     metadata,
@@ -94,6 +115,7 @@ conversation_items = Table(
     Column("item_id", Text, nullable=False),
     Column("direction", Text, nullable=False),
     Column("response_id", Text),
+    Column("response_status", Text),
     Column("deleted_at", BigInteger),
     Index("conversation_items_by_item", "owner", "item_id"),
 )
@@ -123,8 +145,9 @@ records = Table(
 )
 
 # Runs in flight: a row lives from the start to the terminal event. Narrow, because every commit touches it.
-# attempt: how often an engine was given it, the last time when its log ended at admitted_seq; strikes: how often in a
-# row without its getting much further.
+# attempt: how often an engine was given it, the last time when its log ended at admitted_seq; strikes: how
+# often in a row without its getting much further. watched: raised by other processes while
+# somebody reads there.
 runs = Table(
     "runs",
     metadata,
@@ -142,9 +165,11 @@ runs = Table(
     Column("deadline", BigInteger),
     Column("cancel_requested", Boolean, nullable=False),
     Column("priority", Integer, nullable=False),
+    Column("created_at", BigInteger, nullable=False, server_default="0"),
+    Column("watched", BigInteger, nullable=False, server_default="0"),
     Index("runs_by_state", "state", "deadline"),
     Index("runs_by_owner", "owner"),
-    Index("runs_by_runner", "runner"),
+    Index("runs_by_runner", "runner", "state", "owner", "priority", "created_at"),  # and the queue's order
     sqlite_with_rowid=False,  # one tree to descend instead of two, 128 times a commit
 )
 
@@ -169,13 +194,13 @@ idempotency = Table(
     Column("response_id", Text),
     Column("runner", Text),
     Column("status", Integer),
-    Column("media_type", Text),
+    Column("headers", LargeBinary),
     Column("body", LargeBinary),
     Index("idempotency_by_time", "created_at"),
     Index("idempotency_by_response", "response_id"),
 )
 
-# events: the types that it wants, with commas between.
+# event_types: those that it wants, with commas between. disabled_at: when its receiver said that it is gone.
 webhooks = Table(
     "webhooks",
     metadata,
@@ -183,18 +208,19 @@ webhooks = Table(
     Column("owner", Text, nullable=False),
     Column("url", Text, nullable=False),
     Column("secret", LargeBinary, nullable=False),
-    Column("events", Text, nullable=False),
+    Column("event_types", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("disabled_at", BigInteger),
     Index("webhooks_by_owner", "owner"),
 )
 
-# A notice that is still to reach its webhook: a row lives from the end of the run to the receiver's 2xx, or until
-# nobody tries any more. due_at moves ahead of each attempt, so a row is in one process's hands at a time.
+# A notice that is still to reach its webhook: a row lives from the end of the run to the receiver's 2xx, or
+# until nobody tries any more. due_at moves ahead of each attempt, so that a row is in one process's hands.
 deliveries = Table(
     "deliveries",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("webhook_id", Text, nullable=False),
+    Column("webhook_id", Text, primary_key=True),
+    Column("event_id", Text, primary_key=True),
     Column("owner", Text, nullable=False),
     Column("response_id", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
@@ -202,7 +228,7 @@ deliveries = Table(
     Column("due_at", BigInteger, nullable=False),
     Column("attempt", Integer, nullable=False),
     Index("deliveries_by_time", "due_at"),
-    Index("deliveries_by_webhook", "webhook_id"),
+    Index("deliveries_by_webhook", "webhook_id", "due_at"),
     Index("deliveries_by_response", "response_id"),
 )
 
@@ -231,4 +257,14 @@ api_keys = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("revoked_at", BigInteger),
     Index("api_keys_by_hash", "hash", unique=True),
+)
+
+# The latest transaction of each process that writes to a shared database; by it a writer whose connection
+# broke during a COMMIT learns whether that took place. at: seconds, by the database's clock.
+commits = Table(
+    "commits",
+    metadata,
+    Column("writer", BigInteger, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("at", BigInteger, nullable=False),
 )

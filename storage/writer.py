@@ -1,49 +1,38 @@
-"""The writer: one thread, one connection, every write and every checkpoint.
+"""The writer: one thread, one connection, every write of this process.
 
-Owns: the order of writes, group commit, when a commit reaches the disk, checkpoints, and what callers are
-told when the database is locked, full or broken. Refuses to know: tables and what a job does.
+Owns: the order of writes, group commit, and what callers are told when the database is locked, full, away or
+broken. Refuses to know: tables, what a job does, and which database it is (`database` says what that may
+ask).
 
 A job is a callable `(Connection) -> T`, free of side effects outside the database: it may run twice. All jobs
 that wait are committed together; those that gathered meanwhile form the next commit, so there is no timer.
 Results go back by one `call_soon_threadsafe` per commit.
-
-Durability: a batch with a promise in it commits at synchronous=FULL. Others commit at NORMAL (they survive
-the death of the process, not of the machine) and the WAL is synced within `SYNC_DELAY_S` of the first of
-them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from .database import Trouble, trouble, write_connection
+from .database import CommitUnknown, Database, Trouble, Work, Writing, unavailable
 from .records import CommitStats, StorageUnavailable
-from .wal import Wal
 
 T = TypeVar("T")
 
-SYNC_DELAY_S = 0.030  # idle moments sync earlier than they must
-SYNC_LIMIT_S = 0.045  # under load: the next commit is FULL, so the promise of 50 ms holds
-BUSY_MS = 200  # how long SQLite itself waits for a lock before the queue is looked at again
-PATIENCE_S = 4.0  # how long a write waits for a lock or for room before its caller is told
-RETRY_S = 0.1  # pause after a refused commit
+PATIENCE_S = 4.0  # how long a write waits for the database before its caller is told
+RETRY_S = 0.1  # pause after a refused commit, and between attempts to connect
 BATCH_LIMIT = 512  # jobs in one transaction
-IDLE_CHECKPOINT_S = 0.1  # an empty queue for this long is a good moment
-WAL_OPPORTUNE = 4 << 20  # bytes from which an empty queue is reason enough
-WAL_LIMIT = 16 << 20  # bytes at which a checkpoint does not wait for an empty queue
-CHECKPOINT_STEP = 4 << 20  # bytes between attempts while a reader holds the WAL back
+CONTENDED_LIMIT = 2  # jobs that may wait for a row in vain before the queue is looked at again
 
 
 @dataclass(slots=True, eq=False)
@@ -63,55 +52,45 @@ class _Outcome:
 
 
 class Writer:
-    """The single writing connection of a database file; see the module.
+    """Everything that this process writes to a database; see the module.
 
-    fatal: called once, on the loop, with the error after which nothing is acknowledged any more.
+    fatal: called once, on the loop, with the error after which nothing is acknowledged any more. committed:
+    called after each commit that others may want to know of, in the writer's thread.
     """
 
     def __init__(
-        self, path: Path, loop: asyncio.AbstractEventLoop, fatal: Callable[[BaseException], None]
+        self,
+        database: Database,
+        writing: Writing,
+        loop: asyncio.AbstractEventLoop,
+        fatal: Callable[[BaseException], None],
+        committed: Callable[[], None],
     ) -> None:
+        self._database = database
+        self._writing = writing
         self._loop = loop
         self._fatal = fatal
-        self._raw, self._connection = write_connection(path)
-        self._wal = Wal(path)
+        self._committed = committed
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._pending: deque[_Job] = deque()
+        self._unsure: list[_Outcome] | None = None  # of a commit of which nobody knows whether it took place
         self._closing: float | None = None  # monotonic time by which the queue must be empty
         self._dead: BaseException | None = None
         self._blocked_since: float | None = None
-        self._dirty_since: float | None = None  # the oldest commit that no sync has covered
-        self._full = True  # the connection's present synchronous setting
-        self._uncheckpointed = True
-        self._next_checkpoint_at = 0  # bytes of WAL
-        self._num_commits = self._num_synced = self._num_jobs = self._num_checkpoints = 0
+        self._num_commits = self._num_jobs = 0
         self._durations: deque[float] = deque(maxlen=2048)
         self._thread = threading.Thread(target=self._run, name="antiphon-writer", daemon=True)
 
-    def first(self, call: Callable[[Connection], None]) -> None:
-        """Runs a job at once, in the caller's thread; only before `start`."""
-        self._raw.execute("BEGIN IMMEDIATE")
-        try:
-            call(self._connection)
-            self._raw.execute("COMMIT")
-        except BaseException:
-            if self._raw.in_transaction:
-                self._raw.execute("ROLLBACK")
-            raise
-
     def start(self) -> None:
         """Starts the thread, to which the connection belongs from now on."""
-        self._raw.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         self._thread.start()
 
-    def submit(
-        self, call: Callable[[Connection], T], *, promise: bool, patient: bool = False
-    ) -> asyncio.Future[T]:
+    def submit(self, call: Work[T], *, promise: bool, patient: bool = False) -> asyncio.Future[T]:
         """Runs `call` in the next transaction; the future is done after the commit.
 
-        promise: it must survive power loss. patient: it waits for as long as the database is locked or full,
-        instead of StorageUnavailable after PATIENCE_S. What `call` raises is raised, and nothing of it is
-        committed. Leaving the future behind does not undo the write.
+        promise: it must survive power loss. patient: it waits for as long as the database is locked, full or
+        away, instead of StorageUnavailable after PATIENCE_S. What `call` raises is raised, and nothing of it
+        is committed. Leaving the future behind does not undo the write.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         if self._dead is not None or self._closing is not None:
@@ -126,31 +105,25 @@ class Writer:
         if self._dead is not None or self._closing is not None:
             raise self._unavailable()
         if blocked is not None and time.monotonic() - blocked > 1.0:
-            raise StorageUnavailable("the database has been locked or full for over a second")
+            raise StorageUnavailable("the database has been locked, full or away for over a second")
 
     def stats(self) -> CommitStats:
         """Counters since the start, and the durations of the latest commits."""
         return CommitStats(
             commits=self._num_commits,
-            synced=self._num_synced,
+            synced=self._writing.num_synced,
             jobs=self._num_jobs,
-            checkpoints=self._num_checkpoints,
+            checkpoints=self._writing.num_checkpoints,
             seconds=tuple(self._durations),
-            wal_bytes=self._wal.num_bytes,
+            wal_bytes=self._writing.wal_bytes,
         )
 
     async def close(self) -> None:
-        """Commits what was submitted, checkpoints, closes. Waits at most PATIENCE_S for a locked database."""
+        """Commits what was submitted and closes. Waits at most PATIENCE_S for a database that is away."""
         if self._closing is None:
             self._closing = time.monotonic() + PATIENCE_S
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
-
-    def discard(self) -> None:
-        """Closes a writer that was never started."""
-        self._connection.close()
-        self._raw.close()
-        self._wal.close()
 
     # --------------------------------------------------------------------------------------------------------
     # The thread
@@ -159,26 +132,23 @@ class Writer:
         # The one broad `except` of storage: whatever stops this thread becomes the writer's state and every
         # caller's error; a thread that dies in silence would leave them waiting for ever.
         try:
-            while self._closing is None or self._pending or not self._queue.empty():
+            while self._closing is None or self._pending or self._unsure or not self._queue.empty():
                 self._gather()
-                if self._pending:
+                if self._pending or self._unsure:
                     self._commit()
                 else:
-                    self._rest()
-            self._sync()
-            self._checkpoint("TRUNCATE")
+                    self._writing.rest()
+            self._writing.close()
         except BaseException as error:
             self._die(error)
         finally:
-            self._wal.close()
-            self._connection.close()
-            self._raw.close()
+            self._writing.drop()
 
     def _gather(self) -> None:
         """Moves what waits into `_pending`; sleeps until there is a job or something else to do."""
         with suppress(Empty):
-            if not self._pending:
-                self._take(self._queue.get(timeout=self._rest_s()))
+            if not self._pending and not self._unsure:
+                self._take(self._queue.get(timeout=0.0 if self._closing else self._writing.rest_s()))
             while len(self._pending) < BATCH_LIMIT:
                 self._take(self._queue.get_nowait())
 
@@ -186,47 +156,39 @@ class Writer:
         if job is not None:
             self._pending.append(job)
 
-    def _rest_s(self) -> float | None:
-        if self._closing is not None:
-            return 0.0
-        if self._dirty_since is not None:
-            return max(0.0, self._dirty_since + SYNC_DELAY_S - time.monotonic())
-        return IDLE_CHECKPOINT_S if self._uncheckpointed else None
-
-    def _rest(self) -> None:
-        """The queue is empty: sync if that is due, else checkpoint."""
-        if not self._sync() and self._uncheckpointed:
-            self._checkpoint("PASSIVE")
-
-    def _sync(self) -> bool:
-        """Puts on the disk what is not yet there; False if nothing was missing."""
-        if self._dirty_since is None:
-            return False
-        self._wal.sync()
-        self._dirty_since = None
-        self._num_synced += 1
-        return True
-
     def _commit(self) -> None:
+        error = self._try(self._make_sure)
         batch = tuple(self._pending)
-        late = self._dirty_since is not None and time.monotonic() - self._dirty_since > SYNC_LIMIT_S
-        self._set_full(late or any(job.promise for job in batch))
-        error = self._try_commit(batch)
-        if error is not None and len(batch) > 1 and trouble(error) is Trouble.REFUSED:
-            for job in batch:  # what needs much room must not stop what needs little
-                error = self._try_commit((job,)) or error
-                if trouble(error) is Trouble.BLOCKED:
-                    break
-        if error is not None and self._pending:
+        if error is None and batch:
+            error = self._try(partial(self._commit_batch, batch))
+            if error is not None and len(batch) > 1 and not self._unsure:
+                error = self._commit_alone(batch, error)
+        if error is not None and (self._pending or self._unsure):
             self._wait_after(error)
-        self._look_at_wal()
+        self._writing.after_commit(idle=self._queue.empty())
 
-    def _try_commit(self, batch: tuple[_Job, ...]) -> Exception | None:
-        """Commits the jobs and tells their callers; returns the trouble if there is one that may pass."""
+    def _commit_alone(self, batch: tuple[_Job, ...], error: Exception) -> Exception | None:
+        """Each job by itself: what needs much room, or a row that is held, must not stop what does not."""
+        num_contended = 0
+        for job in batch:
+            if self._database.trouble(error) not in (Trouble.REFUSED, Trouble.CONTENDED):
+                break
+            met = self._try(partial(self._commit_batch, (job,)))
+            if met is not None and self._database.trouble(met) is Trouble.CONTENDED:
+                self._pending.remove(job)
+                self._pending.append(job)  # the others first, next time
+                num_contended += 1
+            error = met or error
+            if num_contended == CONTENDED_LIMIT:
+                break
+        return error
+
+    def _try(self, attempt: Callable[[], None]) -> Exception | None:
+        """What `attempt` raises, if it is a trouble that may pass."""
         try:
-            self._commit_batch(batch)
+            attempt()
         except Exception as error:
-            if trouble(error) not in (Trouble.BLOCKED, Trouble.REFUSED):
+            if self._database.trouble(error) in (None, Trouble.FATAL):
                 raise
             return error
         return None
@@ -235,107 +197,106 @@ class Writer:
         """One commit and the news of it. Raises only the database's trouble; then nothing is done."""
         started = time.monotonic()
         try:
-            outcomes = self._attempt(batch, isolate=False)
-        except Exception as error:
-            if trouble(error) is not None:
-                raise
-            outcomes = (
-                [_Outcome(batch[0], None, error)] if len(batch) == 1 else self._attempt(batch, isolate=True)
-            )
-        ended = time.monotonic()
+            outcomes = self._outcomes(batch)
+        except CommitUnknown as unknown:
+            self._unsure = unknown.value
+            self._leave_queue(batch)
+            raise
+        self._durations.append(time.monotonic() - started)
+        self._leave_queue(batch)
+        self._settle(outcomes)
+
+    def _make_sure(self) -> None:
+        """If the connection broke during a commit: did it take place? If not, its jobs wait again."""
+        if self._unsure is None:
+            return
+        took_place = self._writing.took_place()
+        outcomes, self._unsure = self._unsure, None
+        if took_place:
+            self._settle(outcomes)
+        else:
+            self._pending.extendleft(outcome.job for outcome in reversed(outcomes))
+
+    def _leave_queue(self, batch: tuple[_Job, ...]) -> None:
         for job in batch:
             self._pending.remove(job)
+
+    def _settle(self, outcomes: list[_Outcome]) -> None:
         self._blocked_since = None
-        self._uncheckpointed = True
-        if self._full:
-            self._dirty_since = None
-            self._num_synced += 1
-        elif self._dirty_since is None:
-            self._dirty_since = ended
         self._num_commits += 1
-        self._num_jobs += len(batch)
-        self._durations.append(ended - started)
+        self._num_jobs += len(outcomes)
         self._deliver(outcomes)
+        # A beat or a sweep, which nobody promised and nobody waits for, is no news to others.
+        if any(outcome.job.promise or outcome.job.patient for outcome in outcomes):
+            self._committed()
+
+    def _outcomes(self, batch: tuple[_Job, ...]) -> list[_Outcome]:
+        """What came of the jobs, by a transaction that is committed.
+
+        Who was overtaken by another process sees by whom at the second attempt, and says so.
+        """
+        try:
+            return self._attempt(batch, isolate=False)
+        except Exception as error:
+            if self._database.trouble(error) is not None:
+                raise
+            if len(batch) == 1 and not self._database.overtaken(error):
+                return [_Outcome(batch[0], None, self._database.meaning(error))]
+        return self._attempt(batch, isolate=True)
 
     def _attempt(self, batch: tuple[_Job, ...], *, isolate: bool) -> list[_Outcome]:
         """One transaction. The first job that raises undoes all; with `isolate`, each stands alone.
 
         Savepoints cost 20-50 us a job, and jobs seldom raise: so they are for the second attempt.
         """
-        outcomes = []
-        self._raw.execute("BEGIN IMMEDIATE")
-        try:
+
+        def work(connection: Connection) -> list[_Outcome]:
+            outcomes = []
             for job in batch:
                 if isolate:
-                    self._raw.execute("SAVEPOINT job")
+                    self._writing.say("SAVEPOINT job")
                 try:
-                    outcomes.append(_Outcome(job, job.call(self._connection), None))
+                    outcomes.append(_Outcome(job, job.call(connection), None))
                 except Exception as error:
-                    if not isolate or trouble(error) is not None:
+                    if not isolate or self._database.trouble(error) is not None:
                         raise
-                    self._raw.execute("ROLLBACK TO job")
-                    outcomes.append(_Outcome(job, None, error))
+                    self._writing.say("ROLLBACK TO job")
+                    outcomes.append(_Outcome(job, None, self._database.meaning(error)))
                 if isolate:
-                    self._raw.execute("RELEASE job")
-            self._raw.execute("COMMIT")
-        except BaseException:
-            if self._raw.in_transaction:
-                self._raw.execute("ROLLBACK")
-            raise
-        return outcomes
+                    self._writing.say("RELEASE job")
+            return outcomes
 
-    def _set_full(self, full: bool) -> None:
-        if full != self._full:
-            self._raw.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
-            self._full = full
+        return self._writing.transact(work, promise=any(job.promise for job in batch))
 
     def _wait_after(self, error: Exception) -> None:
-        """The database is locked or full: tell the impatient when their time is up, keep the others."""
-        self._sync()  # what was committed before is not to wait for this to pass
-        refused = trouble(error) is Trouble.REFUSED
+        """The database does not take it now: tell the impatient when their time is up, keep the others."""
+        self._writing.sync()  # what was committed before is not to wait for this to pass
+        kind = self._database.trouble(error)
         now = time.monotonic()
         if self._blocked_since is None:
             self._blocked_since = now
+        out_of_time = self._closing is not None and now > self._closing
         kept: deque[_Job] = deque()
         given_up = []
-        out_of_time = self._closing is not None and now > self._closing
         for job in self._pending:
-            if out_of_time or (not job.patient and (refused or now - job.since > PATIENCE_S)):
-                refusal = StorageUnavailable(f"the database could not be written: {error}")
-                refusal.__cause__ = error
-                given_up.append(_Outcome(job, None, refusal))
+            tired = kind is Trouble.REFUSED or now - job.since > PATIENCE_S
+            if out_of_time or (tired and not job.patient):
+                given_up.append(job)
             else:
                 kept.append(job)
         self._pending = kept
-        self._deliver(given_up)
-        if not kept:
+        if self._unsure is not None and out_of_time:
+            given_up += [outcome.job for outcome in self._unsure]
+            self._unsure = None
+        what = "the database could not be written"
+        self._deliver([_Outcome(job, None, unavailable(what, error)) for job in given_up])
+        if not kept and not self._unsure:
             self._blocked_since = None
-        elif refused:
+        elif kind is Trouble.LOST:
+            time.sleep(RETRY_S)
+        elif kind is Trouble.REFUSED:
             with suppress(Empty):  # a pause that new work ends
                 self._take(self._queue.get(timeout=RETRY_S))
-
-    def _look_at_wal(self) -> None:
-        idle = self._queue.empty()
-        size = self._wal.measure()
-        if size + CHECKPOINT_STEP < self._next_checkpoint_at:  # the WAL was begun anew
-            self._next_checkpoint_at = 0
-        if size >= (WAL_OPPORTUNE if idle else WAL_LIMIT) and size >= self._next_checkpoint_at:
-            self._checkpoint("PASSIVE")
-
-    def _checkpoint(self, mode: str) -> None:
-        """Moves the WAL into the database file as far as readers allow; SQLite syncs both."""
-        try:
-            self._raw.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-        except sqlite3.Error as error:
-            if trouble(error) is Trouble.FATAL:
-                raise
-            # Locked or no room: the WAL keeps everything; another attempt follows the next commit.
-            self._uncheckpointed = False
-            return
-        self._num_checkpoints += 1
-        self._uncheckpointed = False
-        self._dirty_since = None
-        self._next_checkpoint_at = self._wal.measure() + CHECKPOINT_STEP
 
     def _deliver(self, outcomes: list[_Outcome]) -> None:
         if outcomes:

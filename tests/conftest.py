@@ -14,6 +14,16 @@ from tests.running import Running, http_client, live_app, running_app
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+    from tests.postgres import Postgres
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Postgres:
+    """A real PostgreSQL server, started by the first test that asks for it."""
+    from tests.postgres import the_server
+
+    return the_server()
+
 
 @pytest.fixture
 async def server_app(tmp_path: Path) -> AsyncIterator[Running]:

@@ -6,6 +6,7 @@ ASGITransport buffers a reply until it is whole, so streams that a test looks in
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -38,10 +39,24 @@ class Running:
         return self.life.context
 
 
+async def database(folder: Path) -> dict[str, str]:
+    """A server's database: SQLite in its folder, or one on PostgreSQL with ANTIPHON_TEST_DB=postgresql."""
+    if os.environ.get("ANTIPHON_TEST_DB") != "postgresql":
+        return {}
+    from tests.postgres import the_server
+
+    if folder not in _databases:
+        _databases[folder] = await the_server().fresh()
+    return {"db": _databases[folder]}
+
+
+_databases: dict[Path, str] = {}
+
+
 @asynccontextmanager
 async def running_app(folder: Path, engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
     """A started server over ASGI, its data in `folder`; a second one on the same folder is a restart."""
-    config = Config(data=folder, engine="scripted", **settings)
+    config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
     life = Life(config, engine=engine or ScriptedEngine())
     try:
         await life.start()
@@ -53,7 +68,7 @@ async def running_app(folder: Path, engine: Engine | None = None, **settings: An
 @asynccontextmanager
 async def live_app(folder: Path, engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
     """The same on a socket of its own, on this event loop."""
-    config = Config(data=folder, engine="scripted", **settings)
+    config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
     life = Life(config, engine=engine or ScriptedEngine())
     app = create_app(life)
     server = web_server(app, config)

@@ -330,6 +330,7 @@ class _Item:
         self._said = ""
         self._logprobs: list[Json] = []
         empty = {"message": ("content", []), "reasoning": ("summary", []), "function_call": ("arguments", "")}
+        empty["custom_tool_call"] = ("input", "")
         if added["type"] in empty:
             field, value = empty[added["type"]]
             assert added[field] == value, f"{added['type']} added with {field} {added[field]!r}"
@@ -435,14 +436,26 @@ def check_chunks(stream: Sequence[Json], name: str, *, include_usage: bool = Fal
 
 
 def _validate_chunk(chunk: Json, name: str) -> None:
-    """The schema, which forgets that `usage` may be null and that completions are streamed as well."""
+    """The schema, which forgets that `usage` may be null, that completions are streamed as well, and that
+    custom tools are called in streams."""
     tolerated = {k: v for k, v in chunk.items() if not (k == "usage" and v is None)}
+    if name == "CreateChatCompletionStreamResponse":
+        tolerated["choices"] = [_without_custom_calls(choice) for choice in chunk["choices"]]
     if name == "CreateCompletionResponse":
         choices = [
             choice | {"finish_reason": choice["finish_reason"] or "stop"} for choice in chunk["choices"]
         ]
         tolerated["choices"] = [_without_nulls(choice) for choice in choices]
     validate(name, tolerated)
+
+
+def _without_custom_calls(choice: Json) -> Json:
+    """A chat chunk's choice without the type of calls of custom tools."""
+    calls = [
+        {key: value for key, value in call.items() if key != "type" or value != "custom"}
+        for call in choice["delta"].get("tool_calls", ())
+    ]
+    return {**choice, "delta": {**choice["delta"], "tool_calls": calls}} if calls else choice
 
 
 def _without_nulls(choice: Json) -> Json:
@@ -511,8 +524,10 @@ def _fold(parts: Sequence[Json]) -> Json:
 def _fold_calls(calls: list[Json], deltas: Iterable[Json]) -> None:
     for delta in deltas:
         if delta["index"] == len(calls):
-            assert delta["id"] and delta["type"] == "function" and delta["function"]["name"], delta
-            calls.append({"id": delta["id"], "type": "function", "function": {**delta["function"]}})
+            kind = delta["type"]
+            assert delta["id"] and kind in ("function", "custom") and delta[kind]["name"], delta
+            calls.append({"id": delta["id"], "type": kind, kind: {**delta[kind]}})
         else:
             assert delta["index"] == len(calls) - 1 and "id" not in delta, f"out of order: {delta}"
-            calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
+            kind, field = calls[-1]["type"], "input" if calls[-1]["type"] == "custom" else "arguments"
+            calls[-1][kind][field] += delta[kind][field]

@@ -5,7 +5,8 @@ Revision 0001, after none. What each table is for stands in `storage.tables`; th
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary
+from sqlalchemy import Text as AnyText
 
 from alembic import op
 
@@ -13,6 +14,8 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+
+Text = AnyText().with_variant(AnyText(collation="C"), "postgresql")
 
 
 def upgrade() -> None:

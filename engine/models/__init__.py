@@ -71,15 +71,24 @@ class Model(Protocol):
 F32_BELOW = 200_000_000
 
 
-def load_model(folder: Path, *, dtype: str, device: torch.device, max_model_len: int | None) -> Model:
+def load_model(
+    folder: Path,
+    *,
+    dtype: str,
+    device: torch.device,
+    max_model_len: int | None,
+    deterministic: bool = False,
+) -> Model:
     """Load the decoder of `folder`; `dtype` is auto, float32, bfloat16 or float16.
+
+    `deterministic`: refuse what cannot compute a token apart from those beside it.
 
     Raises LoadError, in one line, for what cannot be served.
     """
     from engine.models import families
 
     config = read_config(folder)
-    _refuse(config)
+    _refuse(config, deterministic)
     checkpoint = Checkpoint(folder)
     compute = _compute_dtype(dtype, checkpoint)
     if families.is_native(config):
@@ -103,7 +112,7 @@ def _compute_dtype(dtype: str, checkpoint: Checkpoint) -> torch.dtype:
     return checkpoint.dtype
 
 
-def _refuse(config: dict[str, Any]) -> None:
+def _refuse(config: dict[str, Any], deterministic: bool) -> None:
     """Refuse, before anything is read, what no tier serves."""
     architecture = (config.get("architectures") or [config.get("model_type", "?")])[0]
     if "quantization_config" in config:
@@ -111,3 +120,16 @@ def _refuse(config: dict[str, Any]) -> None:
         raise LoadError(f"{architecture} is quantized ({method}); load the unquantized checkpoint")
     if config.get("is_encoder_decoder"):
         raise LoadError(f"{architecture} is an encoder-decoder; only decoders are served")
+    if deterministic and _has_experts(config):
+        # each computes as many tokens at once as chose it: a shape that neighbours change
+        raise LoadError(f"{architecture} is a mixture of experts, which is not served with deterministic")
+
+
+def _has_experts(config: dict[str, Any]) -> bool:
+    """Whether a field, also one of the text model's own part, gives a model several experts."""
+    for name, value in config.items():
+        if isinstance(value, dict) and _has_experts(value):
+            return True
+        if "expert" in name and isinstance(value, int) and value > 1:
+            return True
+    return False

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.routes import chat, completions, conversations, health, keys, models, responses, tokenize
+from server.routes import (
+    chat,
+    completions,
+    conversations,
+    health,
+    keys,
+    models,
+    responses,
+    tenants,
+    tokenize,
+    webhooks,
+)
 
 ROUTERS: tuple[APIRouter, ...] = tuple(
-    family.router for family in (health, models, responses, conversations, chat, completions, tokenize, keys)
+    family.router
+    for family in (
+        *(health, models, responses, conversations, chat, completions, tokenize),
+        *(keys, webhooks, tenants),
+    )
 )

@@ -1,6 +1,6 @@
 """/v1/conversations: a mutable log of items that turns may append to.
 
-Owns the conversation's wire form and its limits. Refuses to know how items are kept and what a run does with
+Owns the limits of what a request may add. Refuses to know how items are kept and what a run does with
 them.
 """
 
@@ -20,7 +20,7 @@ from server.clock import now_us
 from server.context import context, owner, read_body
 from server.errors import invalid_value
 from server.identity import identify
-from server.pages import json_reply, page_json
+from server.pages import conversation_json, json_reply, page_json
 from server.query import include, page_args
 from server.routes.responses import new_id
 from server.runs.run import new_item
@@ -28,7 +28,7 @@ from server.schema.fields import ignored_headers
 from server.schema.items import normalize_input
 from server.schema.responses import check_metadata
 from server.schema.shapes import missing, mistyped
-from storage import ItemConflict, NewItem, Storage, StoredConversation
+from storage import ItemConflict, NewItem, Storage
 
 T = TypeVar("T")
 
@@ -46,14 +46,14 @@ async def create_conversation(request: Request) -> Response:
     metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
     create = partial(storage.create_conversation, who, f"conv_{secrets.token_hex(24)}", now_us(), metadata)
     stored = await _stored(storage, who, body.get("items") or [], create)
-    return json_reply(_conversation(stored), _ignored(body, ("items", "metadata")))
+    return json_reply(conversation_json(stored), _ignored(body, ("items", "metadata")))
 
 
 @router.get("/{conversation_id}")
 async def get_conversation(request: Request, conversation_id: str) -> Response:
     """The conversation, without its items."""
     stored = await context(request).storage.get_conversation(owner(request), conversation_id)
-    return json_reply(_conversation(stored))
+    return json_reply(conversation_json(stored))
 
 
 @router.post("/{conversation_id}")
@@ -64,7 +64,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
         missing("metadata")
     metadata = orjson.dumps(check_metadata({} if body["metadata"] is None else body["metadata"]))
     stored = await context(request).storage.update_conversation(owner(request), conversation_id, metadata)
-    return json_reply(_conversation(stored), _ignored(body, ("metadata",)))
+    return json_reply(conversation_json(stored), _ignored(body, ("metadata",)))
 
 
 @router.delete("/{conversation_id}")
@@ -115,22 +115,10 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> R
     stored = await context(request).storage.delete_conversation_item(
         owner(request), conversation_id, item_id, now_us()
     )
-    return json_reply(_conversation(stored))
+    return json_reply(conversation_json(stored))
 
 
 # ------------------------------------------------------------------------------------------------------------
-
-
-def _conversation(stored: StoredConversation) -> bytes:
-    """The official ConversationResource."""
-    return orjson.dumps(
-        {
-            "id": stored.id,
-            "object": "conversation",
-            "created_at": stored.created_at // 1_000_000,
-            "metadata": orjson.Fragment(stored.metadata),
-        }
-    )
 
 
 async def _stored(

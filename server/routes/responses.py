@@ -17,24 +17,30 @@ from starlette.responses import Response
 
 from server.context import Context, context, owner, read_body, while_connected
 from server.errors import ApiError
+from server.idempotency import keyed
 from server.pages import json_reply, page_json
-from server.query import PageArgs, choice, flag, include, integer, page_args, timestamp
-from server.runs import Started
+from server.query import PageArgs, choice, flag, include, integer, number, page_args, timestamp
+from server.runs import Started, interrupted
 from server.runs.channel import Frames
 from server.runs.feed import Reader, ReaderLagged
 from server.runs.plan import RunPlan
-from server.runs.snapshot import terminal_response
+from server.runs.prompt import answering
+from server.runs.snapshot import Snapshot, terminal_response
 from server.runs.steps import TERMINAL
 from server.schema.fields import ignored_headers
+from server.schema.formats import TEXT, as_output
 from server.schema.items import normalize_input
 from server.schema.responses import CreateResponse, parse_create, parse_input_tokens, parse_tool_outputs
 from server.schema.shapes import refuse
 from server.sse import EventStream, StreamCut
-from storage import NotFound, StoredItem, StoredResponse
+from storage import EventsExpired, NotFound, StoredItem, StoredResponse
 
 router = APIRouter(prefix="/v1/responses")
 
 STATUSES = ("queued", "in_progress", *sorted(TERMINAL))
+
+MAX_WAIT_S = 300.0
+"""How long a GET may ask to wait for the end of a response."""
 
 
 def new_id(prefix: str) -> str:
@@ -50,18 +56,24 @@ def new_id(prefix: str) -> str:
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
     parsed, ignored = parse_create(await read_body(request))
-    return await _start(request, parsed, ignored_headers(ignored))
+    headers = ignored_headers(ignored)
+    if (response_id := keyed(request).response_id) is not None:
+        return await _again(request, response_id, stream=parsed.stream, headers=headers)
+    return await _start(request, parsed, headers)
 
 
 async def _start(request: Request, parsed: CreateResponse, headers: Mapping[str, str]) -> Response:
     here = context(request)
+    headers = {**headers, **here.models.resume_headers(parsed.model)}
     items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
-    started = await here.runs.create(owner(request), parsed, items)
+    key = keyed(request)
+    started = await here.runs.create(owner(request), parsed, items, key.request)
+    key.started(started.response_id)
     if parsed.stream:
         return _stream(request, started.reader, headers=headers)
     if parsed.background:
         started.reader.close()
-        return json_reply(started.response, headers)
+        return _reply(started.response, headers)
     try:
         result = _result(here, started, owner(request) if parsed.store else None)
         return json_reply(await while_connected(request, result), headers)
@@ -76,8 +88,25 @@ async def _result(here: Context, started: Started, who: str | None) -> bytes:
         return terminal_response(frames.data)
     if who is not None:
         await here.runs.get(who, started.response_id)  # raises NotFound when it was deleted
-    message = f"The server stopped before response '{started.response_id}' was done."
-    raise ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
+    raise interrupted(started.response_id)
+
+
+async def _again(request: Request, response_id: str, *, stream: bool, headers: Mapping[str, str]) -> Response:
+    """Answer the repeat of a request with what it started."""
+    runs, who = context(request).runs, owner(request)
+    if not stream:
+        return _reply(await while_connected(request, runs.answer(who, response_id)), headers)
+    reader, stored = await runs.follow(who, response_id, hidden=True)
+    _require_events(reader, stored)
+    headers = {**headers, **context(request).models.resume_headers(stored.model)}
+    return _stream(request, reader, ended=stored.status in TERMINAL, headers=headers)
+
+
+def _reply(snapshot: Snapshot, headers: Mapping[str, str] | None = None) -> Response:
+    hint = {}
+    if snapshot.poll_after_ms is not None:
+        hint["openai-poll-after-ms"] = str(snapshot.poll_after_ms)
+    return json_reply(snapshot.body, {**(headers or {}), **hint})
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -105,10 +134,17 @@ async def _frames(reader: Reader, after: int, ended: bool, numbered: bool) -> As
             async for frames in stream:
                 terminal = frames.terminal
                 yield _with_ids(frames) if numbered else frames.data
-    except ReaderLagged:
+    except (ReaderLagged, EventsExpired):
         terminal = False
     if not terminal:
         raise StreamCut
+
+
+def _require_events(reader: Reader, stored: StoredResponse) -> None:
+    """EventsExpired, and the reader has left, where there is nothing to stream any more."""
+    if stored.log_erased_at is not None:
+        reader.close()
+        raise EventsExpired(stored.id, stored.log_erased_at)
 
 
 def _with_ids(frames: Frames) -> bytes:
@@ -137,17 +173,23 @@ async def list_responses(request: Request) -> Response:
 
 @router.get("/{response_id}")
 async def retrieve_response(request: Request, response_id: str) -> Response:
-    """A response as it stands, or (`stream=true`) its events from any point on."""
+    """A response as it stands, or after `wait` seconds at most (extension) at its end; or (`stream=true`) its
+    events from any point on."""
     query = request.query_params
     include(query)
-    runs = context(request).runs
-    if not flag(query, "stream"):
-        return json_reply(await runs.get(owner(request), response_id))
+    runs, stream = context(request).runs, flag(query, "stream")
+    wait_s = number(query, "wait", minimum=0, maximum=MAX_WAIT_S)
+    if stream and wait_s is not None:
+        refuse("wait", "A stream waits anyway: 'wait' cannot be given together with 'stream'.")
+    if not stream:
+        waiting = runs.get(owner(request), response_id, wait_s=wait_s or 0.0)
+        return _reply(await (while_connected(request, waiting) if wait_s else waiting))
     after = _starting_after(request)
     reader, stored = await runs.follow(owner(request), response_id)
     ended = stored.status in TERMINAL
+    _require_events(reader, stored)
     try:
-        if not ended and after >= await runs.next_seq(response_id):
+        if stored.run is not None and after >= stored.run.next_seq:
             raise ApiError(
                 400,
                 f"Response '{response_id}' has no event {after} yet.",
@@ -157,7 +199,8 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     except BaseException:
         reader.close()
         raise
-    return _stream(request, reader, after=after, ended=ended)
+    headers = context(request).models.resume_headers(stored.model)
+    return _stream(request, reader, after=after, ended=ended, headers=headers)
 
 
 def _starting_after(request: Request) -> int:
@@ -227,23 +270,27 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @router.post("/{response_id}/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a run in flight; SDKs send an empty body, which is not read."""
-    return json_reply(await context(request).runs.cancel(owner(request), response_id))
+    return _reply(await context(request).runs.cancel(owner(request), response_id))
 
 
 @router.post("/{response_id}/tool_outputs")
 async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     """Feed a waiting run, or continue a response that completed with unanswered calls (extension)."""
     outputs, ignored = parse_tool_outputs(await read_body(request), new_id=new_id)
+    headers = ignored_headers(ignored)
     runs, who = context(request).runs, owner(request)
+    if (known := keyed(request).response_id) is not None:
+        return await _again(request, known, stream=outputs.stream, headers=headers)
     stored, pending = await runs.pending(who, response_id)
     if stored.status != "completed" or not pending:
-        return json_reply(await runs.feed_outputs(who, stored, outputs.items), ignored_headers(ignored))
+        return _reply(await runs.feed_outputs(who, stored, outputs.items), headers)
     missing = pending.keys() - {item["call_id"] for item in outputs.items}
     if missing:
         message = f"Outputs of all pending calls are needed; missing: {', '.join(sorted(missing))}."
         refuse("tool_outputs", message)
-    body = _continuation(stored, list(outputs.items), stream=outputs.stream)
-    return await _start(request, parse_create(body)[0], ignored_headers(ignored))
+    made = [orjson.loads(item.body) for item in stored.output]
+    body = _continuation(stored, answering(outputs.items, made), stream=outputs.stream)
+    return await _start(request, parse_create(body)[0], headers)
 
 
 def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:
@@ -262,6 +309,8 @@ def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream
         body["include"] = ["message.output_text.logprobs"]
     if plan.cache_salt:
         body["cache_salt"] = plan.cache_salt
+    if plan.answer is not None and parent["text"]["format"] == TEXT:  # an extension asked for it
+        body["structured_outputs"] = as_output(*plan.answer)
     if plan.template_kwargs:
         body["chat_template_kwargs"] = plan.template_kwargs
     return {**body, **sampling, "input": items, "stream": stream}

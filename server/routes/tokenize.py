@@ -15,11 +15,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.chat_view import render_input
+from server.chat_view import offer_of, render_input
 from server.context import context, read_body
 from server.models import ServedModel
 from server.pages import json_reply
-from server.runs.prompt import offer
 from server.schema.chat import parse_chat
 from server.schema.shapes import missing, mistyped, refuse
 
@@ -68,8 +67,7 @@ async def detokenize(request: Request) -> Response:
 async def _rendered(model: ServedModel, body: Mapping[str, Any]) -> tuple[int, ...]:
     """The prompt of a chat completion with these fields."""
     asked, _ = parse_chat({name: value for name, value in body.items() if name not in OWN_FIELDS})
-    offered = offer(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
-    return (await model.engine.render(render_input(asked, offered, now=time.time()))).ids
+    return (await model.engine.render(render_input(asked, offer_of(asked), now=time.time()))).ids
 
 
 def _model(request: Request, body: Mapping[str, Any]) -> ServedModel:

@@ -1,5 +1,5 @@
 """Runs: from a plan to durable events, and back to readers. `Runs` is the door; the rest is its inside."""
 
-from server.runs.runner import Runs, Started
+from server.runs.runner import Runs, Started, interrupted
 
-__all__ = ["Runs", "Started"]
+__all__ = ["Runs", "Started", "interrupted"]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text, TokenLogprob
+from server.runs.inputs import InputReader
 
 Draft = dict[str, Any]
 Item = dict[str, Any]
@@ -24,6 +25,7 @@ PREFIXES: Mapping[str, str] = {
     "reasoning": "rs_",
     "function_call": "fc_",
     "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
     "mcp_list_tools": "mcpl_",
     "mcp_call": "mcp_",
     "call": "call_",
@@ -65,6 +67,7 @@ class _Open:
     item: Item
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    reader: InputReader | None = None  # of a custom call
 
     def at(self, type_: str, **fields: Any) -> Draft:
         return {"type": type_, "item_id": self.item["id"], "output_index": self.index, **fields}
@@ -78,8 +81,8 @@ class Assembler:
     """Builds one response's output.
 
     secret: the run's, for ids. servers: function name -> server label, for calls that the server runs itself
-    (`mcp_call` items). logprobs: whether text carries them. output, unfinished: what `fold` made of its
-    events, when a run goes on.
+    (`mcp_call` items). customs: names of tools that take a text (`custom_tool_call` items). logprobs: whether
+    text carries them. output, unfinished: what `fold` made of its events, when a run goes on.
     """
 
     def __init__(
@@ -87,12 +90,14 @@ class Assembler:
         secret: bytes,
         *,
         servers: Mapping[str, str] | None = None,
+        customs: Collection[str] = (),
         logprobs: bool = False,
         output: Iterable[Item] = (),
         unfinished: Iterable[int] = (),
     ) -> None:
         self._secret = secret
         self._servers = servers or {}
+        self._customs = customs
         self._logprobs = logprobs
         self.output: list[Item] = list(output)
         self._calling: dict[str, int] = {  # mcp calls whose outcome is still to come: item id -> output index
@@ -124,7 +129,7 @@ class Assembler:
         return drafts
 
     def _text(self, delta: Text, drafts: list[Draft]) -> None:
-        part = self._open_part("message", drafts)
+        part = self._open_part("message", drafts, phase="commentary" if delta.preamble else None)
         logprobs = [item_logprob(entry) for entry in delta.logprobs] if self._logprobs else []
         part.pieces.append(delta.text)
         part.logprobs.extend(logprobs)
@@ -151,17 +156,26 @@ class Assembler:
             item |= {"error": None, "approval_request_id": None}
             opened = self._open_item(item, drafts)
             drafts.append(opened.at("response.mcp_call.in_progress"))
-        else:
-            item = {"id": self._id("function_call"), "type": "function_call", "status": "in_progress"}
-            item |= {"call_id": derived_id(self._secret, "call", index)[:29], "name": name, "arguments": ""}
-            self._open_item(item, drafts)
+            return
+        kind = "custom_tool_call" if name in self._customs else "function_call"
+        item = {"id": self._id(kind), "type": kind, "status": "in_progress"}
+        item |= {
+            "call_id": derived_id(self._secret, "call", index)[:29],
+            "name": name,
+            _CALLS[kind].field: "",
+        }
+        opened = self._open_item(item, drafts)
+        if kind == "custom_tool_call":
+            opened.reader = InputReader()
 
     def _arguments(self, text: str, drafts: list[Draft]) -> None:
         call = self._open
+        if call is not None and call.reader is not None:
+            text = call.reader.feed(text)
         if call is None or not text:
             return
         call.pieces.append(text)
-        drafts.append(call.at(_ARGUMENTS[call.item["type"]] + ".delta", delta=text))
+        drafts.append(call.at(_CALLS[call.item["type"]].event + ".delta", delta=text))
 
     # -- what the server does itself -------------------------------------------------------------------------
 
@@ -243,13 +257,16 @@ class Assembler:
             self._open = opened
         return opened
 
-    def _open_part(self, kind: str, drafts: list[Draft]) -> _Open:
+    def _open_part(self, kind: str, drafts: list[Draft], *, phase: str | None = None) -> _Open:
         """The open message or reasoning item, opened together with its only content part."""
-        if self._open is not None and self._open.item["type"] == kind:
-            return self._open
+        opened = self._open
+        if opened is not None and opened.item["type"] == kind and opened.item.get("phase") == phase:
+            return opened
         self._close(drafts, "completed")
         item: Item = {"id": self._id(kind), "type": kind, "status": "in_progress"}
         item |= {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
+        if phase is not None:
+            item["phase"] = phase
         if kind == "reasoning":
             item["encrypted_content"] = None
         opened = self._open_item(item, drafts)
@@ -271,9 +288,10 @@ class Assembler:
             drafts.append(opened.at("response.content_part.done", content_index=0, part=part))
             item["content"] = [part]
         else:
-            item["arguments"] = text
+            call = _CALLS[kind]
+            item[call.field] = text
             named = {"name": item["name"]} if kind == "function_call" else {}
-            drafts.append(opened.at(_ARGUMENTS[kind] + ".done", **named, arguments=text))
+            drafts.append(opened.at(call.event + ".done", **named, **{call.field: text}))
             if kind == "mcp_call" and status == "completed":
                 item["status"] = "calling"
                 self._calling[item["id"]] = opened.index  # its outcome closes it
@@ -291,7 +309,20 @@ class Assembler:
 
 
 _TEXT_DONE = {"message": "response.output_text.done", "reasoning": "response.reasoning_text.done"}
-_ARGUMENTS = {"function_call": "response.function_call_arguments", "mcp_call": "response.mcp_call_arguments"}
+
+
+class _Call(NamedTuple):
+    """What a kind of call names its content, and the events that bring it."""
+
+    field: str
+    event: str
+
+
+_CALLS = {
+    "function_call": _Call("arguments", "response.function_call_arguments"),
+    "custom_tool_call": _Call("input", "response.custom_tool_call_input"),
+    "mcp_call": _Call("arguments", "response.mcp_call_arguments"),
+}
 _CLOSED_AT_ONCE = frozenset({"mcp_list_tools", "function_call_output", "custom_tool_call_output"})
 
 
@@ -344,6 +375,8 @@ def fold(events: Iterable[Mapping[str, Any]]) -> tuple[list[Item], set[int]]:
                     part["logprobs"] = [*part["logprobs"], *map(_with_bytes, event["logprobs"])]
             case "function_call_arguments.delta" | "mcp_call_arguments.delta":
                 output[event["output_index"]]["arguments"] += event["delta"]
+            case "custom_tool_call_input.delta":
+                output[event["output_index"]]["input"] += event["delta"]
             case "mcp_call_arguments.done":
                 output[event["output_index"]]["status"] = "calling"
     return output, unfinished
@@ -358,7 +391,7 @@ def _with_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reopened(index: int, item: Item) -> _Open:
     """An item that a fold left open, as it was when its last event was made."""
-    if "arguments" in item:
-        return _Open(index, item, [item["arguments"]])
+    if (call := _CALLS.get(item["type"])) is not None:
+        return _Open(index, item, [item[call.field]])
     part = item["content"][0]
     return _Open(index, item, [part["text"]], list(part.get("logprobs", ())))

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from server.sse import frame
-from storage import ECHO_MARK, Record
+from storage import ECHO_MARK, Record, RunGlance
 
 TAIL_BYTES = 1 << 20
 """How much a reader may lag behind the newest frame before it has to go back to the log."""
@@ -63,7 +63,9 @@ class Channel:
     """Where one run's events appear; it lives while the run does or somebody reads.
 
     echo: the response's immutable fields, as the JSON members to splice into its events. next_seq: the number
-    of the next event to appear, None while nobody here writes the run.
+    of the next event to appear, None while nobody here writes the run: then the log has its events, and
+    `glance` tells how it stood when somebody last looked. over: it is in flight nowhere any more. num_rests:
+    how often it was left to rest: ended, parked or given up.
     """
 
     def __init__(self, response_id: str, echo: bytes, *, stored: bool, next_seq: int | None) -> None:
@@ -71,6 +73,9 @@ class Channel:
         self.echo = echo
         self.stored = stored
         self.next_seq = next_seq
+        self.glance: RunGlance | None = None
+        self.over = False
+        self.num_rests = 0
         self.last: Frames | None = None
         self.cut = False  # the streams stop without a terminal event; their readers may come back
         self.readers: set[asyncio.Event] = set()
@@ -92,6 +97,28 @@ class Channel:
             self._tail_bytes -= len(self._tail.popleft().data)
         self._wake()
 
+    def rest(self) -> None:
+        """Nobody here writes the run for now: more than its events may have changed, and the log is where
+        others may go on."""
+        if self.stored and not self.ended:
+            self.next_seq = self.glance = None
+            self._tail.clear()
+            self._tail_bytes = 0
+        self.num_rests += 1
+        self._wake()
+
+    def see(self, glance: RunGlance | None) -> None:
+        """How the run stands elsewhere; None: it is in flight no more, so its log is whole, or erased."""
+        if self.next_seq is not None:
+            return  # by now it is written here
+        before, self.glance = self.glance, glance
+        if glance is None:
+            self.over = True
+        if glance is None or before is None or glance.state != before.state:
+            self.num_rests += 1
+        if glance is None or glance != before:
+            self._wake()
+
     def stop(self) -> None:
         """End all streams without a terminal event."""
         self.cut = True
@@ -102,8 +129,10 @@ class Channel:
             changed.set()
 
     def covers(self, after: int) -> bool:
-        """True when everything above `after` that has appeared is still in the tail."""
+        """True when everything above `after` that is known to have appeared is still in the tail."""
         oldest = self._tail[0].first_seq if self._tail else self.next_seq
+        if oldest is None and self.glance is not None:
+            oldest = self.glance.next_seq
         return oldest is not None and after + 1 >= oldest
 
     def read(self, after: int) -> Frames | None:

@@ -27,6 +27,7 @@ class Feed:
         self._storage = storage
         self._channels: dict[str, Channel] = {}
         self._running: set[str] = set()
+        self.stirred = asyncio.Event()  # set whenever a run or a reader has come
         self.on_left: Callable[[str], None] = lambda response_id: None  # a response's last reader has left
 
     def open(self, response_id: str, echo: bytes, *, stored: bool, next_seq: int = 0) -> Channel:
@@ -40,12 +41,31 @@ class Feed:
         elif channel.next_seq is None:
             channel.next_seq = next_seq
         channel.cut = False
+        self.stirred.set()
         return channel
 
     def release(self, response_id: str) -> None:
         """The run writes no more for now; its channel goes when its readers have gone."""
         self._running.discard(response_id)
+        if (channel := self._channels.get(response_id)) is not None:
+            channel.rest()
         self._drop_if_idle(response_id)
+
+    def lose(self, response_id: str) -> None:
+        """The run is another's by now, or was deleted. Readers follow it there; where nobody else can have it,
+        they are cut."""
+        channel = self._channels.get(response_id)
+        if channel is not None and not (channel.stored and self._storage.shared):
+            channel.stop()
+
+    def elsewhere(self) -> list[Channel]:
+        """What is read here and written, if at all, by another process."""
+        return [
+            channel
+            for id, channel in self._channels.items()
+            if channel.readers and channel.stored and id not in self._running
+            if not (channel.ended or channel.over or channel.cut)
+        ]
 
     def join(self, response_id: str, echo: bytes = b"") -> Reader:
         """Begin to read a response; the caller closes the reader.
@@ -55,11 +75,8 @@ class Feed:
         channel = self._channels.get(response_id)
         if channel is None:
             channel = self._channels[response_id] = Channel(response_id, echo, stored=True, next_seq=None)
+        self.stirred.set()
         return Reader(self, self._storage, channel)
-
-    def find(self, response_id: str) -> Channel | None:
-        """The channel, if somebody writes or reads the response here."""
-        return self._channels.get(response_id)
 
     def num_readers(self, response_id: str) -> int:
         """How many follow the response in this process."""
@@ -95,6 +112,7 @@ class Reader:
     def __init__(self, feed: Feed, storage: Storage, channel: Channel) -> None:
         self._feed, self._storage, self._channel = feed, storage, channel
         self._changed = asyncio.Event()
+        self._rests_seen = channel.num_rests
         channel.readers.add(self._changed)
 
     def close(self) -> None:
@@ -107,15 +125,16 @@ class Reader:
         """Every event above `after`, in order, until the terminal one has come or the stream is cut.
 
         ended: the response is terminal, so the log is whole and there is nothing to wait for. Join before
-        asking storage whether it is. Raises ReaderLagged, for an unstored run only.
+        asking storage whether it is. Raises ReaderLagged, for an unstored run only, and EventsExpired.
         """
         channel = self._channel
         while True:
             self._changed.clear()
+            whole = ended or channel.over
             covered = channel.covers(after)
             found = [live] if covered and (live := channel.read(after)) is not None else []
             # What has ended in the log may still be on its way to the channel.
-            if not found and (ended or not covered):
+            if not found and (whole or not covered):
                 if not channel.stored:
                     raise ReaderLagged(channel.response_id)
                 found = await self._logged(after)
@@ -126,7 +145,7 @@ class Reader:
                     return
             if found:
                 continue
-            if ended or channel.ended or channel.cut:
+            if whole or channel.ended or channel.cut:
                 return
             await self._changed.wait()
 
@@ -136,12 +155,32 @@ class Reader:
         records = await self._storage.records(channel.response_id, after=after)
         return [Frames.of(record, channel.echo).after(after) for record in records]
 
-    async def finished(self) -> Frames | None:
-        """Wait for the end of a run of this process: the frames whose last is the terminal event.
+    @property
+    def cut(self) -> bool:
+        """Whether the stream was stopped without its end."""
+        return self._channel.cut
 
-        None when the stream was cut.
-        """
-        while not (self._channel.ended or self._channel.cut):
+    async def rested(self) -> None:
+        """Wait until the run was left to rest since the last time (or the joining), or the stream is over."""
+        channel = self._channel
+        while not (channel.ended or channel.over or channel.cut or channel.num_rests > self._rests_seen):
             self._changed.clear()
             await self._changed.wait()
-        return self._channel.last if self._channel.ended else None
+        self._rests_seen = channel.num_rests
+
+    async def finished(self) -> Frames | None:
+        """Wait for the end of a run: the frames whose last is the terminal event.
+
+        None when the stream was cut, or the response was deleted.
+        """
+        channel = self._channel
+        while not (channel.ended or channel.over or channel.cut):
+            self._changed.clear()
+            await self._changed.wait()
+        if channel.ended or channel.cut:
+            return channel.last if channel.ended else None
+        last = None  # another process has ended it, so only the log has it
+        seen = channel.last.last_seq if channel.last is not None else -1
+        async for last in self.frames(seen, ended=True):
+            pass
+        return last if last is not None and last.terminal else None

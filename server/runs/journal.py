@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +46,12 @@ RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a record: their place in their generation, and facts that they do not determine."""
+    """The tokens of a record: their place in their generation, and what they do not determine."""
 
     token_ids: tuple[int, ...] = ()
     generation: int = 0
     first_token: int = 0
+    logprobs: bytes | None = None
     facts: bytes | None = None
 
 
@@ -104,9 +106,12 @@ class Journal:
         """Start the commit task, which the journal owns until `close`."""
         self._task = asyncio.create_task(self._commits(), name="journal")
 
-    async def close(self) -> None:
-        """Commit what is pending, then stop; whoever writes later has lost its run to the next process."""
-        await self._idle.wait()
+    async def close(self, *, patience_s: float | None = None) -> None:
+        """Commit what is pending, for as long as `patience_s` allows (None: until it is done), then stop;
+        whoever writes later has lost its run to the next process."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._idle.wait()
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -241,13 +246,19 @@ def stamp(draft: Draft, sequence_number: int) -> bytes:
     return orjson.dumps(numbered)[:-1] + b',"response":' + orjson.dumps(head)[:-1] + b"," + ECHO_MARK + b"}}"
 
 
+def stamped(drafts: Sequence[Draft], first_seq: int) -> bytes:
+    """Consecutive drafts as a record holds them."""
+    return b"\n".join(stamp(draft, first_seq + offset) for offset, draft in enumerate(drafts))
+
+
 def _record(drafts: Sequence[Draft], first_seq: int, tokens: Tokens = NO_TOKENS) -> Record:
     return Record(
         first_seq=first_seq,
         num_events=len(drafts),
-        events=b"\n".join(stamp(draft, first_seq + offset) for offset, draft in enumerate(drafts)),
+        events=stamped(drafts, first_seq),
         generation=tokens.generation,
         first_token=tokens.first_token,
         token_ids=tokens.token_ids,
+        logprobs=tokens.logprobs,
         facts=tokens.facts,
     )

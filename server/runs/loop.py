@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -21,18 +22,25 @@ from server.errors import to_api_error
 from server.runs import steps
 from server.runs.assembler import Draft, Item
 from server.runs.journal import Journal
+from server.runs.probation import Probation
+from server.runs.replay import Diverged, Replay, fingerprint
 from server.runs.run import Run, Unlogged, new_item
 from server.telemetry import Telemetry
+from server.webhooks import notice
 from storage import ClosedItem, Finish, Park
 
 log = logging.getLogger("antiphon.runs")
+
+UNCERTAIN = "The server stopped while this call was being made. Whether it had any effect is not known."
+"""What the model is told of a call that may have been made and must not be made twice."""
 
 
 class Loop:
     """Carries out runs."""
 
-    def __init__(self, journal: Journal, telemetry: Telemetry) -> None:
+    def __init__(self, journal: Journal, probation: Probation, telemetry: Telemetry) -> None:
         self._journal = journal
+        self._probation = probation
         self._telemetry = telemetry
 
     async def advance(self, run: Run) -> None:
@@ -40,22 +48,29 @@ class Loop:
 
         Every way out of the steps becomes a state that somebody can read. Only the end of the process (this
         task cancelled without a reason) and the engine's death leave a run without a terminal event: it is
-        still in the log as unfinished, and whoever starts next ends it.
+        still in the log as unfinished, and whoever takes it over goes on with it.
         """
         try:
+            await self._probation.enter(run)
             await self._steps(run)
         except asyncio.CancelledError:
             if not run.cancelled:
                 raise
             self.cancel(run)
         except EngineDead:
+            self._probation.stop()
             raise
         except EngineError as failure:
             log.warning("run %s failed: %r", run.plan.response_id, failure)
             self.fail(run, to_api_error(failure).message, code=_code(failure))
+        except Diverged as why:
+            log.warning("run %s cannot go on: %s", run.plan.response_id, why)
+            self.fail(run, str(why))
         except Exception:
             log.exception("run %s failed", run.plan.response_id)
             self.fail(run, "The server had an error while processing the run.")
+        finally:
+            self._probation.leave(run)
 
     async def _steps(self, run: Run) -> None:
         while True:
@@ -69,8 +84,8 @@ class Loop:
             match step:
                 case steps.ListTools(labels):
                     self._list_tools(run, labels)
-                case steps.Generate(forced, max_tokens):
-                    await self._generate(run, forced, max_tokens)
+                case steps.Generate(generation, max_tokens):
+                    await self._generate(run, generation, max_tokens)
                 case steps.CallTools(calls):
                     await self._call_tools(run, calls)
                 case steps.AwaitClient():
@@ -78,6 +93,9 @@ class Loop:
                     return
                 case steps.Finish(status, reason):
                     self._end(run, status, reason=reason)
+                    return
+                case steps.Fail(message):
+                    self.fail(run, message)
                     return
 
     # -- steps -----------------------------------------------------------------------------------------------
@@ -91,13 +109,14 @@ class Loop:
             self._write(run, run.assembler.tools_listed(label, listed))
         run.unlisted = ()
 
-    async def _generate(self, run: Run, forced: bool, max_tokens: int | None) -> None:
-        generation, first_item = run.progress.generations, len(run.assembler.output)
+    async def _generate(self, run: Run, generation: int, max_tokens: int | None) -> None:
+        replay = None if run.unfinished is None else Replay(run.unfinished)
+        output = run.assembler.output if replay is None else replay.assembler.output
+        first_item = len(output)
         request, run.first = run.first, None
         if request is None:
-            offered = run.plan.offer(run.functions, forced=forced)
-            context = [*run.context, *run.assembler.output]
-            prompt = await run.served.engine.render(run.plan.render_input(context, offered))
+            offered = run.plan.offer(run.functions, forced=generation == 0)
+            prompt = await run.served.engine.render(run.plan.render_input([*run.context, *output], offered))
             try:
                 request = run.plan.request(
                     run.served, prompt, offered, generation=generation, max_tokens=max_tokens
@@ -107,24 +126,34 @@ class Loop:
                     raise
                 run.progress.ended = "length"  # the tools' outputs filled the context
                 return
-        facts: dict[str, Any] = {"generation": generation, "first_item": first_item}
-        facts |= {"input_tokens": len(request.prompt_ids), "cached_tokens": 0}
-        run.unlogged = Unlogged(generation, facts=facts)
+        if replay is not None:
+            request = replay.request(request)
+            run.unlogged = Unlogged(generation, first_token=replay.num_tokens)
+        else:
+            facts: dict[str, Any] = {"generation": generation, "first_item": first_item}
+            facts |= {"input_tokens": len(request.prompt_ids), "cached_tokens": 0}
+            facts["prompt"] = fingerprint(request.prompt_ids)
+            run.unlogged = Unlogged(generation, facts=facts)
         async with aclosing(self._telemetry.timed(run.served.engine.generate(request))) as chunks:
             async for chunk in chunks:
-                if self._take(run, chunk, first_item):
+                if run.unfinished is not None and replay is not None:
+                    if replay.take(chunk):  # until then an end would stand behind what the log folds to
+                        run.assembler, run.unfinished = replay.assembler, None
+                elif self._take(run, chunk, first_item):
                     self._write(run)
                     await self._journal.has_room(run.entry)
+                    self._probation.look(run)
 
     def _take(self, run: Run, chunk: Chunk, first_item: int) -> bool:
         """Take an engine chunk in; True when a record is to be made of what was taken since the last one."""
         unlogged = run.unlogged
-        if chunk.cached_tokens is not None:
+        if chunk.cached_tokens is not None and "generation" in unlogged.facts:
             unlogged.facts["cached_tokens"] = chunk.cached_tokens
         if chunk.reasoning_tokens:
             reasoning = unlogged.facts.get("reasoning_tokens", 0)
             unlogged.facts["reasoning_tokens"] = reasoning + chunk.reasoning_tokens
         unlogged.token_ids.extend(chunk.token_ids)
+        unlogged.logprobs.extend(chunk.logprobs)
         last = chunk.deltas[-1] if chunk.deltas else None
         if drafts := run.assembler.feed(chunk.deltas):
             unlogged.drafts += drafts
@@ -140,11 +169,15 @@ class Loop:
         """Run server tools. A call is durable before it runs: after a crash it is known to have begun."""
         await self._journal.flushed(run.entry)
         for call in calls:
-            limit = run.plan.max_tool_calls
-            if limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
+            spec, limit = tools.BUILTIN.get(call["name"]), run.plan.max_tool_calls
+            if call["id"] in run.uncertain and not (spec is not None and spec.idempotent):
+                result = tools.ToolResult(error=UNCERTAIN)
+            elif spec is None:
+                result = tools.ToolResult(error=f"There is no tool {call['name']!r} any more.")
+            elif limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
                 result = tools.ToolResult(error=f"This response may make no more than {limit} tool calls.")
             else:
-                result = await tools.execute(tools.BUILTIN[call["name"]], call["arguments"])
+                result = await tools.execute(spec, call["arguments"])
             self._write(run, run.assembler.call_finished(call["id"], result.output, result.error))
 
     def _park(self, run: Run) -> None:
@@ -162,12 +195,14 @@ class Loop:
     def started(self, run: Run) -> None:
         """A queued run begins."""
         head = run.head("in_progress")
+        run.queued = False
         draft = {"type": "response.in_progress", "response": {**head, "output": []}}
         self._write(run, [draft], head=orjson.dumps(head), status="in_progress")
 
     def received(self, run: Run, outputs: Sequence[Item]) -> None:
         """Outputs that a client fed to the run appear in its stream."""
-        self._write(run, [draft for item in outputs for draft in run.assembler.output_received(item)])
+        if outputs:
+            self._write(run, [draft for item in outputs for draft in run.assembler.output_received(item)])
 
     def cancel(self, run: Run) -> None:
         """End a run because somebody wants it ended."""
@@ -195,12 +230,13 @@ class Loop:
             usage=run.progress.usage(),
         )
         drafts.append({"type": f"response.{status}", "response": {**head, "output": run.assembler.output}})
-        finish = Finish(status, ended_at, append=False)
-        if run.plan.conversation_id is not None and status in ("completed", "incomplete"):
-            finish = Finish(status, ended_at, append=True)
-            if not run.plan.store:  # the conversation is the only store that these items have
-                inputs, outputs = tuple(map(new_item, run.input)), tuple(map(new_item, run.assembler.output))
-                finish = Finish(status, ended_at, append=True, inputs=inputs, outputs=outputs)
+        append = run.plan.conversation_id is not None and status in ("completed", "incomplete")
+        finish = Finish(status, ended_at, append)
+        if append and not run.plan.store:  # the conversation is the only store that these items have
+            inputs, outputs = tuple(map(new_item, run.input)), tuple(map(new_item, run.assembler.output))
+            finish = Finish(status, ended_at, append, inputs, outputs)
+        if run.plan.background:
+            finish = replace(finish, notice=notice(run.plan.response_id, status, ended_at))
         self._journal.write(
             run.entry,
             drafts,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engine import GenerateRequest, Prompt, PromptTooLong, ReaderParams, RenderInput
+from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape
 from server.runs.context import drop_oldest, load_context
-from server.runs.prompt import Item, Offer, offer, sampling, to_messages
-from server.schema.fields import SamplingFields
+from server.runs.offer import Offer, check, customs, offer, steady
+from server.runs.prompt import Item, sampling, to_messages
+from server.schema.fields import PRIORITIES, SamplingFields, effective_tier
 from server.schema.shapes import refuse
 from server.schema.tools import is_builtin
 
@@ -30,10 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """Flat function tools that the model may be offered. servers: name -> label of those that run here."""
+    """Flat tools that the model may be offered: functions, and customs that take a text.
+
+    servers: name -> label of those that run here.
+    """
 
     tools: tuple[Item, ...]
     servers: Mapping[str, str]
+
+    @property
+    def customs(self) -> frozenset[str]:
+        """The names of the customs."""
+        return customs(self.tools)
 
     def of_server(self, label: str, name: str | None = None) -> list[Item]:
         """The tools of a server label, or the one of that name."""
@@ -49,7 +58,9 @@ class RunPlan:
     """Everything a run needs besides items; stored at its start, so that a run is pinned to its inputs.
 
     secret: hex, source of the ids of its output. created_at: microseconds. num_dropped: items that truncation
-    took from the beginning of the context. fingerprint: of the model that the plan was made for.
+    took from the beginning of the context. fingerprint: of the model that the plan was made for. hidden: its
+    client asked for store=false, and it is stored all the same, for the repeats of its request alone.
+    answer: kind and source of the shape that an answer must have.
     """
 
     response_id: str
@@ -76,6 +87,10 @@ class RunPlan:
     cache_salt: str
     waits: bool
     tool_timeout_s: float
+    hidden: bool = False
+    priority: int = 0
+    answer: tuple[str, str] | None = None
+    effort: str | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -92,11 +107,11 @@ class RunPlan:
         return bytes.fromhex(self.secret)
 
     def functions(self, builtin: Mapping[str, ToolSpec]) -> Functions:
-        """All functions of the request's tools, those of the server's own included.
+        """All functions and customs of the request's tools, those of the server's own included.
 
         Raises ApiError 400 when two share a name, or when a server tool asks for what this server has not.
         """
-        functions = [tool for tool in self.tools if tool["type"] == "function"]
+        functions = [tool for tool in self.tools if tool["type"] in ("function", "custom")]
         servers: dict[str, str] = {}
         for index, tool in enumerate(self.tools):
             if is_builtin(tool):
@@ -116,7 +131,8 @@ class RunPlan:
             choice = {**choice, "mode": "auto"}
         elif not forced and choice != "none":
             choice = "auto"
-        return offer(functions.tools, choice, self.parallel_tool_calls)
+        answer = None if self.answer is None else Shape(*self.answer)  # type: ignore[arg-type]
+        return offer(functions.tools, choice, self.parallel_tool_calls, answer)
 
     def render_input(self, context: Sequence[Item], offered: Offer) -> RenderInput:
         """The template's input for a context."""
@@ -124,6 +140,7 @@ class RunPlan:
             to_messages(context, self.instructions),
             tools=offered.tools,
             template_kwargs=self.template_kwargs,
+            effort=self.effort,
             now=self.created_at / 1e6,
         )
 
@@ -135,16 +152,16 @@ class RunPlan:
         params = sampling(fields, served.info, prompt_tokens=len(prompt.ids), seed=self.seed)
         if max_tokens is not None:
             params = replace(params, max_tokens=min(params.max_tokens, max_tokens))
-        reader = ReaderParams(calls=offered.calls, max_calls=offered.max_calls, starts_in=prompt.starts_in)
         return GenerateRequest(
             id=f"{self.response_id}/{generation}",
             prompt_ids=prompt.ids,
-            sampling=params,
-            reader=reader,
-            constraint=offered.constraint,
+            sampling=steady(params, offered.answer),
+            reader=offered.reader(prompt.starts_in),
+            constraint=offered.enforced(served.info),
             generation=generation,
             owner=self.owner,
             cache_salt=self.cache_salt,
+            priority=self.priority,
         )
 
 
@@ -210,21 +227,20 @@ def _of_functions(choice: Any, functions: Functions) -> Any:
 
 async def make_plan(
     request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
-    ServedModel, builtin: Mapping[str, ToolSpec], now: int, tool_timeout_s: float,
+    ServedModel, builtin: Mapping[str, ToolSpec], now: int, tool_timeout_s: float, keyed: bool = False,
 ) -> Planned:  # fmt: skip
     """Resolve a request whose input is normalised and whose references are resolved.
 
+    keyed: it came with an `Idempotency-Key`, so what it starts is stored, hidden where it asks not to be.
     Raises ApiError 400/404 for what cannot be honoured, PromptTooLong when truncation is disabled.
     """
     context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=tool_timeout_s)
+    if keyed:
+        plan = replace(plan, store=True, hidden=not request.store)
     functions = plan.functions(builtin)
     offered = plan.offer(functions, forced=True)
-    if offered.constraint is not None:
-        if "grammar" not in served.info.capabilities:
-            message = f"The model '{served.name}' cannot be made to call a tool."
-            refuse("tool_choice", message, "unsupported_parameter")
-        await served.engine.check(offered.constraint)
+    await check(offered, served, plan.tools, request.shape_param)
     num_dropped, prompt = await fit(
         plan, served, context.items, offered, truncate=request.truncation == "auto"
     )
@@ -251,6 +267,9 @@ def _resolve(
 ) -> RunPlan:
     """The plan before its context was measured."""
     wants_logprobs = "message.output_text.logprobs" in request.include
+    if wants_logprobs and "logprobs" not in served.info.capabilities:
+        message = f"The model '{served.name}' gives no log probabilities."
+        refuse("include", message, "unsupported_parameter")
     fields = request.sampling_fields()
     if "logit_bias" in fields:
         fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"].items()}
@@ -278,9 +297,12 @@ def _resolve(
         logprobs=wants_logprobs,
         num_dropped=0,
         template_kwargs=request.chat_template_kwargs,
+        effort=request.reasoning.effort if request.reasoning else None,
         cache_salt=request.cache_salt or "",
         waits=request.await_tool_outputs,
         tool_timeout_s=request.tool_timeout_s or tool_timeout_s,
+        priority=PRIORITIES[effective_tier(request.service_tier)],
+        answer=None if request.shape is None else (request.shape.kind, request.shape.source),
     )
 
 

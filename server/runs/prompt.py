@@ -1,29 +1,32 @@
-"""What the model is shown and how it may answer: items to messages, tools to an offer, fields to sampling.
+"""What the model is shown: items to messages, fields to sampling.
 
-Owns the one way from items to a prompt, for Responses and chat alike. Refuses to know storage, events and
-HTTP.
+Owns the one way from items to a prompt, for Responses and chat alike. Refuses to know tools (`offer`),
+storage, events and HTTP.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from engine import Constraint, ModelInfo, PromptTooLong, SamplingParams, ToolShape
+from engine import ModelInfo, PromptTooLong, SamplingParams
 from server.schema.fields import SamplingFields
-from server.schema.shapes import refuse
 
 Item = dict[str, Any]
-
-NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 OUTPUT_KINDS: Mapping[str, str] = {
     "function_call_output": "function_call",
     "custom_tool_call_output": "custom_tool_call",
 }
 """Output items that answer a call, and the kind of call that they answer."""
+
+
+def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
+    """Outputs under the type that answers their calls, which are among `items`."""
+    calls = {item["call_id"]: item["type"] for item in items if item["type"] in OUTPUT_KINDS.values()}
+    kinds = {call: output for output, call in OUTPUT_KINDS.items()}
+    return [{**item, "type": kinds.get(calls.get(item["call_id"], ""), item["type"])} for item in outputs]
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -62,10 +65,10 @@ def to_messages(
             turn.say(text_of(item["content"]))
         elif kind == "reasoning":
             turn.think(text_of(item.get("content") or item.get("summary")))
-        elif kind in ("function_call", "custom_tool_call"):
-            turn.call(
-                item["call_id"], item["name"], item["arguments" if kind == "function_call" else "input"]
-            )
+        elif kind == "function_call":
+            turn.call(item["call_id"], item["name"], item["arguments"])
+        elif kind == "custom_tool_call":
+            turn.call(item["call_id"], item["name"], input_arguments(item["input"]))
         elif kind == "mcp_call":
             turn.call(item["id"], item["name"], item["arguments"])
             turn.answer(item["id"], item["name"], mcp_output(item))
@@ -77,6 +80,11 @@ def to_messages(
             role = "system" if item["role"] in ("system", "developer") else item["role"]
             messages.append({"role": role, "content": text_of(item["content"])})
     return messages
+
+
+def input_arguments(text: str) -> str:
+    """The arguments that a model writes for the input of a custom tool."""
+    return json.dumps({"input": text}, ensure_ascii=False)
 
 
 def mcp_output(item: Item) -> str:
@@ -118,111 +126,6 @@ class _AssistantTurn:
 
     def end(self) -> None:
         self._open = None
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Tools to an offer
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What the model is offered in one generation, and what is enforced.
-
-    tools: for the template. calls: call markup in the output means calls. max_calls: the generation ends
-    after.
-    """
-
-    tools: tuple[dict[str, Any], ...] = ()
-    constraint: Constraint | None = None
-    calls: bool = False
-    max_calls: int | None = None
-
-
-def offer(
-    tools: Sequence[dict[str, Any]], tool_choice: Any, parallel: bool, *, param: str = "tool_choice"
-) -> Offer:
-    """Resolve function tools (flat form) and a tool choice (official forms) into an offer.
-
-    Raises ApiError 400 when the choice names a tool that is not among `tools`, or needs one where there is
-    none.
-    """
-    functions = [tool for tool in tools if tool.get("type") == "function"]
-    mode, names = _choice(tool_choice, [tool["name"] for tool in functions], param)
-    allowed = [tool for tool in functions if tool["name"] in names]
-    if mode in ("required", "named") and not allowed:
-        refuse(param, "tool_choice requires a tool call, but there is no tool to call.")
-    if mode == "none" or not allowed:
-        return Offer()
-    if mode == "auto":
-        # Without a grammar only what is shown can be called, so an allow-list narrows what is shown.
-        return Offer(tuple(map(_for_template, allowed)), None, True, None if parallel else 1)
-    max_calls = 1 if mode == "named" or not parallel else None
-    shapes = tuple(ToolShape(tool["name"], closed_schema(tool)) for tool in allowed)
-    constraint = Constraint("calls", tools=shapes, max_calls=max_calls)
-    return Offer(tuple(map(_for_template, functions)), constraint, True, max_calls)
-
-
-def _choice(choice: Any, names: Sequence[str], param: str) -> tuple[str, frozenset[str]]:
-    """(mode, allowed names); mode is none, auto, required or named."""
-    everything = frozenset(names)
-    if choice is None or isinstance(choice, str):
-        return choice or "auto", everything
-    kind = choice.get("type")
-    if kind == "function":
-        return "named", frozenset({_known(choice.get("name"), everything, param)})
-    if kind == "allowed_tools":
-        refs = [tool for tool in choice.get("tools", ()) if tool.get("type", "function") == "function"]
-        allowed = frozenset(_known(ref.get("name"), everything, f"{param}.tools") for ref in refs)
-        return choice.get("mode", "auto"), allowed
-    refuse(param, f"This server cannot force a tool of type {kind!r}.", "unsupported_parameter")
-
-
-def _known(name: Any, names: Iterable[str], param: str) -> str:
-    if not isinstance(name, str) or name not in names:
-        refuse(param, f"Tool choice {name!r} was not found in the 'tools' parameter.")
-    return name
-
-
-def _for_template(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": tool["name"], "description": tool.get("description") or ""}
-    function["parameters"] = tool.get("parameters") or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
-
-
-def closed_schema(tool: Mapping[str, Any]) -> str:
-    """The JSON Schema text that the decoder enforces for a tool's arguments.
-
-    Objects that list properties and say nothing of others are closed: every text that fits the closed schema
-    fits the client's, and a small model is kept from inventing arguments. Under a combinator that adds to
-    properties listed elsewhere nothing is closed, since each part would then forbid what the other lists.
-    """
-    return json.dumps(_close(tool.get("parameters") or NO_ARGUMENTS))
-
-
-_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_PLAIN_VALUES = frozenset({"enum", "const", "default", "examples", "required", "type"})
-_ADDING = frozenset({"allOf", "not", "if", "then", "else", "dependentSchemas"})
-_CHOOSING = frozenset({"anyOf", "oneOf"})
-
-
-def _close(schema: Any, closing: bool = True) -> Any:
-    if not isinstance(schema, dict):
-        return schema
-    combined = bool(schema.keys() & (_ADDING | _CHOOSING))
-    closed: dict[str, Any] = {}
-    for key, value in schema.items():
-        inside = closing and key not in _ADDING and not (key in _CHOOSING and "properties" in schema)
-        if key in _PLAIN_VALUES:
-            closed[key] = value
-        elif key in _NAMED_SCHEMAS and isinstance(value, dict):
-            closed[key] = {name: _close(part, inside) for name, part in value.items()}
-        elif isinstance(value, list):
-            closed[key] = [_close(part, inside) for part in value]
-        else:
-            closed[key] = _close(value, inside)
-    if closing and not combined and isinstance(schema.get("properties"), dict):
-        closed.setdefault("additionalProperties", False)
-    return closed
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -6,19 +6,19 @@ left and what becomes of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 import tools
-from server.runs.assembler import fold
+from server.runs.assembler import fold, pending_server_call
 from server.runs.context import drop_oldest, replayable
 from server.runs.journal import Journal
 from server.runs.plan import RunPlan
-from server.runs.run import Run
+from server.runs.run import Run, Unfinished, assembler_of
 from server.runs.steps import Progress
-from storage import ECHO_MARK, Record
+from storage import ECHO_MARK, Record, RunClaim
 
 if TYPE_CHECKING:
     from server.models import Models
@@ -35,24 +35,36 @@ class Restorer:
         self._journal = journal
         self._feed = feed
 
-    async def run(self, owner: str, response_id: str, fence: int) -> Run:
-        """A run in the hands of this process, which holds its fence. Raises NotFound for a deleted one."""
-        stored = await self._storage.get_response(owner, response_id)
+    async def run(self, claim: RunClaim) -> Run:
+        """A run that this process has claimed. Raises NotFound for a deleted one."""
+        run = await self.again(claim.owner, claim.response_id, claim.fence)
+        run.claim = claim if claim.state == "running" else None
+        return run
+
+    async def again(self, owner: str, response_id: str, fence: int) -> Run:
+        """A run of this process as its log has it. Raises NotFound for a deleted one."""
+        stored = await self._storage.get_response(owner, response_id, hidden=True)
         plan = RunPlan.load(stored.plan)
-        history = await self._storage.history(owner, previous_response_id=response_id, as_of=plan.created_at)
+        history = await self._storage.history(
+            owner, previous_response_id=response_id, as_of=plan.created_at, hidden=True
+        )
         before = [e for e in history if not (e.response_id == response_id and e.direction == "out")]
         context = drop_oldest(replayable(before, ()), plan.num_dropped)
         records = await self.records(response_id)
-        output, unfinished = fold(
-            orjson.loads(event.replace(b"," + ECHO_MARK, b""))
-            for record in records
-            for event in record.events.split(b"\n")
-        )
+        output, unfinished = fold(_events(records))
         # A model that is served no more still has runs to end; whether one may go on is for its fingerprint
         # to say.
         served = self._models.get(plan.model if plan.model in self._models else None)
-        run = Run.of(plan, served, plan.functions(tools.BUILTIN), context, output, unfinished)
+        functions = plan.functions(tools.BUILTIN)
+        run = Run.of(plan, served, functions, context, output, unfinished)
+        run.queued = stored.status == "queued"
         run.progress = _progress(records)
+        if run.progress.ended is not None:
+            run.uncertain = frozenset(item["id"] for item in output if pending_server_call(item))
+        elif run.progress.generations:
+            begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
+            front = assembler_of(plan, functions, *fold(_events(records[:begun])))
+            run.unfinished = Unfinished(front, tuple(records[begun:]))
         next_seq = records[-1].first_seq + records[-1].num_events
         channel = self._feed.open(response_id, stored.echo, stored=True, next_seq=next_seq)
         run.entry = self._journal.resume(channel, fence, next_seq)
@@ -68,8 +80,18 @@ class Restorer:
         return records
 
 
+def _events(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
+    for record in records:
+        for event in record.events.split(b"\n"):
+            yield orjson.loads(event.replace(b"," + ECHO_MARK, b""))
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    return orjson.loads(record.facts) if record.facts else {}
+
+
 def _progress(records: Sequence[Record]) -> Progress:
     progress = Progress()
     for record in records:
-        progress.add(orjson.loads(record.facts) if record.facts else {}, len(record.token_ids))
+        progress.add(_facts(record), len(record.token_ids))
     return progress

@@ -13,14 +13,15 @@ from typing import Any
 
 import orjson
 
-from engine import GenerateRequest
+from engine import GenerateRequest, TokenLogprob
 from server.models import ServedModel
 from server.runs.assembler import Assembler, Draft, Item, derived_id
 from server.runs.journal import Entry, Tokens
+from server.runs.logprobs import dump_logprobs
 from server.runs.plan import Functions, RunPlan
 from server.runs.prompt import OUTPUT_KINDS
 from server.runs.steps import Progress, pending_calls
-from storage import NewItem
+from storage import NewItem, Record, RunClaim
 
 
 @dataclass(slots=True)
@@ -34,9 +35,19 @@ class Unlogged:
     generation: int = 0
     first_token: int = 0
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     drafts: list[Draft] = field(default_factory=list)
     complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A generation that an earlier owner of the run did not bring to its end: the assembler as it stood in
+    front of it, and the generation's records."""
+
+    assembler: Assembler
+    records: tuple[Record, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +56,9 @@ class Run:
 
     context: the items before its output, pinned. input: its own new ones among them. first: the first
     generation's request, rendered with the plan. unlisted: labels of servers whose tools were not shown yet.
+
+    For a run with an earlier owner. claim: by which it was taken over, until an engine may be given it.
+    unfinished: the generation to go on with. uncertain: ids of server-run calls that may have been made.
     """
 
     plan: RunPlan
@@ -55,10 +69,15 @@ class Run:
     input: Sequence[Item] = ()
     first: GenerateRequest | None = None
     unlisted: tuple[str, ...] = ()
+    queued: bool = False  # no event says yet that it is in progress
+    claim: RunClaim | None = None
+    unfinished: Unfinished | None = None
+    uncertain: frozenset[str] = frozenset()
     progress: Progress = field(default_factory=Progress)
     unlogged: Unlogged = field(default_factory=Unlogged)
     entry: Entry = field(init=False)  # its place in the journal, given once it has one
     task: asyncio.Task[None] | None = None
+    watched: int = 0  # how often others had told, when its grace ended last, that it is read there
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
     refusal: Exception | None = None  # why the log did not take what it wrote
     stepping: bool = True  # False once it has ended or parked: what is left is to make that durable
@@ -69,15 +88,9 @@ class Run:
         output: Sequence[Item] = (), unfinished: Collection[int] = (),
     ) -> Run:  # fmt: skip
         """A run with what `fold` made of its events, if there are any, and no place in the journal yet."""
+        assembler = assembler_of(plan, functions, output, unfinished)
         listed = {item["server_label"] for item in (*context, *output) if item["type"] == "mcp_list_tools"}
         labels = dict.fromkeys(label for label in functions.servers.values() if label not in listed)
-        assembler = Assembler(
-            plan.id_secret,
-            servers=functions.servers,
-            logprobs=plan.logprobs,
-            output=output,
-            unfinished=unfinished,
-        )
         return cls(plan, served, functions, assembler, context, unlisted=tuple(labels))
 
     def take_unlogged(self) -> tuple[list[Draft], Tokens]:
@@ -85,8 +98,10 @@ class Run:
         taken = self.unlogged
         self.progress.add(taken.facts, len(taken.token_ids))
         self.unlogged = Unlogged(taken.generation, taken.first_token + len(taken.token_ids))
+        logprobs = dump_logprobs(taken.logprobs) if taken.logprobs else None
         facts = orjson.dumps(taken.facts) if taken.facts else None
-        return taken.drafts, Tokens(tuple(taken.token_ids), taken.generation, taken.first_token, facts)
+        tokens = Tokens(tuple(taken.token_ids), taken.generation, taken.first_token, logprobs, facts)
+        return taken.drafts, tokens
 
     def awaits(self) -> bool:
         """Whether it is about to wait for its client's answers to calls that can be seen already."""
@@ -107,6 +122,20 @@ class Run:
             "incomplete_details": {"reason": reason} if reason else None,
             "usage": usage,
         }
+
+
+def assembler_of(
+    plan: RunPlan, functions: Functions, output: Sequence[Item], unfinished: Collection[int]
+) -> Assembler:
+    """A run's assembler with what `fold` made of its events."""
+    return Assembler(
+        plan.id_secret,
+        servers=functions.servers,
+        customs=functions.customs,
+        logprobs=plan.logprobs,
+        output=output,
+        unfinished=unfinished,
+    )
 
 
 def opening(head: dict[str, Any], *, background: bool) -> list[Draft]:

@@ -16,19 +16,30 @@ from typing import TYPE_CHECKING
 import orjson
 
 import tools
-from engine import QueueFull
+from engine import EngineUnavailable, QueueFull
 from server.clock import now_us
 from server.errors import ApiError
 from server.identity import identify, may_be_known
 from server.runs.context import not_found
 from server.runs.feed import Feed, Reader
+from server.runs.fleet import Fleet
+from server.runs.follower import Follower
 from server.runs.journal import RETRY_S, Journal
 from server.runs.loop import Loop
 from server.runs.plan import Planned, RunPlan, count_input, make_plan
-from server.runs.prompt import OUTPUT_KINDS, Item
+from server.runs.probation import MAX_STRIKES, Probation
+from server.runs.prompt import OUTPUT_KINDS, Item, answering
+from server.runs.queue import Queue
 from server.runs.restore import Restorer
 from server.runs.run import Run, new_item, opening, output_id
-from server.runs.snapshot import echo_members, join_response, response_json, terminal_response
+from server.runs.snapshot import (
+    POLL_AFTER_MS,
+    Snapshot,
+    echo_members,
+    join_response,
+    snapshot,
+    terminal_response,
+)
 from server.runs.steps import TERMINAL, pending_calls
 from server.runs.tasks import RunTasks
 from server.schema.responses import echo as response_echo
@@ -36,6 +47,7 @@ from storage import (
     ConversationLocked,
     ConversationMoved,
     ItemConflict,
+    KeyedRequest,
     NewResponse,
     NotFound,
     OutputConflict,
@@ -56,8 +68,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("antiphon.runs")
 
-DEADLINE_POLL_S = 1.0
-"""How late the end of a tool timeout may be noticed."""
+LAST_COMMIT_S = 1.0
+"""How long a process whose engine or database has died waits for its last commit."""
+
+TAKE_UP_AT_ONCE = 8
+"""Runs whose records are read side by side."""
+
+MAX_AHEAD = 8
+"""Requests that wait in the engine before background runs wait outside of it, where others can take them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +83,7 @@ class Started:
     """A run that has begun. `reader` counts as watching it from the first event on; the caller closes it."""
 
     response_id: str
-    response: bytes  # the Response object as it stood then
+    response: Snapshot  # as it stood then
     reader: Reader
 
 
@@ -78,30 +96,57 @@ class Runs:
         self._config = config
         self.feed = Feed(storage)
         self._journal = Journal(storage, telemetry.committed)
-        self._loop = Loop(self._journal, telemetry)
+        self._loop = Loop(self._journal, Probation(storage), telemetry)
         self._restorer = Restorer(storage, models, self._journal, self.feed)
-        self._tasks = RunTasks(self._loop, self._journal, self._restorer, self.feed, config.resume_grace_s)
-        self._deadlines: asyncio.Task[None] | None = None
+        self._tasks = RunTasks(
+            self._loop, self._journal, self._restorer, self.feed, storage, config.resume_grace_s
+        )
+        self._queue = Queue(storage, self._room, self._take)
+        self._tasks.on_over = self._queue.has_room
+        self._follower = Follower(storage, self.feed, self._tasks, config.resume_grace_s)
+        self._fleet = Fleet(storage, config.lease_s, free=self._queue.want, due=self._end_due)
+        self._chores: list[asyncio.Task[None]] = []
         # Held from a claim until its run is at work or has ended: who looks meanwhile would see neither.
         self._claiming = asyncio.Lock()
-        self._stopped = False  # runs that come to be runnable are left to the next process
+        self._num_starting = 0  # not at work yet, but about to be
+        self._draining = False  # what is queued is left to others, or to the next process
+        self._stopped = False  # so is whatever else comes to be runnable
 
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the journal and take up what an earlier process left."""
+        """Start the journal and go on with what an earlier process left."""
         self._journal.start()
-        await self._take_up(await self._storage.claim_dead())
-        self._deadlines = asyncio.create_task(self._expire(), name="deadlines")
+        if not self._storage.shared:
+            await self._storage.free_all()
+        self._queue.want()
+        chores = {
+            "queue": self._queue.run(),
+            "follower": self._follower.run(),
+            "beats": self._fleet.beat(),
+            "watch": self._fleet.watch(),
+        }
+        for name, chore in chores.items():
+            task = asyncio.create_task(chore, name=name)
+            task.add_done_callback(_report)
+            self._chores.append(task)
 
-    async def drain(self, grace_s: float) -> None:
-        """Let runs finish for `grace_s`, then stop: what is left is cut without a terminal event."""
+    async def drain(self, grace_s: float, *, blameless: bool = True) -> None:
+        """Let runs finish for `grace_s`, then cut what is left: the next process goes on with it.
+
+        blameless: no run can have brought this process to its end.
+        """
+        self._draining = True
         await self._tasks.drain(grace_s)
         self._stopped = True
-        if self._deadlines is not None:
-            self._deadlines.cancel()
-            await asyncio.gather(self._deadlines, return_exceptions=True)
-        await self._journal.close()
+        for chore in self._chores:
+            chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        await self._journal.close(patience_s=None if blameless else LAST_COMMIT_S)
+        try:
+            await self._storage.release(blameless=blameless)
+        except StorageUnavailable as error:
+            log.warning("unfinished runs could not be given back: %s", error)
 
     @property
     def num_active(self) -> int:
@@ -110,16 +155,27 @@ class Runs:
 
     # -- starting --------------------------------------------------------------------------------------------
 
-    async def create(self, owner: str, request: CreateResponse, input_items: Sequence[Item]) -> Started:
+    async def create(
+        self,
+        owner: str,
+        request: CreateResponse,
+        input_items: Sequence[Item],
+        keyed: KeyedRequest | None = None,
+    ) -> Started:
         """Plan a request and start its run; the start transaction is durable when this returns.
 
-        Raises ApiError, the engine's RequestErrors and QueueFull, ConversationLocked, StorageUnavailable.
+        keyed: what makes the request the same as another one; it is recorded with the start. Raises ApiError,
+        the engine's RequestErrors, QueueFull and EngineUnavailable, ConversationLocked, RequestKnown,
+        StorageUnavailable.
         """
         served = self._models.get(request.model)
-        if served.engine.stats().waiting >= self._config.max_waiting:
+        stats = served.engine.stats()
+        if stats.waiting >= self._config.max_waiting and not request.background:
             raise QueueFull("The server has too many requests waiting.")
+        if stats.unavailable:
+            raise EngineUnavailable("The engine is away.")
         # Items of an unstored turn are stored at its end, when it is too late to find that an id is taken.
-        late = request.conversation_id is not None and not request.store
+        late = request.conversation_id is not None and not request.store and keyed is None
         items = list(input_items)
         if late or any(map(may_be_known, items)):
             items = await identify(self._storage, owner, items)
@@ -133,13 +189,14 @@ class Runs:
                 builtin=tools.BUILTIN,
                 now=now_us(),
                 tool_timeout_s=self._config.tool_timeout_s,
+                keyed=keyed is not None,
             )
             drawn = planned.request.sampling
             echo = echo_members(
                 response_echo(request, model=served.name, temperature=drawn.temperature, top_p=drawn.top_p)
             )
             try:
-                return await self._begin(planned, echo)
+                return await self._begin(planned, echo, keyed)
             except ConversationMoved:
                 continue
             except ConversationLocked as locked:
@@ -162,10 +219,11 @@ class Runs:
             now=now_us(),
         )
 
-    async def _begin(self, planned: Planned, echo: bytes) -> Started:
+    async def _begin(self, planned: Planned, echo: bytes, keyed: KeyedRequest | None) -> Started:
         plan = planned.plan
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context)
         run.input, run.first = planned.input, planned.request
+        queued = plan.background and (self._queue.busy or self._room() <= 0)
         status = "queued" if plan.background else "in_progress"
         head = run.head(status)
         new = NewResponse(
@@ -183,21 +241,40 @@ class Runs:
             conversation_id=plan.conversation_id,
             input_items=tuple(map(new_item, planned.input)),
             record=None,
-            runner=self._storage.runner,
+            runner=None if queued else self._storage.runner,
             conversation_head=planned.conversation_head,
+            request=keyed,
+            hidden=plan.hidden,
+            priority=plan.priority,
+            queue_limit=self._config.max_queued,
         )
         channel = self.feed.open(plan.response_id, echo, stored=plan.store)
+        self._num_starting += 1
         try:
             run.entry = await self._journal.begin(new, opening(head, background=plan.background), channel)
         except BaseException:
             self.feed.release(plan.response_id)
             raise
-        response = join_response(orjson.dumps(head), [], echo)
+        finally:
+            self._num_starting -= 1
+        response = Snapshot(join_response(orjson.dumps(head), [], echo), POLL_AFTER_MS[status])
         started = Started(plan.response_id, response, self.feed.join(plan.response_id))
+        if queued:
+            self.feed.release(plan.response_id)
+            self._queue.want()
+            return started
         if plan.background:
             self._loop.started(run)
         self._tasks.spawn(run)
         return started
+
+    def _room(self) -> int:
+        """How many more runs this process can carry on."""
+        engines = {id(served.engine): served.engine.stats() for served in self._models}.values()
+        if self._draining or any(stats.unavailable or stats.waiting > MAX_AHEAD for stats in engines):
+            return 0
+        at_work = sum(stats.running + stats.waiting for stats in engines)
+        return self._config.max_num_seqs - max(at_work, len(self._tasks) + self._num_starting)
 
     async def _unlock(self, owner: str, holder: str) -> bool:
         """Make way for a turn: cancel a foreground run that nobody reads. True when it is gone."""
@@ -210,73 +287,117 @@ class Runs:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    async def get(self, owner: str, response_id: str) -> bytes:
-        """The Response object. Raises NotFound."""
-        return await self._json(await self._storage.get_response(owner, response_id))
+    async def get(self, owner: str, response_id: str, *, wait_s: float = 0.0) -> Snapshot:
+        """The Response object. Raises NotFound.
+
+        wait_s: how long to wait, in seconds, for it to end, or to need the outputs of its client's tools.
+        """
+        if wait_s <= 0:
+            return await self._snapshot(await self._storage.get_response(owner, response_id))
+        reader, stored = await self.follow(owner, response_id)
+        try:
+            async with asyncio.timeout(wait_s):
+                stored = await self._at_rest(reader, stored)
+        except TimeoutError:
+            stored = await self._storage.get_response(owner, response_id)
+        finally:
+            reader.close()
+        return await self._snapshot(stored)
+
+    async def answer(self, owner: str, response_id: str) -> Snapshot:
+        """What the request that started a response is answered with, once more: it at its end, or, in the
+        background, as it stands. Raises NotFound, and ApiError 503 where this server stops before its end.
+        """
+        reader, stored = await self.follow(owner, response_id, hidden=True)
+        try:
+            if not stored.background:
+                stored = await self._at_rest(reader, stored)
+                if stored.status not in TERMINAL:
+                    raise interrupted(response_id)
+        finally:
+            reader.close()
+        return await self._snapshot(stored)
+
+    async def _at_rest(self, reader: Reader, stored: StoredResponse) -> StoredResponse:
+        """A response once nothing happens to it any more without its client, or once its stream is cut."""
+        while not (stored.waiting or stored.status in TERMINAL or reader.cut):
+            await reader.rested()
+            stored = await self._storage.get_response(stored.owner, stored.id, hidden=True)
+        return stored
 
     async def bodies(self, page: Page[StoredResponse]) -> list[bytes]:
         """The Response objects of a page."""
-        return [await self._json(stored) for stored in page.data]
+        return [(await self._snapshot(stored)).body for stored in page.data]
 
-    async def _json(self, stored: StoredResponse) -> bytes:
+    async def _snapshot(self, stored: StoredResponse) -> Snapshot:
         pending: Mapping[str, str] | None = None
         if stored.waiting:
             pending = (await self._storage.pending_calls(stored.owner, stored.id)).pending
-        return response_json(stored, pending)
+        return snapshot(stored, pending)
 
-    async def follow(self, owner: str, response_id: str) -> tuple[Reader, StoredResponse]:
-        """A reader of a stored response, and its state, read after the reader had joined. Raises NotFound."""
-        stored = await self._storage.get_response(owner, response_id)  # before anything is opened
+    async def follow(
+        self, owner: str, response_id: str, *, hidden: bool = False
+    ) -> tuple[Reader, StoredResponse]:
+        """A reader of a stored response, and its state, read after the reader had joined. Raises NotFound.
+
+        hidden: it may be one that is stored for the repeats of its request alone.
+        """
+        # Before anything is opened.
+        stored = await self._storage.get_response(owner, response_id, hidden=hidden)
         reader = self.feed.join(response_id, stored.echo)
         try:
-            return reader, await self._storage.get_response(owner, response_id)
+            return reader, await self._storage.get_response(owner, response_id, hidden=hidden)
         except BaseException:
             reader.close()
             raise
 
-    async def next_seq(self, response_id: str) -> int:
-        """The number of the next event of a stored response."""
-        channel = self.feed.find(response_id)
-        if channel is not None and channel.next_seq is not None:
-            return channel.next_seq
-        records = await self._restorer.records(response_id)
-        return records[-1].first_seq + records[-1].num_events if records else 0
-
     # -- cancelling and deleting -----------------------------------------------------------------------------
 
-    async def cancel(self, owner: str, response_id: str) -> bytes:
+    async def cancel(self, owner: str, response_id: str) -> Snapshot:
         """Cancel a run in flight, wherever it stands; its output and usage so far stay. Returns the Response.
 
         Raises NotFound, and ApiError 400 for a foreground response that has ended already.
         """
         run = self._tasks.get(response_id)
-        if run is not None and run.plan.owner == owner and not run.plan.store:
+        if run is not None and run.plan.owner == owner and (run.plan.hidden or not run.plan.store):
             self._tasks.cancel(run)
             await self._tasks.over(run)
             if run.entry.channel.ended and (last := run.entry.channel.last) is not None:
-                return terminal_response(last.data)
+                return Snapshot(terminal_response(last.data))
         stored = await self._storage.get_response(owner, response_id)
         if stored.status in TERMINAL:
             if not stored.background:
                 message = f"Cannot cancel a response that has ended (status {stored.status})."
                 raise ApiError(400, message, code="response_not_cancellable")
-            return response_json(stored)
+            return snapshot(stored)
         await self._storage.request_cancel(owner, response_id)
         async with self._claiming:
             run = self._tasks.get(response_id)
         if run is not None:
             self._tasks.cancel(run)
             await self._tasks.over(run)
-        await self._claim(response_id)  # where it waits for tool outputs, nobody carries it on
+        await self._claim(response_id)  # where it is queued, or waits for tool outputs, nobody carries it on
+        if self._storage.shared:
+            reader, stored = await self.follow(owner, response_id)
+            try:
+                if stored.status not in TERMINAL:  # whoever does carry it on has yet to notice
+                    await reader.finished()
+            finally:
+                reader.close()
         return await self.get(owner, response_id)
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Delete a response, cancelling it if it runs; its readers' streams end. Raises NotFound."""
         await self._storage.delete_response(owner, response_id, now_us())
-        run = self._tasks.get(response_id)
-        if run is not None:
-            run.entry.lose(RunLost(response_id))
-        self.feed.stop(response_id)
+        self.gone([response_id])
+
+    def gone(self, response_ids: Sequence[str]) -> None:
+        """Stop carrying on, and showing, responses that are in the database no more."""
+        for response_id in response_ids:
+            run = self._tasks.get(response_id)
+            if run is not None:
+                run.entry.lose(RunLost(response_id))
+            self.feed.stop(response_id)
 
     # -- tool outputs ----------------------------------------------------------------------------------------
 
@@ -289,9 +410,16 @@ class Runs:
         if run is not None and run.plan.owner == owner and run.awaits():
             await self._tasks.over(run)
         stored = await self._storage.get_response(owner, response_id)
-        return stored, pending_calls([orjson.loads(item.body) for item in stored.output])
+        elsewhere = stored.run is not None and stored.run.runner not in (None, self._storage.runner)
+        if elsewhere and _pending(stored) and RunPlan.load(stored.plan).waits:
+            reader, stored = await self.follow(owner, response_id)
+            try:
+                stored = await self._at_rest(reader, stored)
+            finally:
+                reader.close()
+        return stored, _pending(stored)
 
-    async def feed_outputs(self, owner: str, stored: StoredResponse, outputs: Sequence[Item]) -> bytes:
+    async def feed_outputs(self, owner: str, stored: StoredResponse, outputs: Sequence[Item]) -> Snapshot:
         """Give tool outputs to a waiting run; returns the Response as it then stands.
 
         The same output again changes nothing. Raises NotFound, NotWaiting, UnknownCall, OutputConflict.
@@ -300,7 +428,7 @@ class Runs:
         items = [orjson.loads(item.body) for item in stored.output]
         taken = {item["call_id"]: item["output"] for item in items if item["type"] in OUTPUT_KINDS}
         fresh = []
-        for item in outputs:
+        for item in answering(outputs, items):
             if item["call_id"] not in taken:
                 fresh.append(_tool_output(plan, item))
             elif taken[item["call_id"]] != item["output"]:
@@ -322,18 +450,24 @@ class Runs:
 
     async def _take_up(self, claims: Sequence[RunClaim]) -> None:
         """Set claimed runs to work, or end them where that is what is left."""
-        runs = [run for run in [await self._resume(claim) for claim in claims] if run is not None]
-        for run in runs:
-            await self._tasks.settle(run)
+        at_once = asyncio.Semaphore(TAKE_UP_AT_ONCE)
 
-    async def _resume(self, claim: RunClaim) -> Run | None:
-        """A claimed run, with what comes next written; it is at work unless it has ended.
+        async def one(claim: RunClaim) -> None:
+            async with at_once:
+                run = await self._restored(claim)
+            if run is not None:
+                await self._tasks.settle(run)
+
+        await asyncio.gather(*map(one, claims))
+
+    async def _restored(self, claim: RunClaim) -> Run | None:
+        """A claimed run at work again, or with its end written.
 
         None for one that was deleted meanwhile, or that cannot be read.
         """
         while True:
             try:
-                run = await self._restorer.run(claim.owner, claim.response_id, claim.fence)
+                run = await self._restorer.run(claim)
                 inputs = await self._storage.waiting_inputs(claim.response_id)
                 break
             except StorageUnavailable as error:
@@ -346,28 +480,47 @@ class Runs:
                 return None
         if claim.cancel_requested:
             self._loop.cancel(run)
-        elif claim.state == "running":
-            self._loop.fail(run, "The server stopped while this response was in progress.")
         elif claim.state == "waiting":
             self._loop.fail(run, f"No tool outputs came within {run.plan.tool_timeout_s:g} s.")
+        elif claim.strikes >= MAX_STRIKES:
+            self._loop.fail(
+                run, f"This response stopped the engine {claim.strikes} times; it is not tried again."
+            )
         elif run.served.info.fingerprint != run.plan.fingerprint:
             self._loop.fail(run, f"The model '{run.plan.model}' has changed since this response began.")
         else:
+            if run.queued:
+                self._loop.started(run)
             self._loop.received(run, [orjson.loads(item.body) for item in inputs])
             self._tasks.spawn(run)
         return run
 
-    async def _expire(self) -> None:
-        """End waiting runs whose deadline has passed."""
-        while True:
-            try:
-                deadline = await self._storage.next_deadline()
-                if deadline is not None and deadline <= now_us():
-                    async with self._claiming:
-                        await self._take_up(await self._storage.claim_due(now_us()))
-            except StorageUnavailable as error:
-                log.warning("waiting runs could not be looked at: %s", error)
-            await asyncio.sleep(DEADLINE_POLL_S)
+    async def _take(self, limit: int) -> int:
+        """Take up the next runs of the queue; returns how many they were."""
+        async with self._claiming:
+            claims = await self._storage.take(limit)
+            await self._take_up(claims)
+        return len(claims)
+
+    async def _end_due(self) -> None:
+        """End waiting runs whose deadline has passed, or that were cancelled."""
+        async with self._claiming:
+            await self._take_up(await self._storage.claim_due(now_us()))
+
+
+def _report(chore: asyncio.Task[None]) -> None:
+    if not chore.cancelled() and (error := chore.exception()) is not None:
+        log.critical("%s has stopped", chore.get_name(), exc_info=error)
+
+
+def _pending(stored: StoredResponse) -> dict[str, str]:
+    return pending_calls([orjson.loads(item.body) for item in stored.output])
+
+
+def interrupted(response_id: str) -> ApiError:
+    """503 `response_interrupted`: this server stops before a run that is read here has ended."""
+    message = f"The server stopped before response '{response_id}' was done."
+    return ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
 
 
 def _tool_output(plan: RunPlan, item: Item) -> ToolOutput:

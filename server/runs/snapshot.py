@@ -7,11 +7,26 @@ channel. Refuses to know where the parts come from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from storage import StoredResponse
+
+POLL_AFTER_MS = {"queued": 2000, "in_progress": 1000}
+"""When it may be worth to look at an unfinished response again, by its status."""
+
+POLL_WAITING_MS = 5000
+"""The same for one that waits for tool outputs: it is the client's turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A Response object as it stood. poll_after_ms: a hint for whoever asks again; None once it has ended."""
+
+    body: bytes
+    poll_after_ms: int | None = None
 
 
 def echo_members(echo: Mapping[str, Any]) -> bytes:
@@ -24,14 +39,22 @@ def join_response(head: bytes, output: Sequence[bytes], echo: bytes, extra: byte
     return head[:-1] + b',"output":[' + b",".join(output) + b"]" + extra + b"," + echo + b"}"
 
 
-def response_json(stored: StoredResponse, pending: Mapping[str, str] | None = None) -> bytes:
-    """A stored response on the wire. While it waits, `pending_tool_calls` (extension) names what it waits
-    for: `pending`, call_id -> name."""
+def snapshot(stored: StoredResponse, pending: Mapping[str, str] | None = None) -> Snapshot:
+    """A stored response on the wire, with members of ours while it is in flight.
+
+    attempt: how often an engine was given it. queue_position: its turn, 1 is next, until it begins.
+    pending_tool_calls: what it waits for: `pending`, call_id -> name.
+    """
     extra = b""
+    if stored.run is not None:
+        extra += b',"attempt":%d' % stored.run.attempt
+        if stored.run.place is not None:
+            extra += b',"queue_position":%d' % stored.run.place
     if pending is not None:
         listed = [{"call_id": call_id, "name": name} for call_id, name in pending.items()]
-        extra = b',"pending_tool_calls":' + orjson.dumps(listed)
-    return join_response(stored.head, [item.body for item in stored.output], stored.echo, extra)
+        extra += b',"pending_tool_calls":' + orjson.dumps(listed)
+    body = join_response(stored.head, [item.body for item in stored.output], stored.echo, extra)
+    return Snapshot(body, POLL_AFTER_MS.get(stored.status) if pending is None else POLL_WAITING_MS)
 
 
 def terminal_response(data: bytes) -> bytes:

@@ -26,11 +26,12 @@ class Progress:
     """A run's counters, over all its generations; rebuilt from its records when another owner goes on.
 
     input_tokens: sum of the prompts' lengths. first_item: the output index of the last generation's first
-    item. ended: how that generation ended, None while it is at work.
+    item. generation_tokens: output tokens of that generation. ended: how it ended, None while it is at work.
     """
 
     generations: int = 0
     first_item: int = 0
+    generation_tokens: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -40,6 +41,9 @@ class Progress:
     def add(self, facts: Mapping[str, Any], num_tokens: int) -> None:
         """Count a record's tokens and facts: `generation`, `first_item`, `input_tokens`, `cached_tokens` come
         with the first one of a generation, `ended` with the last, `reasoning_tokens` where there were any."""
+        if "generation" in facts:
+            self.generation_tokens = 0
+        self.generation_tokens += num_tokens
         self.output_tokens += num_tokens
         self.reasoning_tokens += facts.get("reasoning_tokens", 0)
         if "generation" in facts:
@@ -71,9 +75,12 @@ class ListTools:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Run the model; `forced` says whether the request's tool choice still holds (first generation only)."""
+    """Run the model. generation: which of the run's, from 0; the one at work goes on where it was left.
 
-    forced: bool
+    max_tokens: for the whole generation, what was made of it already included.
+    """
+
+    generation: int
     max_tokens: int | None
 
 
@@ -99,16 +106,26 @@ class Finish:
     reason: str | None = None  # incomplete_details.reason
 
 
-Step = ListTools | Generate | CallTools | AwaitClient | Finish
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The run cannot go on, and says why."""
+
+    message: str
+
+
+Step = ListTools | Generate | CallTools | AwaitClient | Finish | Fail
 
 
 def pending_calls(items: Sequence[Item]) -> dict[str, str]:
-    """Calls that the client has not answered: call_id -> name, oldest first."""
+    """Calls that the client has not answered: call_id -> name, oldest first. One that was never finished
+    asks for no answer."""
     answered = {item.get("call_id") for item in items if item["type"] in OUTPUT_KINDS}
     return {
         item["call_id"]: item["name"]
         for item in items
-        if item["type"] in OUTPUT_KINDS.values() and item["call_id"] not in answered
+        if item["type"] in OUTPUT_KINDS.values()
+        and item["call_id"] not in answered
+        and item.get("status") != "incomplete"
     }
 
 
@@ -128,9 +145,14 @@ def next_step(
     """Decide. unlisted: server labels whose tools were not shown yet. waits: the client feeds outputs."""
     left = None if max_output_tokens is None else max_output_tokens - progress.output_tokens
     if progress.generations == 0:
-        return ListTools(tuple(unlisted)) if unlisted else Generate(forced=True, max_tokens=left)
+        return ListTools(tuple(unlisted)) if unlisted else Generate(0, left)
+    if progress.ended is None:  # an earlier owner of the run began it
+        begun = progress.generation_tokens
+        return Generate(progress.generations - 1, None if left is None else left + begun)
     if progress.ended == "length":
         return Finish("incomplete", "max_output_tokens")
+    if any(item.get("status") == "incomplete" for item in output[progress.first_item :]):
+        return Fail("The model ended its turn inside of a call.")
     running = tuple(item for item in output if pending_server_call(item))
     if running:
         return CallTools(running)
@@ -144,4 +166,4 @@ def next_step(
         return Finish("completed")
     if progress.generations >= MAX_GENERATIONS or (left is not None and left < 1):
         return Finish("incomplete", "max_output_tokens")
-    return Generate(forced=False, max_tokens=left)
+    return Generate(progress.generations, left)

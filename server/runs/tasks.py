@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine import EngineDead
@@ -15,10 +16,11 @@ from server.runs.feed import Feed
 from server.runs.journal import Journal
 from server.runs.loop import Loop
 from server.runs.run import Run
-from storage import RunLost
+from storage import RunLost, StorageUnavailable
 
 if TYPE_CHECKING:
     from server.runs.restore import Restorer
+    from storage import Storage
 
 log = logging.getLogger("antiphon.runs")
 
@@ -27,15 +29,23 @@ class RunTasks:
     """Runs at work, by response id."""
 
     def __init__(
-        self, loop: Loop, journal: Journal, restorer: Restorer, feed: Feed, resume_grace_s: float
+        self,
+        loop: Loop,
+        journal: Journal,
+        restorer: Restorer,
+        feed: Feed,
+        storage: Storage,
+        resume_grace_s: float,
     ) -> None:
         self._loop = loop
         self._journal = journal
         self._restorer = restorer
         self._feed = feed
+        self._storage = storage
         self._grace_s = resume_grace_s
         self._runs: dict[str, Run] = {}
-        self._graces: dict[str, asyncio.TimerHandle] = {}
+        self._graces: dict[str, asyncio.Task[None]] = {}
+        self.on_over: Callable[[], None] = lambda: None  # a run has ended or parked
         feed.on_left = self._unread
 
     def __len__(self) -> int:
@@ -44,6 +54,10 @@ class RunTasks:
     def get(self, response_id: str) -> Run | None:
         """The run, if this process carries it on now."""
         return self._runs.get(response_id)
+
+    def stored(self) -> list[Run]:
+        """The runs that the database knows as this process's."""
+        return [run for run in self._runs.values() if run.entry.fence]
 
     # -- beginning and ending --------------------------------------------------------------------------------
 
@@ -84,6 +98,7 @@ class RunTasks:
             del self._runs[response_id]
         self._end_grace(response_id)
         self._feed.release(response_id)
+        self.on_over()
 
     async def settle(self, run: Run) -> None:
         """Make the end of a run durable; nothing for one that has a task, which does that itself."""
@@ -135,12 +150,24 @@ class RunTasks:
         if not run.plan.store:
             self.cancel(run)
             return
-        call_later = asyncio.get_running_loop().call_later
-        self._graces[response_id] = call_later(self._grace_s, self._out_of_grace, run)
+        self._graces[response_id] = asyncio.create_task(self._grace(run), name=f"grace of {response_id}")
 
-    def _out_of_grace(self, run: Run) -> None:
-        if not self._feed.num_readers(run.plan.response_id):
-            self.cancel(run)
+    async def _grace(self, run: Run) -> None:
+        """Cancel a run that nobody has read, at this process or at others, for as long as the grace is."""
+        response_id = run.plan.response_id
+        while True:
+            await asyncio.sleep(self._grace_s)
+            if self._storage.shared:
+                try:
+                    watched = await self._storage.watched(response_id)
+                except StorageUnavailable:
+                    continue  # others may well read what this process cannot
+                if watched != run.watched:
+                    run.watched = watched
+                    continue
+            if not self._feed.num_readers(response_id):
+                self.cancel(run)
+            return
 
     def _end_grace(self, response_id: str) -> None:
         grace = self._graces.pop(response_id, None)
@@ -152,7 +179,7 @@ class RunTasks:
     def _lost(self, run: Run, why: Exception) -> None:
         run.stepping = False
         if isinstance(why, RunLost):
-            run.entry.channel.stop()
+            self._feed.lose(run.plan.response_id)
         else:
             run.refusal = why
         if run.task is not None:
@@ -163,7 +190,7 @@ class RunTasks:
         log.error("run %s could not be stored", run.plan.response_id, exc_info=why)
         plan, channel = run.plan, run.entry.channel
         if plan.store:
-            run = await self._restorer.run(plan.owner, plan.response_id, run.entry.fence)
+            run = await self._restorer.again(plan.owner, plan.response_id, run.entry.fence)
         else:
             run.entry = self._journal.resume(channel, run.entry.fence, channel.next_seq or 0)
         run.entry.on_lost = lambda why: channel.stop()

@@ -11,10 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.schema.fields import SamplingFields, sampling_fields, screen
+from engine import Shape
+from server.schema.fields import SamplingFields, Tier, sampling_fields, screen
+from server.schema.formats import asked_shape, parse_format
 from server.schema.items import Item
 from server.schema.messages import to_items
-from server.schema.responses import StreamOptions, check_format, check_metadata, check_template_kwargs
+from server.schema.responses import Effort, StreamOptions, check_metadata, check_template_kwargs
 from server.schema.shapes import from_pydantic, mapping, missing, refuse
 from server.schema.tools import parse_tool_choice, parse_tools, unoffered
 
@@ -34,7 +36,8 @@ class ChatRequest(BaseModel):
     """A request for a chat completion, checked; null and absent are one.
 
     `messages` as they came, `items` what they say (ids mean nothing outside). Tools and tool choice are in
-    the flat form of Responses. `sampling` has `max_tokens` and `logprobs` resolved.
+    the flat form of Responses. `sampling` has `max_tokens` and `logprobs` resolved. `shape` is what the
+    answer must look like, because of the field `shape_param`.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -52,11 +55,14 @@ class ChatRequest(BaseModel):
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    response_format: dict[str, Any] | None = None
+    shape: Shape | None = None
+    shape_param: str = "response_format"
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    service_tier: Tier | None = None
     sampling: SamplingFields = SamplingFields()
 
 
@@ -73,12 +79,16 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
     if any(message.get("name") is not None for message in values["messages"]):
         ignored.append("messages.name")
     if "tools" in values:
-        values["tools"] = _tools(values["tools"])
+        values["tools"] = parse_tools(values["tools"], strict=False)
         ignored += unoffered(values["tools"])
     if "tool_choice" in values:
         values["tool_choice"] = parse_tool_choice(values["tool_choice"])
     if "chat_template_kwargs" in values:
         values["chat_template_kwargs"] = check_template_kwargs(values["chat_template_kwargs"])
+    form = values.get("response_format")
+    if form is not None:
+        form = parse_format(form, "response_format", nested=True)
+    values["shape"], values["shape_param"] = asked_shape(values, form, "response_format")
     if "metadata" in values:
         check_metadata(values["metadata"])
     try:
@@ -97,16 +107,7 @@ def _unnamed(prefix: str) -> str:
     return prefix
 
 
-def _tools(value: Any) -> list[dict[str, Any]]:
-    for index, tool in enumerate(value if isinstance(value, list) else ()):
-        if isinstance(tool, dict) and tool.get("type") == "custom":
-            message = "Custom tools cannot be honoured yet; they come with the next release."
-            refuse(f"tools[{index}]", message, "unsupported_parameter")
-    return parse_tools(value, strict=False)
-
-
 def _check_rules(request: ChatRequest, body: Mapping[str, Any]) -> None:
-    check_format(request.response_format, "response_format")
     if body.get("stream_options") is not None and not request.stream:
         refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
     if request.top_logprobs is not None and not request.logprobs:

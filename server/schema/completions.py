@@ -10,8 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from engine import Shape
 from server.schema.chat import MAX_CHOICES, ChatStreamOptions, Name
 from server.schema.fields import SamplingFields, sampling_fields, screen
+from server.schema.formats import asked_shape, parse_format
 from server.schema.shapes import from_pydantic, missing, mistyped, refuse
 
 MAX_PROMPTS = 128
@@ -21,7 +23,11 @@ Prompt = str | list[int]
 
 
 class CompletionRequest(BaseModel):
-    """A request for completions, checked. `prompts`: one or more, each a text or token ids."""
+    """A request for completions, checked.
+
+    prompts: one or more, each a text or token ids. return_token_ids: choices name the ids of their tokens and
+    of their prompt. return_tokens_as_token_ids: log probabilities write a token as `token_id:<id>`.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -35,8 +41,12 @@ class CompletionRequest(BaseModel):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] = DEFAULT_MAX_TOKENS
     add_special_tokens: bool = True
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     sampling: SamplingFields = SamplingFields()
+    shape: Shape | None = None
+    shape_param: str = "response_format"
 
 
 def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[str]]:
@@ -47,6 +57,10 @@ def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[s
     if "prompt" not in values:
         missing("prompt")
     values["prompts"] = _prompts(values.pop("prompt"))
+    form = values.get("response_format")
+    if form is not None:
+        form = parse_format(form, "response_format", nested=True)
+    values["shape"], values["shape_param"] = asked_shape(values, form, "response_format")
     try:
         request = CompletionRequest(**values)
     except ValidationError as error:

@@ -60,8 +60,6 @@ def _each(rule: Rule, names: str) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
 
-_LATER = _refused(because="Structured output comes with the next release.")
-
 _HINTS: Mapping[str, Rule] = {
     "metadata": HINT,
     "user": HINT,
@@ -69,20 +67,32 @@ _HINTS: Mapping[str, Rule] = {
     "prompt_cache_key": HINT,
     "prompt_cache_retention": HINT,
     "prompt_cache_options": HINT,
-    "service_tier": HINT,
+    "service_tier": HONOURED,
     "client_metadata": HINT,  # Codex sends it; not in the public schema
 }
+
+Tier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+PRIORITIES = {"priority": -1, "default": 0, "flex": 1}
+"""The tiers that there are, and how the queues take them: lower numbers first."""
+
+
+def effective_tier(asked: str | None) -> str:
+    """The tier that a request is served at; those that are sold elsewhere are the nearest of ours."""
+    if asked in ("fast", "ultrafast"):
+        return "priority"
+    return asked if asked in PRIORITIES else "default"
+
 
 # Sampling beyond what each official API has; the same names everywhere.
 _EXTENSIONS: Mapping[str, Rule] = _each(
     EXTENSION,
     "seed stop top_k min_p repetition_penalty frequency_penalty presence_penalty logit_bias ignore_eos "
-    "min_tokens stop_token_ids cache_salt",
+    "min_tokens stop_token_ids cache_salt guided_json guided_regex guided_choice guided_grammar "
+    "structured_outputs",
 )
 
 # What other open servers take and this one does not: a client that relies on it must hear so.
 _FOREIGN: Mapping[str, Rule] = {
-    **_each(_LATER, "guided_json guided_regex guided_choice guided_grammar structured_outputs"),
     "use_beam_search": _refused(False),
     "length_penalty": _refused(1.0),
     "bad_words": _refused([]),
@@ -162,7 +172,7 @@ _COMPLETIONS: Mapping[str, Rule] = {
         "stop stream stream_options temperature top_p",
     ),
     "user": HINT,
-    "add_special_tokens": EXTENSION,
+    **_each(EXTENSION, "add_special_tokens return_token_ids return_tokens_as_token_ids response_format"),
     "suffix": _refused("", because="The model cannot fill in the middle."),
 }
 

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from server.schema.fields import Api, Number, SamplingFields, sampling_fields, screen
+from engine import Shape
+from server.schema.fields import Api, Number, SamplingFields, Tier, effective_tier, sampling_fields, screen
+from server.schema.formats import TEXT, asked_shape, parse_format
 from server.schema.items import Item, NewId, normalize_item
 from server.schema.kinds import identifier
 from server.schema.shapes import from_pydantic, mapping, missing, mistyped, record, refuse, shorten
@@ -50,8 +52,11 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class TextOptions(_Part):
-    """`text`: only plain text for now; `verbosity` is a hint."""
+    """`text`: the format in its flat form; `verbosity` is a hint."""
 
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -60,7 +65,7 @@ class TextOptions(_Part):
 class ReasoningOptions(_Part):
     """`reasoning`: hints. `generate_summary` is the deprecated name of `summary`."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None
@@ -119,7 +124,8 @@ class CreateResponse(BaseModel):
 
     `input` is as it came (see `schema.items.normalize_input`), None when absent. `tools` and `tool_choice`
     are in their flat form. `tool_timeout_s`: None is the server's default. `sampling` leaves `max_tokens` and
-    `logprobs` unset: they follow from `max_output_tokens`, and from `top_logprobs` with `include`.
+    `logprobs` unset: they follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is
+    what the answer must look like, because of the field `shape_param`.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", arbitrary_types_allowed=True)
@@ -144,7 +150,7 @@ class CreateResponse(BaseModel):
     text: TextOptions = TextOptions()
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    service_tier: Tier | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -155,6 +161,8 @@ class CreateResponse(BaseModel):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     sampling: SamplingFields = SamplingFields()
+    shape: Shape | None = None
+    shape_param: str = "text.format"
 
     def sampling_fields(self) -> dict[str, Any]:
         """The sampling fields that are set, as JSON values that `SamplingFields` takes back."""
@@ -203,6 +211,8 @@ def _parse(api: Api, body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]
     if "chat_template_kwargs" in values:
         values["chat_template_kwargs"] = check_template_kwargs(values["chat_template_kwargs"])
     values["sampling"] = sampling_fields(values, max_tokens=None)
+    form = _format(values)
+    values["shape"], values["shape_param"] = asked_shape(values, form, "text.format")
     for name, part in (
         ("text", TextOptions),
         ("reasoning", ReasoningOptions),
@@ -214,18 +224,17 @@ def _parse(api: Api, body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]
         request = CreateResponse(**values)
     except ValidationError as error:
         raise from_pydantic(error) from None
-    check_format(request.text.format, "text.format")
     return request, ignored
 
 
-def check_format(value: Mapping[str, Any] | None, param: str) -> None:
-    """Only plain text for now: a JSON format is a 400 `unsupported_parameter`."""
-    kind = (value or {"type": "text"}).get("type")
-    if kind in ("json_schema", "json_object"):
-        message = f"Unsupported parameter: '{param}' of type '{kind}' comes with the next release."
-        refuse(param, message, "unsupported_parameter")
-    if kind != "text":
-        refuse(f"{param}.type", "Invalid value. Supported values are: 'text', 'json_schema', 'json_object'.")
+def _format(values: dict[str, Any]) -> dict[str, Any] | None:
+    """The text format of a body, which is given its flat form; None where there is none."""
+    options = values.get("text")
+    if not isinstance(options, dict) or options.get("format") is None:
+        return None
+    form = parse_format(options["format"], "text.format")
+    values["text"] = {**options, "format": form}
+    return form
 
 
 def _conversation_id(value: Any) -> str:
@@ -331,10 +340,13 @@ def echo(request: CreateResponse, *, model: str, temperature: float, top_p: floa
         # No summaries are made, so the effective value is null even where one was asked for.
         "reasoning": {"effort": reasoning.effort, "summary": None, "context": reasoning.context},
         "safety_identifier": request.safety_identifier,
-        "service_tier": "default",  # there is one tier
+        "service_tier": effective_tier(request.service_tier),
         "store": request.store,
         "temperature": temperature,
-        "text": {"format": {"type": "text"}, "verbosity": request.text.verbosity or "medium"},
+        "text": {
+            "format": request.text.format or dict(TEXT),
+            "verbosity": request.text.verbosity or "medium",
+        },
         "tool_choice": request.tool_choice,
         "tools": list(request.tools),
         "top_logprobs": request.top_logprobs or 0,

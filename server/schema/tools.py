@@ -29,6 +29,7 @@ from server.schema.shapes import (
     record,
     refuse,
     shorten,
+    tagged,
     whole,
 )
 
@@ -55,6 +56,8 @@ def function_name(value: Any, path: str) -> Any:
 
 
 _CALLERS = array(one_of("direct", "programmatic"))
+_SYNTAX = record({"syntax": one_of("lark", "regex"), "definition": NAME})
+_FORMAT = tagged({"text": record({}), "grammar": _SYNTAX})
 _LOCATION = record(
     {}, {"country": STRING, "region": STRING, "city": STRING, "timezone": STRING}, type="approximate"
 )
@@ -80,7 +83,10 @@ _WEB_SEARCH = record(
 _WEB_SEARCH_PREVIEW = record({}, {"user_location": _LOCATION, "search_context_size": _CONTEXT_SIZE})
 
 _KINDS: Mapping[str, Shape] = {
-    "custom": record({"name": function_name}, {"description": STRING, "format": record({"type": STRING})}),
+    "custom": record(
+        {"name": function_name},
+        {"description": STRING, "format": _FORMAT, "defer_loading": boolean, "allowed_callers": _CALLERS},
+    ),
     "namespace": record({"name": NAME, "tools": array(mapping, 1)}, {"description": STRING}, description=""),
     "tool_search": record({}, {"execution": one_of("server", "client"), "parameters": mapping}),
     "web_search": _WEB_SEARCH,
@@ -133,7 +139,8 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
     """One tool in the official flat form. `strict` is the default for functions: true on Responses, false on
     chat.
 
-    A function nested in chat's way is unwrapped; an unknown kind passes unchanged. Raises ApiError 400.
+    A function or custom tool nested in chat's way is unwrapped; an unknown kind passes unchanged. Raises
+    ApiError 400.
     """
     if not isinstance(value, dict):
         mistyped(path, "an object", value)
@@ -146,13 +153,12 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
         mistyped(f"{path}.type", "a string", kind)
     if kind == "function":
         return _function(value, path, strict)
+    if kind == "custom":
+        value, path = _flat_custom(value, path)
     shape = _KINDS.get(kind)
     if shape is None:
         return value
     tool: Tool = shape(value, path)
-    if kind == "custom" and tool.get("format", {}).get("type", "text") != "text":
-        message = "Custom tools with a grammar cannot be honoured yet; they come with the next release."
-        refuse(f"{path}.format", message, "unsupported_parameter")
     if kind == "mcp":
         _check_mcp(tool, path)
     return tool
@@ -173,6 +179,16 @@ def _function(value: dict[str, Any], path: str, strict: bool) -> Tool:
     parts.pop("type", None)
     tool.update(parts)
     return tool
+
+
+def _flat_custom(value: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    """Chat nests a custom tool under its kind, and its grammar once more."""
+    if "name" not in value and isinstance(value.get("custom"), dict):
+        value, path = {"type": "custom", **value["custom"]}, f"{path}.custom"
+    form = value.get("format")
+    if isinstance(form, dict) and isinstance(form.get("grammar"), dict):
+        value = {**value, "format": {"type": form.get("type"), **form["grammar"]}}
+    return value, path
 
 
 def _check_mcp(tool: Tool, path: str) -> None:
@@ -208,7 +224,8 @@ def is_builtin(tool: Mapping[str, Any]) -> bool:
 def unoffered(tools: Iterable[Mapping[str, Any]], param: str = "tools") -> list[str]:
     """Names, for the header, of the kinds among `tools` that are not offered to the model:
     `tools.web_search`, ..."""
-    kinds = (tool["type"] for tool in tools if tool["type"] != "function" and not is_builtin(tool))
+    known = ("function", "custom")
+    kinds = (tool["type"] for tool in tools if tool["type"] not in known and not is_builtin(tool))
     return [f"{param}.{kind}" for kind in dict.fromkeys(kinds)]
 
 
@@ -254,7 +271,9 @@ def _allowed(value: dict[str, Any], path: str) -> dict[str, Any]:
     shape = record({"mode": one_of("auto", "required"), "tools": array(mapping, max_items=MAX_TOOLS)})
     parts = shape(value, path)
     tools = [
-        _unwrapped(ref, "function", "")[0] if ref.get("type", "function") == "function" else ref
+        _unwrapped(ref, kind, "")[0]
+        if (kind := ref.get("type", "function")) in ("function", "custom")
+        else ref
         for ref in parts["tools"]
     ]
     return {"type": "allowed_tools", "mode": parts["mode"], "tools": tools}

@@ -59,7 +59,7 @@ EXAMPLES: list[Any] = [
         prompt_ids=(1, 2),
         sampling=types.SamplingParams(seed=1, max_tokens=5, stop=("x",), logit_bias=((1, 0.5),)),
         reader=types.ReaderParams(calls=True, max_calls=1, starts_in="reasoning"),
-        constraint=types.Constraint("calls", (types.ToolShape("f", "{}"),), 1),
+        constraint=types.Constraint((types.ToolShape("f", "{}"),), 1),
         prefix=((1,), (2, 3)),
         media=(types.MediaSpan(0, 1, b"h", "m"),),
     ),

@@ -99,7 +99,7 @@ def walk(
     Tokens that close something are drawn more often, or strings would not end.
     """
     own = tokenizer(kind)
-    matcher = grammars(kind).compile(constraint, starts_in).matcher()
+    matcher = grammars(kind).compile(constraint, ReaderParams(starts_in=starts_in)).matcher(10**6)
     closing = {own.encode(text)[0] for text in ('"', "}", "]", '"}', '",', "</think>", "<|im_end|>")}
     ids: list[int] = []
     spelled = list(b"</think>") if kind == "untagged" else []  # no chance would write that
@@ -152,7 +152,7 @@ def calls_of(deltas: list[Delta]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("max_calls", [1, 2, None])
 @pytest.mark.parametrize("kind", ["tiny", "bytes", "untagged"])
 def test_random_walks_are_valid_calls(kind: str, max_calls: int | None, starts_in: str) -> None:
-    constraint = Constraint("calls", TOOLS, max_calls)
+    constraint = Constraint(TOOLS, max_calls)
     for seed in range(6):
         ids, stopped = walk(kind, constraint, random.Random(seed), starts_in)
         calls = calls_of(deltas_of(kind, ids, starts_in, max_calls))
@@ -178,7 +178,7 @@ def test_tags_within_names_and_values_are_text(kind: str) -> None:
         "required": ["</tool_call>"],
     }
     shape = ToolShape("f", json.dumps({**schema, "additionalProperties": False}))
-    matcher = grammars(kind).compile(Constraint("calls", (shape,), 1), "text").matcher()
+    matcher = grammars(kind).compile(Constraint((shape,), 1), ReaderParams()).matcher(10**6)
     ids: list[int] = []
     while not matcher.stopped:
         allowed = [int(each) for each in allowed_ids(mask_of(matcher, own.vocab_size))]
@@ -193,7 +193,7 @@ def test_a_schema_that_refers_to_itself() -> None:
         "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}},
     }
     shape = ToolShape("f", json.dumps(tree))
-    matcher = grammars("bytes").compile(Constraint("calls", (shape,), 1), "text").matcher()
+    matcher = grammars("bytes").compile(Constraint((shape,), 1), ReaderParams()).matcher(10**6)
     for token_id in tokenizer("bytes").encode(
         '<tool_call>\n{"name": "f", "arguments": {"n": {"n": {}}}}\n</tool_call>'
     ):
@@ -202,7 +202,7 @@ def test_a_schema_that_refers_to_itself() -> None:
 
 
 def test_one_call_stops_the_grammar() -> None:
-    matcher = grammars("bytes").compile(Constraint("calls", (ToolShape("f", ""),), 1), "text").matcher()
+    matcher = grammars("bytes").compile(Constraint((ToolShape("f", ""),), 1), ReaderParams()).matcher(10**6)
     said = tokenizer("bytes").encode('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
     for token_id in said:
         assert not matcher.stopped
@@ -212,7 +212,7 @@ def test_one_call_stops_the_grammar() -> None:
 
 def test_more_calls_may_follow_or_not() -> None:
     own = tokenizer("tiny")
-    matcher = grammars("tiny").compile(Constraint("calls", (ToolShape("f", "{}"),)), "text").matcher()
+    matcher = grammars("tiny").compile(Constraint((ToolShape("f", "{}"),)), ReaderParams()).matcher(10**6)
     said = '<tool_call>\n{"name": "f", "arguments": {"any": [1, {"b": null}], "s": "\\n\\"é"}}\n</tool_call>'
     for _ in range(2):
         for token_id in own.encode(said):
@@ -232,7 +232,7 @@ def test_the_layout_is_the_template_s() -> None:
         start + ' "', start + '"a":1', start + '"a": 1,"', start + '"a": "\\u00e9',
         start + '"a": "\\/', start + '"a": "</tool_call>',
     ]:  # fmt: skip
-        matcher = grammars("bytes").compile(Constraint("calls", (ToolShape("f", "{}"),)), "text").matcher()
+        matcher = grammars("bytes").compile(Constraint((ToolShape("f", "{}"),)), ReaderParams()).matcher(10**6)
         *good, last = own.encode(bad)
         if bad.endswith("</tool_call>"):
             assert own.token_id("</tool_call>") == last  # the tag's own token, inside a string
@@ -247,14 +247,14 @@ def test_the_layout_is_the_template_s() -> None:
 def test_reasoning_may_come_first() -> None:
     own = tokenizer("tiny")
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    constraint = Constraint("calls", (ToolShape("f", "{}"),), 1)
+    constraint = Constraint((ToolShape("f", "{}"),), 1)
     thought = "Hm <b>.\n</think>\n\n"
     for starts_in, text in (("text", f"<think>\n{thought}{call}"), ("reasoning", f"{thought}{call}")):
-        matcher = grammars("tiny").compile(constraint, starts_in).matcher()
+        matcher = grammars("tiny").compile(constraint, ReaderParams(starts_in=starts_in)).matcher(10**6)
         for token_id in own.encode(text):
             matcher.advance(token_id)
         assert matcher.stopped
-    matcher = grammars("tiny").compile(constraint, "reasoning").matcher()
+    matcher = grammars("tiny").compile(constraint, ReaderParams(starts_in="reasoning")).matcher(10**6)
     with pytest.raises(ConstraintError):
         for token_id in own.encode("x")[:1] * 3 + own.encode("<tool_call>"):
             matcher.advance(token_id)
@@ -262,17 +262,17 @@ def test_reasoning_may_come_first() -> None:
 
 def test_masks_of_any_size() -> None:
     own = tokenizer("bytes")
-    constraint = Constraint("calls", TOOLS, 1)
+    constraint = Constraint(TOOLS, 1)
     expected = {own.token_id("<tool_call>"), own.token_id("<think>")}
     for size in (own.vocab_size, own.vocab_size + 500, 200):
-        matcher = grammars("bytes").compile(constraint, "text").matcher()
+        matcher = grammars("bytes").compile(constraint, ReaderParams()).matcher(10**6)
         allowed = set(allowed_ids(mask_of(matcher, size)).tolist())
         assert allowed == (expected if size > 200 else set())
 
 
 def test_matchers_are_apart() -> None:
-    grammar = grammars("bytes").compile(Constraint("calls", TOOLS, 1), "text")
-    first, second = grammar.matcher(), grammar.matcher()
+    grammar = grammars("bytes").compile(Constraint(TOOLS, 1), ReaderParams())
+    first, second = grammar.matcher(9), grammar.matcher(9)
     first.advance(tokenizer("bytes").token_id("<tool_call>") or 0)
     assert second.allows(tokenizer("bytes").token_id("<think>") or 0)
 
@@ -287,12 +287,11 @@ def properties(schema: Any) -> str:
 @pytest.mark.parametrize(
     ("parameters", "reason"),
     [
-        (properties({"not": {}}), r"tool 'bad' cannot be enforced: Unimplemented keys: \[\"not\"\]$"),
+        (properties({"not": {}}), "Unsatisfiable"),
         (properties({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (properties({"type": "string", "pattern": "(?=a)b"}), "look-around"),
-        (properties({"type": "string", "format": "klingon"}), "klingon"),
         (properties({"$ref": "#/$defs/x"}), r"/\$defs/x"),
-        (properties({"$ref": "http://127.0.0.1:9/x"}), "retrieving it failed"),
+        (properties({"$ref": "http://127.0.0.1:9/x"}), "leads outside of the schema"),
         (properties({"type": "integer", "minimum": 5, "maximum": 3}), "Unsatisfiable"),
         (properties({"type": "klingon"}), "klingon"),
         ('{"type": "string"}', "must have type object"),
@@ -306,24 +305,25 @@ def properties(schema: Any) -> str:
 def test_constraints_that_cannot_be_honoured(parameters: str, reason: str) -> None:
     start = time.perf_counter()
     tools = (ToolShape("good", "{}"), ToolShape("bad", parameters))
-    with pytest.raises(ConstraintError, match=reason):
-        grammars("bytes").compile(Constraint("calls", tools), "text")
+    with pytest.raises(ConstraintError, match=reason) as caught:
+        grammars("bytes").compile(Constraint(tools), ReaderParams())
+    assert caught.value.tool == "bad"
     assert time.perf_counter() - start < 5
 
 
-@pytest.mark.parametrize("constraint", [Constraint("calls"), Constraint("calls", TOOLS, 0)])
+@pytest.mark.parametrize("constraint", [Constraint(), Constraint(TOOLS, 0)])
 def test_constraints_without_a_call(constraint: Constraint) -> None:
     with pytest.raises(ConstraintError):
-        grammars("bytes").compile(constraint, "text")
+        grammars("bytes").compile(constraint, ReaderParams())
 
 
 def test_dialects_without_calls() -> None:
     with pytest.raises(ConstraintError, match="'plain' dialect"):
-        Grammars(tokenizer("bytes"), dialect_named("plain")).compile(Constraint("calls", TOOLS), "text")
+        Grammars(tokenizer("bytes"), dialect_named("plain")).compile(Constraint(TOOLS), ReaderParams())
 
 
 def test_a_token_that_does_not_fit() -> None:
-    matcher = grammars("bytes").compile(Constraint("calls", TOOLS), "text").matcher()
+    matcher = grammars("bytes").compile(Constraint(TOOLS), ReaderParams()).matcher(10**6)
     with pytest.raises(ConstraintError):
         matcher.advance(ord("x"))
 
@@ -336,7 +336,7 @@ def test_compiled_grammars_are_kept_within_bounds() -> None:
 
     def compile(index: int, padding: str = "") -> Grammar:
         shape = ToolShape(f"f{index}", json.dumps({"description": padding}))
-        return own.compile(Constraint("calls", (shape,), 1), "text")
+        return own.compile(Constraint((shape,), 1), ReaderParams())
 
     first = compile(0)
     assert compile(0) is first
@@ -355,8 +355,8 @@ def test_threads_compile_together() -> None:
 
     def work() -> None:
         for calls in (1, 2, 3):
-            found.append(own.compile(Constraint("calls", TOOLS, calls), "text"))
-            found[-1].matcher().allows(5)
+            found.append(own.compile(Constraint(TOOLS, calls), ReaderParams()))
+            found[-1].matcher(9).allows(5)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -369,8 +369,8 @@ def test_threads_compile_together() -> None:
 def test_the_llama_layout() -> None:
     dialect: Dialect = dialect_named("llama3-json")
     own = tokenizer("bytes")
-    constraint = Constraint("calls", (ToolShape("f", "{}"),), 2)
-    matcher = Grammars(own, dialect).compile(constraint, "text").matcher()
+    constraint = Constraint((ToolShape("f", "{}"),), 2)
+    matcher = Grammars(own, dialect).compile(constraint, ReaderParams()).matcher(10**6)
     for token_id in own.encode('{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {}}'):
         matcher.advance(token_id)
     assert matcher.stopped

@@ -390,12 +390,12 @@ WEATHER = ToolShape(
         }
     ),
 )
-FORCED = Constraint("calls", (WEATHER,), max_calls=1)
+FORCED = Constraint((WEATHER,), max_calls=1)
 
 
 @pytest.fixture
 async def caller(folder: Path) -> AsyncIterator[LocalEngine]:
-    engine = LocalEngine(folder, num_blocks=300, dialect="llama3-json", num_threads=1)
+    engine = LocalEngine(folder, num_blocks=300, tool_dialect="llama3-json", num_threads=1)
     await engine.start()
     yield engine
     await engine.settled()
@@ -437,7 +437,7 @@ async def test_a_constrained_generation_resumes_behind_any_prefix(caller: LocalE
 
 
 async def test_a_constraint_that_cannot_be_honoured(caller: LocalEngine) -> None:
-    bad = Constraint("calls", (ToolShape("f", '{"type": "object", "not": {}}'),))
+    bad = Constraint((ToolShape("f", '{"type": "object", "not": {}}'),))
     with pytest.raises(ConstraintError):
         await caller.check(bad)
     with pytest.raises(ConstraintError):
@@ -581,7 +581,7 @@ async def test_generation_config_gives_the_defaults(checkpoint: Find, tmp_path: 
 async def test_the_fingerprint_names_weights_tokenizer_and_dialect(checkpoint: Find) -> None:
     found = []
     for name, dialect in (("qwen3", None), ("qwen3", None), ("qwen3", "hermes"), ("llama", None)):
-        engine = LocalEngine(checkpoint(name), dialect=dialect, num_blocks=64, num_threads=1)
+        engine = LocalEngine(checkpoint(name), tool_dialect=dialect, num_blocks=64, num_threads=1)
         found.append((await engine.start()).fingerprint)
         await engine.close()
     assert found[0] == found[1] and len(set(found)) == 3
@@ -592,7 +592,7 @@ async def test_the_fingerprint_names_weights_tokenizer_and_dialect(checkpoint: F
     [
         ("/nowhere/at/all", {}, "not a folder"),
         ("not-an-id", {}, "not a folder"),
-        ("qwen3", {"dialect": "klingon"}, "klingon"),
+        ("qwen3", {"tool_dialect": "klingon"}, "klingon"),
         ("qwen3", {"dtype": "int3"}, "int3"),
         ("qwen3", {"device": "abacus"}, "abacus"),
         ("qwen3", {"max_model_len": 513}, "512 positions"),

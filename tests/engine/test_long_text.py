@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine import PromptTooLong, RenderInput
-from engine.engine import HOPELESS, LocalEngine
+from engine.engine import LocalEngine
+from engine.prompts import HOPELESS
 from engine.tiny import CHECKPOINT
 
 

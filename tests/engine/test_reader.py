@@ -189,6 +189,28 @@ def test_tags_of_many_tokens_are_counted_when_they_are_known() -> None:
     assert [reading.reasoning_tokens for reading in readings] == [0] * 6 + [7] + [1] * 10 + [0]
 
 
+@pytest.mark.parametrize("size", [1, 3, 500])
+def test_the_messages_of_one_turn(size: int) -> None:
+    """Tokens of a thought's message count as reasoning, its header included; text has its own logprobs."""
+    thought = "<|channel|>analysis<|message|>Hm.<|end|>"
+    said = thought + "<|start|>assistant<|channel|>final<|message|>Hé<|return|>"
+    ids = letters().encode(said)
+    sampling = SamplingParams(seed=1, max_tokens=99, logprobs=0)
+    one = Reader(letters(), dialect_named("harmony"), ReaderParams(calls=True), sampling)
+    each = [TokenLogprob(token_id, "", letters().token_bytes(token_id), -1.0) for token_id in ids]
+    reasoning = 0
+    deltas: list[Delta] = []
+    for start in range(0, len(ids), size):
+        part = slice(start, start + size)
+        reading = one.feed(ids[part], STOP if start + size >= len(ids) else None, each[part])
+        reasoning += reading.reasoning_tokens
+        deltas += reading.deltas
+    assert reasoning == len(letters().encode(thought))
+    texts = [delta for delta in deltas if isinstance(delta, Text)]
+    assert "".join(text.text for text in texts) == "Hé"
+    assert b"".join(entry.data for text in texts for entry in text.logprobs).decode() == "Hé"
+
+
 PIECES = st.sampled_from(
     ["<think>", "\n", "</think>", "Hello", " wörld", "😀", CALL, "<", "STOP", "<|im_end|>"]
 )

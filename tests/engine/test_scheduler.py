@@ -135,6 +135,27 @@ def test_the_last_admitted_is_preempted_and_comes_back_first() -> None:
     assert step[third] == 5  # the first sequence had taken its block
 
 
+def test_room_is_found_at_the_cost_of_the_lowest_priority() -> None:
+    bench = Bench(num_blocks=4, max_len=16)
+    flex = bench.add(7, priority=1)
+    assert bench.step() == {flex: 7}
+    urgent, other = bench.add(3, priority=-1), bench.add(3)
+    assert set(bench.step()) == {flex, urgent, other}
+    bench.step()
+    assert bench.sequence(flex).slot < 0 and bench.scheduler.counters.preemptions == 1
+    assert bench.step() == {urgent: 1, other: 1}
+
+
+def test_prefills_get_the_budget_by_priority() -> None:
+    bench = Bench(budget=10)
+    flex = bench.add(30, priority=1)
+    assert bench.step() == {flex: 10}
+    first, urgent = bench.add(8), bench.add(15, priority=-1)
+    assert bench.step() == {urgent: 10}
+    assert bench.step() == {urgent: 5, first: 5}
+    assert bench.step() == {urgent: 1, first: 3, flex: 6}
+
+
 def test_a_preempted_sequence_keeps_its_tokens() -> None:
     bench = Bench(num_blocks=4, max_len=16)
     first, second = bench.add(6), bench.add(6)

@@ -261,7 +261,7 @@ async def test_logprobs(engine: ScriptedEngine) -> None:
     ],
 )
 async def test_a_constraint_holds(engine: ScriptedEngine, message: str, calls: list[Any]) -> None:
-    chunks = await run(engine, message, constraint=Constraint("calls", TOOLS))
+    chunks = await run(engine, message, constraint=Constraint(TOOLS))
     deltas = said(chunks)
     names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
     arguments = [json.loads(delta.text) for delta in deltas if isinstance(delta, CallArgs)]
@@ -271,12 +271,12 @@ async def test_a_constraint_holds(engine: ScriptedEngine, message: str, calls: l
 
 
 async def test_a_constraint_that_cannot_be_honoured(engine: ScriptedEngine) -> None:
-    bad = Constraint("calls", (ToolShape("f", '{"not": {}}'),))
+    bad = Constraint((ToolShape("f", '{"not": {}}'),))
     with pytest.raises(ConstraintError, match="not"):
         await engine.check(bad)
     with pytest.raises(ConstraintError, match="not"):
         await run(engine, constraint=bad)
-    await engine.check(Constraint("calls", TOOLS))
+    await engine.check(Constraint(TOOLS))
 
 
 # -- replay --------------------------------------------------------------------------------------------------
@@ -290,8 +290,8 @@ async def test_a_constraint_that_cannot_be_honoured(engine: ScriptedEngine) -> N
         ("count 30", {"max_tokens": 17}),
         ("count 30", {"stop": ("12",)}),
         ("random 8", {"seed": 77}),
-        ("hello", {"constraint": Constraint("calls", TOOLS, 2)}),
-        ("hello", {"constraint": Constraint("calls", TOOLS, 1)}),
+        ("hello", {"constraint": Constraint(TOOLS, 2)}),
+        ("hello", {"constraint": Constraint(TOOLS, 1)}),
         ("say hi", {"logprobs": 1, "min_tokens": 9}),
     ],
 )  # fmt: skip

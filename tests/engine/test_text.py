@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from engine.marks import History
 from engine.speech import scripted_tokenizer
 from engine.template import render_template
 from engine.text import Detokenizer, Tokenizer
@@ -306,7 +307,7 @@ def test_arguments_are_printed_in_one_layout() -> None:
     call = {"function": {"name": "f", "arguments": "{}"}}
     inp = RenderInput([{"role": "assistant", "tool_calls": [call]}], chat_template=source)
     assert tiny().render(inp) == "False"
-    assert tiny().render(inp, "string") == "True"
+    assert tiny().render(inp, History(arguments="string")) == "True"
     assert call["function"]["arguments"] == "{}"
 
 

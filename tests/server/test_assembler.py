@@ -145,3 +145,12 @@ def test_a_generation_that_says_nothing_leaves_an_empty_message() -> None:
     assert assembler.output[1]["content"] == [
         {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
     ]
+
+
+def test_a_preamble_is_a_message_of_its_own() -> None:
+    deltas: list[Delta] = [Text("One ", preamble=True), Text("moment.", preamble=True), Text("Done.")]
+    assembler, drafts = _drafts([*deltas, Done("stop")], [1])
+    first, last = assembler.output
+    assert first["phase"] == "commentary" and first["content"][0]["text"] == "One moment."
+    assert "phase" not in last and last["content"][0]["text"] == "Done."
+    assert fold(drafts) == (assembler.output, set())

@@ -188,9 +188,9 @@ async def test_cancel_races_completion_and_one_terminal_event_comes(tmp_path: Pa
             done = await live.done()
             (outcome,) = await asyncio.gather(cancelling, return_exceptions=True)
         assert done["status"] in ("completed", "cancelled")
-        if isinstance(outcome, bytes):
-            assert await api.get(live.id) == done
-        else:
+        if isinstance(outcome, BaseException):
             assert done["status"] == "completed" and "Cannot cancel" in str(outcome)
+        else:
+            assert await api.get(live.id) == done
         types = [event["type"] for event in wire.events(await api.replay(live.id))]
         assert types == [event["type"] for event in live.events]

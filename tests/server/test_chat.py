@@ -8,7 +8,8 @@ import httpx
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
-from engine import GenerateRequest, ScriptedEngine
+from engine import Chunk, Done, GenerateRequest, ScriptedEngine, Text
+from server.chat_view import ChatWriter
 from tests import wire
 from tests.running import Running
 
@@ -295,8 +296,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}
         (asking("x", store=True), "store", UNSUPPORTED),
         (asking("x", functions=[FUNCTION]), "functions", UNSUPPORTED),
         (asking("x", modalities=["text", "audio"]), "modalities", UNSUPPORTED),
-        (asking("x", response_format={"type": "json_object"}), "response_format", UNSUPPORTED),
-        (asking("x", tools=[{"type": "custom", "custom": {"name": "c"}}]), "tools[0]", UNSUPPORTED),
+        (asking("x", response_format={"type": "yaml"}), "response_format.type", VALUE),
+        (asking("x", tools=[{"type": "custom", "custom": {"name": "c!"}}]), "tools[0].custom.name", VALUE),
         (asking("x", tool_choice="required"), "tool_choice", None),
         (asking("x", tools=[TOOL], tool_choice=NAMED_G), "tool_choice", None),
         (asking("x", continue_final_message=True), "messages[0]", VALUE),
@@ -333,6 +334,33 @@ async def test_defaults_and_hints_pass(client: httpx.AsyncClient, fields: Json) 
     reply = await client.post("/v1/chat/completions", json=asking("say hi", **fields))
     assert reply.status_code == 200, reply.text
     assert "x-antiphon-ignored" not in reply.headers
+
+
+async def test_effort_reaches_a_template_that_knows_it(client: httpx.AsyncClient) -> None:
+    """The scripted model's template opens and closes a thought where thinking is off."""
+
+    async def count(**fields: Any) -> int:
+        body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+        return int((await client.post("/tokenize", json=body)).json()["count"])
+
+    async def count_input(**fields: Any) -> int:
+        reply = await client.post("/v1/responses/input_tokens", json={"input": "hi", **fields})
+        return int(reply.json()["input_tokens"])
+
+    usual = await count()
+    assert await count(reasoning_effort="high") == usual < await count(reasoning_effort="none")
+    assert await count(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}) == usual
+    assert await count_input(reasoning={"effort": "high"}) == usual
+    assert await count_input(reasoning={"effort": "none"}) == await count(reasoning_effort="none")
+    error = await refused(client, asking("x", reasoning_effort="enormous"))
+    assert error["param"] == "reasoning_effort"
+
+
+def test_a_preamble_is_a_paragraph_of_the_one_message() -> None:
+    writer = ChatWriter(0, logprobs=False)
+    parts = writer.write(Chunk((1,), (Text("One moment.", preamble=True),)))
+    parts += writer.write(Chunk((2,), (Text("Do"), Text("ne."), Done("stop"))))
+    assert "".join(part["delta"].get("content", "") for part in parts) == "One moment.\n\nDone."
 
 
 async def test_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:

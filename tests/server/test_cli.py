@@ -67,7 +67,7 @@ def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) ->
         (["serve", "--port", "99999"], "port (flag --port)"),
         (["serve", "--workers", "2"], "--workers"),
         (["migrate", "--db", "mysql://x/y"], "sqlite"),
-        (["keys", "list", "--db", "nonsense"], "nonsense"),
+        (["keys", "list", "--db", "nonsense"], "not a database URL"),
     ],
 )
 def test_refusals_are_one_line_and_exit_2(
@@ -102,6 +102,26 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert [line.split()[1] for line in lines] == ["python", "torch", "data", "database", "port", "model"]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
     assert "FAIL  model" in capsys.readouterr().out
+
+
+def test_doctor_tells_the_dialect(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    doctor = ["doctor", "--data", str(tmp_path), "--port", "0"]
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ '[TOOL_CALLS]' }}{{ messages[0].content }}")
+    for flags, dialect in (
+        ([], "hermes"),
+        (["--reasoning-dialect", "none"], "hermes+plain"),
+        (["--tool-dialect", "glm"], "glm"),
+        (["--chat-template", str(template)], "mistral-list"),
+    ):
+        assert main([*doctor, *flags]) == 0
+        assert capsys.readouterr().out.rstrip().endswith(f"dialect {dialect}")
+    for flags, told in (
+        (["--tool-dialect", "klingon"], "no dialect 'klingon'; known: none, hermes, "),
+        (["--chat-template", "/nowhere"], "the chat template /nowhere cannot be read"),
+    ):
+        assert main([*doctor, *flags]) == 1
+        assert told in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -201,18 +221,21 @@ async def test_a_second_signal_a_second_later_ends_at_once(tmp_path: Path) -> No
             assert await asyncio.wait_for(server.ended(), 2) == 130
 
 
-async def test_work_that_outlasts_the_grace_is_cut_and_told_after_the_restart(tmp_path: Path) -> None:
+async def test_work_that_outlasts_the_grace_goes_on_after_the_restart(tmp_path: Path) -> None:
     async with (
         served(tmp_path, "--drain-grace-s", "0.2") as server,
         httpx.AsyncClient(base_url=server.url, timeout=20) as client,
     ):
-        made = await client.post("/v1/responses", json={"input": "tick 50\ncount 1000", "background": True})
+        made = await client.post("/v1/responses", json={"input": "tick 50\ncount 40", "background": True})
         response_id = made.json()["id"]
         server.signal(signal.SIGTERM)
         assert await server.ended() == 0
     async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url) as client:
-        told = (await client.get(f"/v1/responses/{response_id}")).json()
-        assert (told["status"], told["error"]["code"]) == ("failed", "server_error")
+        done = (await client.get(f"/v1/responses/{response_id}?wait=20")).json()
+        assert (done["status"], done["output"][0]["content"][0]["text"]) == (
+            "completed",
+            " ".join(map(str, range(1, 41))),
+        )
 
 
 async def test_keys_at_a_running_server(tmp_path: Path) -> None:

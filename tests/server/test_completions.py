@@ -109,6 +109,40 @@ async def test_log_probabilities_in_the_legacy_form(client: httpx.AsyncClient) -
     assert logprobs["text_offset"] == list(range(8))
 
 
+async def test_token_ids_go_with_the_text(client: httpx.AsyncClient, server_app: Running) -> None:
+    """What another server needs to go on from: every id, that of the end included, and log probabilities for
+    each of them."""
+    body = {"prompt": "say \u00fcb", "return_token_ids": True, "logprobs": 1, "stop": ["never"]}
+    (choice,) = (await whole(client, **body))["choices"]
+    engine = scripted(server_app)
+    eos = engine.info.eos_token_ids[0]
+    assert choice["token_ids"] == [*await engine.tokenize("\u00fcb"), eos]
+    assert choice["prompt_token_ids"] == list(await engine.tokenize("say \u00fcb"))
+    assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
+    chunks = wire.chunks((await client.post("/v1/completions", json={**body, "stream": True})).content)
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert [part.get("prompt_token_ids") is not None for part in parts] == [
+        True, *[False] * (len(parts) - 1)
+    ]  # fmt: skip
+    assert all(len(part["token_ids"]) == len(part["logprobs"]["tokens"]) for part in parts)
+    assert [token_id for part in parts for token_id in part["token_ids"]] == choice["token_ids"]
+    (silent,) = (await whole(client, prompt="say a", max_tokens=0, return_token_ids=True))["choices"]
+    assert silent["token_ids"] == [] and silent["prompt_token_ids"]
+    (cut,) = (await whole(client, prompt="say one two", stop=[" t"], return_token_ids=True))["choices"]
+    assert await engine.detokenize(cut["token_ids"]) == "one t"
+
+
+async def test_log_probabilities_name_tokens_by_id(client: httpx.AsyncClient) -> None:
+    asked = {"prompt": "say ab", "logprobs": 1, "echo": True}
+    (plain,) = (await whole(client, **asked))["choices"]
+    (named,) = (await whole(client, **asked, return_tokens_as_token_ids=True))["choices"]
+    ids = [f"token_id:{ord(char)}" for char in "say abab"]
+    assert plain["text"] == named["text"] and named["logprobs"]["tokens"] == ids
+    for name in ("token_logprobs", "text_offset"):
+        assert named["logprobs"][name] == plain["logprobs"][name]
+    assert all(key.startswith("token_id:") for top in named["logprobs"]["top_logprobs"][1:] for key in top)
+
+
 async def test_no_tokens_asked_for_none_given(client: httpx.AsyncClient) -> None:
     full = await whole(client, prompt="say ab", max_tokens=0, echo=True)
     assert full["choices"][0]["text"] == "say ab"

@@ -137,7 +137,7 @@ VALUES: Json = {
 """Every official field with a value that asks for something, and one that nobody knows."""
 
 ELSEWHERE = {"conversation", "previous_response_id"}  # which need something to refer to
-EFFECTIVE = {"service_tier": "default", "prompt_cache_retention": None}  # hints that change nothing here
+EFFECTIVE = {"prompt_cache_retention": None}  # hints that change nothing here
 NOT_ECHOED = {"input", "include", "stream", "stream_options", "prompt_cache_options"}
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from engine import Constraint, ModelInfo, PromptTooLong, SamplingDefaults
 from server.errors import ApiError
-from server.runs.prompt import closed_schema, offer, sampling, text_of, to_messages
+from server.runs.offer import offer
+from server.runs.prompt import sampling, text_of, to_messages
+from server.schema.closed import closed_schema
 from server.schema.fields import SamplingFields
 from tests.wire import Json
 
@@ -119,17 +121,29 @@ def names(tools: Any) -> list[str]:
 
 def test_auto_offers_everything_and_enforces_nothing() -> None:
     offered = offer(TOOLS, "auto", True)
-    assert (names(offered.tools), offered.constraint, offered.calls, offered.max_calls) == (
-        ["a", "b"], None, True, None
+    assert (names(offered.tools), offered.constraint, len(offered.shapes), offered.max_calls) == (
+        ["a", "b"], None, 2, None
     )  # fmt: skip
     assert offer(TOOLS, "auto", False).max_calls == 1
     assert offered.tools[0]["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
+def test_values_are_read_by_the_client_s_types() -> None:
+    """Strict or not: a call whose values are bare text needs them."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    for strict in (True, False):
+        tool: Json = {"type": "function", "name": "f", "parameters": parameters, "strict": strict}
+        reader = offer([tool], "auto", True).reader("text")
+        assert reader.calls and [(each.name, json.loads(each.parameters)) for each in reader.tools] == [
+            ("f", parameters)
+        ]
+    assert offer([tool], "none", True).reader("text").tools == ()
+
+
 def test_none_and_no_tools_offer_nothing() -> None:
     for tools, choice in ((TOOLS, "none"), ([], "auto"), ([], "none"), ([], None)):
         offered = offer(tools, choice, True)
-        assert (offered.tools, offered.constraint, offered.calls) == ((), None, False)
+        assert (offered.tools, offered.constraint, offered.shapes) == ((), None, ())
 
 
 def test_a_forced_call_shows_all_tools_and_allows_those_chosen() -> None:
@@ -164,7 +178,7 @@ def test_objects_that_list_properties_are_closed() -> None:
         "required": ["at"],
         "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
     }
-    closed = json.loads(closed_schema({"parameters": schema}))
+    closed = json.loads(closed_schema(schema))
     assert closed["additionalProperties"] is False and closed["required"] == ["at"]
     properties = closed["properties"]
     assert properties["at"]["additionalProperties"] is False
@@ -183,9 +197,9 @@ def test_parts_that_add_to_each_other_are_left_open() -> None:
         {"properties": {"b": {}}, "anyOf": [part]},
         {"if": part, "then": part},
     ):
-        closed = json.loads(closed_schema({"parameters": schema}))
+        closed = json.loads(closed_schema(schema))
         assert "additionalProperties" not in json.dumps(closed)
-    choice = json.loads(closed_schema({"parameters": {"anyOf": [part, part]}}))
+    choice = json.loads(closed_schema({"anyOf": [part, part]}))
     assert all(one["additionalProperties"] is False for one in choice["anyOf"])
 
 

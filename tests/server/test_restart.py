@@ -1,4 +1,4 @@
-"""Restarts: what was stored is there, and what was cut short ends once, in front of its readers."""
+"""Restarts: what was stored is there; stops, kills and drains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
-from tests import wire
 from tests.running import http_client, live_app, running_app
 from tests.talk import BUILTIN, WEATHER, Api, Gate, call, gated, prompts, text
 
@@ -56,48 +55,6 @@ async def test_a_chain_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert shown.index("My name is Mark.") < shown.index(text(first)) < shown.index("What is my name?")
 
 
-@pytest.mark.parametrize("background", [False, True])
-async def test_a_run_in_flight_ends_failed_once(tmp_path: Path, background: bool) -> None:
-    """What had been seen is the beginning of what is read."""
-    gate = Gate()
-    script = gated(gate, "<think>\nhm\n</think>\n\none two", "never")
-    async with (
-        live_app(tmp_path, ScriptedEngine(script)) as server,
-        http_client(server) as client,
-        Api(client).open("hi", background=background) as live,
-    ):
-        await gate.reached.wait()
-        await live.until("output_text.delta")
-        await live.until("output_text.delta")
-        await server.context.runs.drain(0)
-        await live.cut()
-    for _ in range(2):
-        async with running_app(tmp_path) as server, http_client(server) as client:
-            api = Api(client)
-            done = await api.ended(live.id)
-            assert (done["status"], text(done)) == ("failed", "one two")
-            assert done["error"]["code"] == "server_error"
-            assert [item["status"] for item in done["output"]] == ["completed", "incomplete"]
-            assert done["usage"]["output_tokens"] >= len("one two") and done["usage"]["input_tokens"] > 0
-            replay = await api.replay(live.id)
-            assert replay.startswith(live.raw)
-            terminal = [e["type"] for e in wire.events(replay) if e["type"] == "response.failed"]
-            assert terminal == ["response.failed"]
-            assert await api.replay(live.id, len(live.events) - 1) == replay[len(live.raw) :]
-
-
-async def test_log_probabilities_of_a_run_that_was_cut_stay_consistent(tmp_path: Path) -> None:
-    gate = Gate()
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
-    async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
-        begun = await Api(client).create("hi", background=True, **asked)
-        await gate.reached.wait()
-    async with running_app(tmp_path) as server, http_client(server) as client:
-        done = await Api(client).ended(begun["id"])
-        logprobs = done["output"][0]["content"][0]["logprobs"]
-        assert "".join(entry["token"] for entry in logprobs) == text(done) == "one two"
-
-
 async def test_a_cancel_that_a_stop_overtook_is_carried_out(tmp_path: Path) -> None:
     gate = Gate()
     async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
@@ -127,11 +84,11 @@ async def test_a_run_that_cannot_be_read_does_not_keep_the_server_down(
 
     monkeypatch.setattr(RunPlan, "load", loading)
     async with running_app(tmp_path) as server, http_client(server) as client:
-        assert (await Api(client).ended(sound["id"]))["status"] == "failed"
+        assert (await Api(client).ended(sound["id"]))["status"] == "completed"
         assert (await Api(client).create("say hi"))["status"] == "completed"
     monkeypatch.undo()
     async with running_app(tmp_path) as server, http_client(server) as client:
-        assert (await Api(client).ended(broken["id"]))["status"] == "failed"
+        assert (await Api(client).ended(broken["id"]))["status"] == "completed"
 
 
 async def test_a_drain_lets_runs_finish(tmp_path: Path) -> None:
@@ -195,10 +152,10 @@ class History:
 
 
 @asynccontextmanager
-async def child(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def child(folder: Path, port: int = 0) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A server in a process of its own."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "server.cli", "serve", "--engine", "scripted", "--port", "0",
+        sys.executable, "-m", "server.cli", "serve", "--engine", "scripted", "--port", str(port),
         "--data", str(folder), "--tick-s", "0.004", "--log-level", "error",
         stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2], env={**os.environ, "PYTHONWARNINGS":
         ""},
@@ -248,7 +205,7 @@ async def _check(url: str, history: History) -> None:
         begun = [seen for seen in history.streams if seen.id is not None]
         for response_id in {*history.promised, *(seen.id for seen in begun if seen.id)}:
             done = await api.ended(response_id)  # I1; I3, I4: one terminal event; deltas make the text
-            assert done["status"] in ("completed", "failed")
+            assert done["status"] == "completed"
         for seen in begun:
             assert seen.id is not None
             assert (await api.replay(seen.id)).startswith(seen.raw), "I2: not what was seen"

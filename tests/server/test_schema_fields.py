@@ -22,13 +22,13 @@ OFFICIAL = {
 
 NOT_HONOURED = {
     "responses": {
-        "hint": "metadata user safety_identifier prompt_cache_key prompt_cache_retention service_tier "
+        "hint": "metadata user safety_identifier prompt_cache_key prompt_cache_retention "
         "reasoning stream_options prompt_cache_options",
         "refused": "prompt moderation context_management",
     },
     "input_tokens": {"hint": "reasoning", "refused": "personality"},
     "chat": {
-        "hint": "metadata user safety_identifier prompt_cache_key prompt_cache_retention service_tier "
+        "hint": "metadata user safety_identifier prompt_cache_key prompt_cache_retention "
         "prompt_cache_options modalities prediction verbosity reasoning_effort",
         "refused": "store audio web_search_options moderation functions function_call",
     },

@@ -109,7 +109,7 @@ def test_the_echo_has_everything_at_its_effective_value() -> None:
     check_echo(echoed)
     assert ignored == ["reasoning.unheard"]
     assert echoed["conversation"] == {"id": "conv_1"}
-    assert echoed["service_tier"] == "default"
+    assert echoed["service_tier"] == "flex"
     assert echoed["reasoning"]["effort"] == "high" and echoed["reasoning"]["summary"] is None
     assert echoed["tools"] == [{**FUNCTION, "description": None, "strict": True}]
     assert (echoed["model"], echoed["temperature"], echoed["top_p"]) == ("resolved", 0.5, 0.9)
@@ -133,10 +133,14 @@ def test_the_echo_has_everything_at_its_effective_value() -> None:
         ({"input": "x", "metadata": {"k": 1}}, "metadata.k", "invalid_type"),
         ({"input": "x", "include": ["nothing"]}, "include[0]", "invalid_value"),
         ({"input": "x", "include": "x"}, "include", "invalid_type"),
-        ({"input": "x", "text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
+        (
+            {"input": "x", "text": {"format": {"type": "json_schema"}}},
+            "text.format.name",
+            "missing_required_parameter",
+        ),
         ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
         ({"input": "x", "prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
-        ({"input": "x", "guided_json": {}}, "guided_json", "unsupported_parameter"),
+        ({"input": "x", "guided_json": 5}, "guided_json", "invalid_type"),
         ({"input": "x", "conversation": {"id": 1}}, "conversation.id", "invalid_type"),
         ({"input": "x", "conversation": 1}, "conversation", "invalid_type"),
         ({"input": "x", "previous_response_id": "a\x00"}, "previous_response_id", "invalid_value"),
@@ -238,7 +242,7 @@ def test_mcp_keeps_no_credentials_and_knows_the_builtin_server() -> None:
         ([{"type": "function", "name": "f", "parameters": []}], "tools[0].parameters"),
         ([{"type": "function", "name": "f", "strict": 1}], "tools[0].strict"),
         ([{"type": "file_search"}], "tools[0].vector_store_ids"),
-        ([{"type": "custom", "name": "c", "format": {"type": "grammar"}}], "tools[0].format"),
+        ([{"type": "custom", "name": "c", "format": {"type": "grammar"}}], "tools[0].format.syntax"),
         ([{"type": "mcp", "server_label": "s"}], "tools[0].server_url"),
         ([FUNCTION] * 129, "tools"),
         ([{**FUNCTION, "description": "x" * (1 << 20)}], "tools"),

@@ -24,7 +24,7 @@ def ended(reason: Any = "stop", generations: int = 1, output_tokens: int = 0) ->
 
 def test_a_fresh_run_lists_tools_once_and_generates() -> None:
     assert decide([], Progress(), unlisted=("antiphon",)) == ListTools(("antiphon",))
-    assert decide([], Progress(), max_output_tokens=20) == Generate(forced=True, max_tokens=20)
+    assert decide([], Progress(), max_output_tokens=20) == Generate(0, max_tokens=20)
 
 
 def test_a_turn_that_said_something_is_over() -> None:
@@ -39,17 +39,27 @@ def test_server_calls_run_before_the_client_is_waited_for() -> None:
 def test_client_calls_complete_the_response_or_are_waited_for() -> None:
     assert decide([CALL], ended()) == Finish("completed")
     assert decide([CALL], ended(), waits=True) == AwaitClient(("c1",))
-    assert decide([CALL, OUTPUT], ended(), waits=True) == Generate(forced=False, max_tokens=None)
+    assert decide([CALL, OUTPUT], ended(), waits=True) == Generate(1, max_tokens=None)
 
 
 def test_output_tokens_count_over_the_whole_run() -> None:
     done = {**SERVER_CALL, "status": "completed"}
-    assert decide([done], ended(output_tokens=12), max_output_tokens=20) == Generate(
-        forced=False, max_tokens=8
-    )
+    assert decide([done], ended(output_tokens=12), max_output_tokens=20) == Generate(1, max_tokens=8)
     assert decide([done], ended(output_tokens=20), max_output_tokens=20) == Finish(
         "incomplete", "max_output_tokens"
     )
+
+
+def test_a_turn_that_ended_inside_of_a_call_fails() -> None:
+    torn = {**CALL, "status": "incomplete"}
+    assert isinstance(decide([torn], ended(), waits=True), steps.Fail)
+    assert steps.pending_calls([torn]) == {}
+
+
+def test_a_generation_that_was_left_goes_on_within_its_own_limit() -> None:
+    progress = Progress(generations=2, output_tokens=15, generation_tokens=3)
+    assert decide([MESSAGE], progress, max_output_tokens=20) == Generate(1, max_tokens=8)
+    assert decide([MESSAGE], progress) == Generate(1, max_tokens=None)
 
 
 def test_a_loop_of_tools_ends() -> None:
@@ -63,6 +73,7 @@ def test_progress_is_rebuilt_from_facts() -> None:
     progress = Progress()
     progress.add({"generation": 0, "first_item": 1, "input_tokens": 7, "cached_tokens": 4}, 2)
     assert (progress.ended, progress.first_item) == (None, 1)
+    assert progress.generation_tokens == 2
     progress.add({"reasoning_tokens": 1}, 0)
     progress.add({"ended": "stop"}, 3)
     assert progress.usage() == {

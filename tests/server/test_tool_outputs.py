@@ -476,3 +476,17 @@ async def test_allowed_tools_hold_in_a_continuation(tmp_path: Path) -> None:
         second = await api.outputs(first["id"], {calls(first)[0]["call_id"]: "noon"})
         assert second["tool_choice"] == {**allowed, "mode": "auto"}
         assert "get_weather" not in prompts(engine)[-1]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_turn_that_ends_inside_a_call_asks_nobody_for_an_answer(api: Api, waits: bool) -> None:
+    """The model drew the end of its turn where an argument was to go on; nothing made it write a whole call."""
+    lenient = {**WEATHER, "strict": False}
+    asked = 'call get_weather {"city": "x<|im_end|>y"}'
+    stream = await api.stream(asked, tools=[lenient], await_tool_outputs=waits)
+    assert stream.response["status"] == "failed" and "inside" in stream.response["error"]["message"]
+    [torn] = stream.response["output"]
+    assert (torn["type"], torn["status"]) == ("function_call", "incomplete")
+    assert "pending_tool_calls" not in await api.get(stream.response["id"])
+    again = await api.create("say so", previous_response_id=stream.response["id"])
+    assert (again["status"], text(again)) == ("completed", "so")

@@ -5,11 +5,17 @@ Owns: short ways to make what a server would hand to storage. Refuses to know: w
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sqlite3
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
+
+import asyncpg
+from sqlalchemy import Connection, text
 
 from storage import (
     ClosedItem,
@@ -18,8 +24,10 @@ from storage import (
     NewResponse,
     Record,
     RunAppend,
+    RunClaim,
     Storage,
     ToolOutput,
+    metadata,
 )
 
 OWNER = "tenant-a"
@@ -90,7 +98,13 @@ def new(
 
 
 def finish(status: str = "completed", *, append: bool = False) -> Finish:
-    return Finish(status, now() if status == "completed" else None, append)
+    return Finish(status, now(), append)
+
+
+async def claim_all(storage: Storage) -> tuple[RunClaim, ...]:
+    """What the holder of a folder does at its start."""
+    await storage.free_all()
+    return await storage.take(1000)
 
 
 async def turn(
@@ -123,15 +137,73 @@ async def turn(
     assert not refused
 
 
-def check(path: Path) -> None:
-    """Nothing in the database hangs in the air, and SQLite finds it sound."""
-    conn = sqlite3.connect(path)
+# ------------------------------------------------------------------------------------------------------------
+# Behind storage's back
+
+
+def query(where: Path | str, sql: str) -> list[tuple[Any, ...]]:
+    """The rows that a statement finds in a database: a URL, or the file of SQLite."""
+    return queries(where, [sql])[0]
+
+
+def queries(where: Path | str, statements: Sequence[str]) -> list[list[tuple[Any, ...]]]:
+    """The same for several statements."""
+    if not is_sqlite(where):
+        with ThreadPoolExecutor(1) as thread:  # this thread's event loop is at work
+            return thread.submit(asyncio.run, _ask_postgresql(str(where), statements)).result()
+    conn = sqlite3.connect(str(where).removeprefix("sqlite+aiosqlite:///"))
     try:
-        assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        for name, query in _ORPHANS.items():
-            assert conn.execute(query).fetchall() == [], name
+        found = [conn.execute(sql).fetchall() for sql in statements]
+        conn.commit()
+        return found
     finally:
         conn.close()
+
+
+def is_sqlite(where: Path | str) -> bool:
+    return isinstance(where, Path) or where.startswith("sqlite")
+
+
+async def _ask_postgresql(url: str, statements: Sequence[str]) -> list[list[tuple[Any, ...]]]:
+    conn = await asyncpg.connect(url.replace("+asyncpg", ""))
+    try:
+        return [[tuple(row) for row in await conn.fetch(sql)] for sql in statements]
+    finally:
+        await conn.close()
+
+
+def tables(where: Path | str) -> list[str]:
+    """The names of all tables."""
+    lists = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    if not is_sqlite(where):
+        lists = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    return sorted(name for (name,) in query(where, lists))
+
+
+def counts(where: Path | str) -> dict[str, int]:
+    """How many rows each of our tables has, if it has any; a database's own bookkeeping aside."""
+    names = [name for name in tables(where) if name not in ("alembic_version", "commits")]
+    found = queries(where, [f"SELECT count(*) FROM {name}" for name in names])
+    return {name: size for name, [(size,)] in zip(names, found, strict=True) if size}
+
+
+async def rows(storage: Storage) -> dict[str, int]:
+    """How many rows each table has that has any; what the processes know of each other aside."""
+
+    def count(conn: Connection) -> dict[str, int]:
+        names = metadata.tables.keys() - {"commits", "runners"}
+        counts = {name: conn.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in names}
+        return {name: count for name, count in counts.items() if count}
+
+    return await storage._read(count)
+
+
+def check(where: Path | str) -> None:
+    """Nothing in the database hangs in the air, and SQLite finds its file sound."""
+    if is_sqlite(where):
+        assert query(where, "PRAGMA integrity_check") == [("ok",)]
+    for name, rows in zip(_ORPHANS, queries(where, list(_ORPHANS.values())), strict=True):
+        assert rows == [], name
 
 
 _ORPHANS = {
@@ -169,8 +241,14 @@ _ORPHANS = {
     "a gap in a log": """
         SELECT * FROM (SELECT s.response_id, r.first_seq - coalesce(lag(r.first_seq + r.num_events)
           OVER (PARTITION BY s.response_id ORDER BY r.first_seq), 0) AS gap
-          FROM segments s JOIN records r ON r.segment = s.id) WHERE gap <> 0""",
+          FROM segments s JOIN records r ON r.segment = s.id) logs WHERE gap <> 0""",
     "a deleted response that nothing needs": """
         SELECT d.id FROM responses d WHERE d.deleted_at IS NOT NULL
           AND NOT EXISTS (SELECT 1 FROM responses c WHERE c.previous_response_id = d.id)""",
+    "a notice for no webhook": """
+        SELECT 1 FROM deliveries d WHERE NOT EXISTS
+          (SELECT 1 FROM webhooks w WHERE w.id = d.webhook_id AND w.owner = d.owner)""",
+    "a notice of no response": """
+        SELECT 1 FROM deliveries d WHERE NOT EXISTS (SELECT 1 FROM responses r
+          WHERE r.id = d.response_id AND r.owner = d.owner AND r.deleted_at IS NULL)""",
 }

@@ -7,10 +7,9 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 from storage import NotFound, open_storage
-from tests.storage.making import OWNER, check, url
+from tests.storage.making import OWNER, check, claim_all
 
 KILLS = 10
 
@@ -18,7 +17,7 @@ KILLS = 10
 CHILD = """if True:
     import asyncio, os, sys
     from storage import ClosedItem, RunAppend, open_storage
-    from tests.storage.making import finish, message, new, record, url
+    from tests.storage.making import claim_all, finish, message, new, record
 
     def say(line):
         os.write(1, (line + "\\n").encode())
@@ -47,7 +46,7 @@ CHILD = """if True:
 
     async def main():
         storage = await open_storage(sys.argv[1], runner="r")
-        left = [carry_on(storage, claim) for claim in await storage.claim_dead()]
+        left = [carry_on(storage, claim) for claim in await claim_all(storage)]
         await asyncio.gather(*left, *(run(storage, f"{sys.argv[2]}-{number}") for number in range(8)))
         say("done")
 
@@ -55,16 +54,15 @@ CHILD = """if True:
 """
 
 
-async def test_a_kill_loses_nothing_acknowledged(tmp_path: Path) -> None:
+async def test_a_kill_loses_nothing_acknowledged(database_url: str) -> None:
     seed = random.randrange(1 << 32)
     draw = random.Random(seed)
     print(f"seed {seed}")
     ends: dict[str, int] = {}  # response -> the first number that was not acknowledged
     finished: set[str] = set()
-    database = tmp_path / "antiphon.db"
     for kill in range(KILLS):
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, url(tmp_path), f"k{kill}"], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", CHILD, database_url, f"k{kill}"], stdout=subprocess.PIPE, text=True
         )
         assert child.stdout is not None
         lines = []
@@ -82,8 +80,8 @@ async def test_a_kill_loses_nothing_acknowledged(tmp_path: Path) -> None:
                 ends[id] = max(seq, ends.get(id, 0))
                 if what == "finished":
                     finished.add(id)
-        check(database)
-    storage = await open_storage(url(tmp_path), runner="r")
+        check(database_url)
+    storage = await open_storage(database_url, runner="r")
     for id, end in ends.items():
         log = await storage.records(id, after=-1, limit_bytes=1 << 30)
         assert log[-1].first_seq + log[-1].num_events >= end
@@ -94,7 +92,7 @@ async def test_a_kill_loses_nothing_acknowledged(tmp_path: Path) -> None:
         assert [h.item.id for h in history] == (
             [f"{id}.in", f"{id}.out"] if stored.status == "completed" else []
         )
-    claims = {claim.response_id: claim for claim in await storage.claim_dead()}
+    claims = {claim.response_id: claim for claim in await claim_all(storage)}
     assert claims.keys() >= ends.keys() - finished - await completed(storage, ends.keys() - finished)
     assert len(ends) > KILLS
     await storage.close()

@@ -225,4 +225,4 @@ async def test_deletions_never_change_what_lives(
         for name, expected in held.items():
             assert shape(await storage.history(OWNER, conversation_id=name)) == expected
     await storage.close()
-    check(storage.path)
+    check(storage.url)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, text
 
-from storage import FolderHeld, NotFound, SchemaTooNew, StorageUnavailable, metadata, open_storage
+from storage import FolderHeld, NotFound, SchemaTooNew, Storage, StorageUnavailable, metadata, open_storage
 from storage.migrate import HEAD, script_location
-from tests.storage.making import OWNER, RUNNER, check, message, turn, url
+from tests.storage.making import OWNER, RUNNER, is_sqlite, message, query, tables, turn, url
 
 
 def python(script: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -56,15 +56,14 @@ async def test_a_killed_holder_leaves_the_folder_free(tmp_path: Path) -> None:
     await (await open_storage(url(tmp_path), runner="second")).close()
 
 
-async def test_a_database_survives_reopening(tmp_path: Path) -> None:
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
+async def test_a_database_survives_reopening(database_url: str) -> None:
+    storage = await open_storage(database_url, runner=RUNNER)
     await turn(storage, "r1", message("m1"))
     await storage.close()
     await storage.close()
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    storage = await open_storage(database_url, runner=RUNNER)
     assert (await storage.get_response(OWNER, "r1")).status == "completed"
     await storage.close()
-    check(storage.path)
 
 
 async def test_head_is_what_alembic_calls_head() -> None:
@@ -76,36 +75,28 @@ async def test_head_is_what_alembic_calls_head() -> None:
     assert ScriptDirectory.from_config(config).get_current_head() == HEAD
 
 
-async def test_a_migrated_database_has_the_tables_of_the_code(tmp_path: Path) -> None:
+async def test_a_migrated_database_has_the_tables_of_the_code(storage: Storage) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
-    from sqlalchemy import create_engine
 
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
-    await storage.close()
-    engine = create_engine(f"sqlite:///{storage.path}")
-    with engine.connect() as connection:
+    def compare(connection: Connection) -> None:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []
         assert context.get_current_revision() == HEAD
-    engine.dispose()
+
+    await storage._read(compare)
 
 
-async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
-    await storage.close()
-    conn = sqlite3.connect(storage.path)
-    conn.execute("UPDATE alembic_version SET version_num = '9999'")
-    conn.commit()
-    conn.close()
-    with pytest.raises(SchemaTooNew, match="9999"):
-        await open_storage(url(tmp_path), runner=RUNNER)
-    with pytest.raises(SchemaTooNew):  # the lock was given back
-        await open_storage(url(tmp_path), runner=RUNNER)
+async def test_a_newer_schema_is_refused(blank_url: str) -> None:
+    await (await open_storage(blank_url, runner=RUNNER)).close()
+    query(blank_url, "UPDATE alembic_version SET version_num = '9999'")
+    for _ in range(2):  # the lock was given back
+        with pytest.raises(SchemaTooNew, match="9999"):
+            await open_storage(blank_url, runner=RUNNER)
 
 
 @pytest.mark.parametrize("table", [1, 5, 10])
-async def test_a_migration_that_is_killed_leaves_nothing(tmp_path: Path, table: int) -> None:
+async def test_a_migration_that_is_killed_leaves_nothing(blank_url: str, table: int) -> None:
     killed = python(
         """if True:
         import asyncio, os, signal, sys
@@ -123,26 +114,24 @@ async def test_a_migration_that_is_killed_leaves_nothing(tmp_path: Path, table: 
         op.create_table = deadly
         asyncio.run(open_storage(sys.argv[1], runner="first"))
         """,
-        url(tmp_path),
+        blank_url,
         str(table),
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    conn = sqlite3.connect(tmp_path / "antiphon.db")
-    assert conn.execute("SELECT name FROM sqlite_master").fetchall() == []
-    conn.close()
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    assert tables(blank_url) == []
+    storage = await open_storage(blank_url, runner=RUNNER)
     await turn(storage, "r1", message("m1"))
     await storage.close()
 
 
-async def test_what_is_imported_when(tmp_path: Path) -> None:
-    await (await open_storage(url(tmp_path), runner=RUNNER)).close()
+async def test_what_is_imported_when(database_url: str) -> None:
+    await (await open_storage(database_url, runner=RUNNER)).close()
     seen = python(
         """if True:
         import asyncio, sys
         import storage
         def loaded():
-            names = ("sqlalchemy", "alembic", "aiosqlite", "pydantic", "fastapi")
+            names = ("sqlalchemy", "alembic", "aiosqlite", "asyncpg", "pydantic", "fastapi")
             return [name for name in names if name in sys.modules]
         print(loaded())
         async def main():
@@ -150,13 +139,21 @@ async def test_what_is_imported_when(tmp_path: Path) -> None:
         asyncio.run(main())
         print(loaded())
         """,
-        url(tmp_path),
+        database_url,
     )
-    assert seen.stdout.splitlines() == ["[]", "['sqlalchemy']"], seen.stderr
+    drivers = [] if is_sqlite(database_url) else ["asyncpg"]
+    assert seen.stdout.splitlines() == ["[]", str(["sqlalchemy", *drivers])], seen.stderr
 
 
 @pytest.mark.parametrize(
-    "bad", ["postgresql+asyncpg://host/db", "sqlite+aiosqlite://", "sqlite+aiosqlite:///:memory:", "nonsense"]
+    "bad",
+    [
+        "postgresql+psycopg://host/db",
+        "mysql://host/db",
+        "sqlite+aiosqlite://",
+        "sqlite+aiosqlite:///:memory:",
+        "nonsense",
+    ],
 )
 async def test_other_urls_are_refused(bad: str) -> None:
     with pytest.raises(ValueError):
@@ -169,22 +166,19 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         await open_storage(url(tmp_path), runner=RUNNER)
 
 
-async def test_a_closed_storage_says_so(tmp_path: Path) -> None:
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
+async def test_a_closed_storage_says_so(database_url: str) -> None:
+    storage = await open_storage(database_url, runner=RUNNER)
     await storage.ready()
     await storage.close()
-    for verb in (storage.ready(), storage.get_response(OWNER, "r1"), storage.claim_dead()):
+    for verb in (storage.ready(), storage.get_response(OWNER, "r1"), storage.take(1)):
         with pytest.raises(StorageUnavailable):
             await verb
 
 
-async def test_readers_cannot_write(tmp_path: Path) -> None:
-    from sqlalchemy import text
-
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
-    with pytest.raises(StorageUnavailable, match="readonly"):
+async def test_readers_cannot_write(storage: Storage) -> None:
+    with pytest.raises(StorageUnavailable, match=r"read-?only"):
         await storage._read(lambda conn: conn.execute(text("DELETE FROM runs")))
-    assert await storage._read(lambda conn: conn.execute(text("PRAGMA wal_autocheckpoint")).scalar()) == 0
+    if is_sqlite(storage.url):
+        assert await storage._read(lambda conn: conn.execute(text("PRAGMA wal_autocheckpoint")).scalar()) == 0
     with pytest.raises(NotFound):
         await storage.get_response(OWNER, "r1")
-    await storage.close()

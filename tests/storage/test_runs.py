@@ -6,6 +6,7 @@ import pytest
 
 from storage import (
     ECHO_MARK,
+    PROGRESS_EVENTS,
     ClosedItem,
     ConversationLocked,
     ConversationMoved,
@@ -21,12 +22,12 @@ from storage import (
     Storage,
     UnknownCall,
 )
-from storage.runs import PROGRESS_EVENTS
 from tests.storage.making import (
     OTHER,
     OWNER,
     RUNNER,
     call,
+    claim_all,
     finish,
     message,
     new,
@@ -108,8 +109,8 @@ async def test_a_stale_fence_writes_nothing_and_the_others_commit(storage: Stora
     stale = await storage.claim("r1")
     assert stale is not None and (stale.fence, stale.attempt, stale.state) == (2, 1, "queued")
     assert await storage.claim("r1") is None  # this process has it already
-    [claim] = [claim for claim in await storage.claim_dead() if claim.response_id == "r1"]
-    assert (claim.fence, claim.attempt, claim.state) == (3, 1, "running")
+    [claim] = [claim for claim in await claim_all(storage) if claim.response_id == "r1"]
+    assert (claim.fence, claim.attempt, claim.state) == (4, 1, "running")
     refused = await storage.append(
         [
             RunAppend("r1", stale.fence, records=(record(2),), finish=finish()),
@@ -199,22 +200,22 @@ async def test_claims_after_a_restart(storage: Storage) -> None:
         (await storage.append([RunAppend("waiting", 1, records=(record(2),))]))["waiting"], RunLost
     )
 
-    claims = await storage.claim_dead()
+    claims = await claim_all(storage)
     assert [(c.response_id, c.state, c.fence, c.attempt) for c in claims] == [
+        ("running", "running", 3, 1),
         ("queued", "queued", 2, 1),
-        ("running", "running", 2, 1),
     ]
     assert (await storage.get_conversation(OWNER, "c1")).active_response_id is None
     assert await storage.claim("unstored") is None
-    assert [c.attempt for c in await storage.claim_dead()] == [1, 1]
+    assert [c.attempt for c in await claim_all(storage)] == [1, 1]
 
-    assert await storage.next_deadline() == 500
+    assert [(await storage.look(at)).has_due for at in (499, 500)] == [False, True]
     assert await storage.claim_due(499) == ()
     [due] = await storage.claim_due(500)
     assert (due.response_id, due.state, due.deadline, due.attempt) == ("waiting", "waiting", 500, 2)
-    assert await storage.next_deadline() is None and await storage.claim_due(10**9) == ()
+    assert not (await storage.look(10**9)).has_due and await storage.claim_due(10**9) == ()
     await storage.request_cancel(OWNER, "queued")
-    [queued, *_] = sorted(await storage.claim_dead(), key=lambda c: c.response_id)
+    [queued, *_] = sorted(await claim_all(storage), key=lambda c: c.response_id)
     assert queued.cancel_requested
 
 
@@ -224,7 +225,7 @@ async def test_a_strike_is_an_end_behind_which_a_run_got_nowhere(storage: Storag
     seen = []
     written = 2
     for num_records, admitted in ((0, True), (0, False), (3, True), (PROGRESS_EVENTS, True), (0, True)):
-        [claim] = await storage.claim_dead()
+        [claim] = await claim_all(storage)
         if admitted:
             await storage.admit(claim)
         for _ in range(num_records):
@@ -233,9 +234,9 @@ async def test_a_strike_is_an_end_behind_which_a_run_got_nowhere(storage: Storag
         seen.append((claim.attempt, claim.strikes))
     assert seen == [(1, 1), (2, 2), (2, 2), (3, 3), (4, 1)]
     await storage.release()
-    [claim] = await storage.claim_dead()
+    [claim] = await claim_all(storage)
     assert (claim.attempt, claim.strikes, claim.state) == (5, 0, "running")
-    [newer] = await storage.claim_dead()
+    [newer] = await claim_all(storage)
     with pytest.raises(RunLost):
         await storage.admit(claim)
     await storage.admit(newer)
@@ -307,7 +308,7 @@ async def test_tool_outputs_wake_a_waiting_run(storage: Storage) -> None:
 async def test_the_last_output_survives_a_crash_before_the_claim(storage: Storage) -> None:
     await park(storage, "r1", ("a", "look_up"))
     await storage.add_tool_outputs(OWNER, "r1", [output("a")], now())
-    [claim] = await storage.claim_dead()
+    [claim] = await claim_all(storage)
     assert (claim.response_id, claim.state, claim.attempt) == ("r1", "queued", 2)
 
 
@@ -340,7 +341,7 @@ async def test_cancel_is_a_mark(storage: Storage) -> None:
             await storage.request_cancel(owner, id)
     await storage.request_cancel(OWNER, "r1")
     await storage.request_cancel(OWNER, "r1")
-    [claim] = await storage.claim_dead()
+    [claim] = await claim_all(storage)
     assert claim.cancel_requested
     assert not await storage.append([RunAppend("r1", claim.fence, finish=finish("cancelled"))])
     await storage.request_cancel(OWNER, "r1")

@@ -1,64 +1,15 @@
-"""The writer: group commit, what reaches the disk when, and a database that is locked, full or broken."""
+"""The writer: group commit, and a database that is held by somebody else. The same on every database."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 
 from storage import NotFound, RunAppend, Storage, StorageUnavailable, open_storage, writer
-from storage.database import Trouble, trouble
-from storage.tables import api_keys
-from tests.storage.making import OWNER, RUNNER, check, finish, message, new, record, turn, url
-
-
-async def until(state: Callable[[], object]) -> None:
-    """Waits for a state of the writer's thread, which has no awaitable for it."""
-    async with asyncio.timeout(10):
-        while not state():
-            await asyncio.sleep(0.001)
-
-
-@asynccontextmanager
-async def locked(storage: Storage) -> AsyncIterator[None]:
-    """Another process at work on the database: nobody else can write."""
-    other = sqlite3.connect(storage.path, isolation_level=None)
-    other.execute("PRAGMA wal_autocheckpoint=0")
-    other.execute("BEGIN EXCLUSIVE")
-    try:
-        yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
-
-
-def note(conn: Connection, name: str) -> str:
-    """A job that leaves a trace: one row in api_keys."""
-    conn.execute(
-        insert(api_keys).values(id=name, owner="", name="", hash=name.encode(), hint="", created_at=0)
-    )
-    return name
-
-
-async def notes(storage: Storage) -> list[str]:
-    return sorted(key.id for key in await storage.list_keys())
-
-
-async def gathered(storage: Storage, *jobs: Callable[[Connection], Any]) -> list[Any]:
-    """Jobs that are sure to meet in one batch: they wait behind one that is held up."""
-    async with locked(storage):
-        first = storage._writer.submit(lambda conn: None, promise=False, patient=True)
-        await until(lambda: storage._writer._blocked_since is not None)
-        futures = [storage._writer.submit(job, promise=False) for job in jobs]
-    results = await asyncio.gather(first, *futures, return_exceptions=True)
-    return results[1:]
+from tests.storage.blocking import gathered, is_unready, locked, note, notes, until
+from tests.storage.making import OWNER, RUNNER, finish, message, new, record, turn
 
 
 async def test_waiting_jobs_share_a_commit(storage: Storage) -> None:
@@ -137,61 +88,6 @@ async def test_readers_that_leave_do_no_harm(storage: Storage) -> None:
     await storage.ready()
 
 
-async def test_deltas_reach_the_disk_soon(storage: Storage) -> None:
-    await storage.start_response(new("r1"))
-    assert storage._writer._dirty_since is None  # a promise was on the disk when it returned
-    for step in range(2, 5):
-        synced = storage.commit_stats().synced
-        assert not await storage.append([RunAppend("r1", 1, records=(record(step),))])
-        await until(lambda: storage._writer._dirty_since is None)
-        assert storage.commit_stats().synced == synced + 1
-
-
-async def test_a_busy_writer_does_not_put_the_disk_off(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "SYNC_LIMIT_S", 0.0)
-    monkeypatch.setattr(writer, "SYNC_DELAY_S", 3600.0)  # no idle moment ever comes
-    await storage.start_response(new("r1"))
-    synced = storage.commit_stats().synced
-    for step in range(2, 12):
-        assert not await storage.append([RunAppend("r1", 1, records=(record(step),))])
-    assert storage.commit_stats().synced >= synced + 5
-
-
-async def test_the_wal_stays_small(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "WAL_OPPORTUNE", 1 << 20)
-    monkeypatch.setattr(writer, "WAL_LIMIT", 2 << 20)
-    monkeypatch.setattr(writer, "CHECKPOINT_STEP", 1 << 20)
-    await storage.start_response(new("r1"))
-    seen = 0
-    for step in range(2, 120):
-        large = type(record(0))(step, 1, b"x" * 200_000)
-        assert not await storage.append([RunAppend("r1", 1, records=(large,))])
-        seen = max(seen, storage.commit_stats().wal_bytes)
-    assert seen < 4 << 20 and storage.commit_stats().checkpoints > 5
-    wal = Path(f"{storage.path}-wal")
-    assert wal.stat().st_size < 5 << 20
-    checkpoints = storage.commit_stats().checkpoints
-    await until(lambda: storage.commit_stats().checkpoints > checkpoints)  # and once more when idle
-
-
-async def test_a_reader_can_hold_the_wal_back_and_does_not_stop_writes(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "WAL_OPPORTUNE", 1 << 18)
-    await storage.start_response(new("r1"))
-    reader = sqlite3.connect(storage.path, isolation_level=None)
-    reader.execute("BEGIN")
-    assert reader.execute("SELECT count(*) FROM records").fetchone() == (1,)
-    for step in range(2, 60):
-        large = type(record(0))(step, 1, b"x" * 50_000)
-        assert not await storage.append([RunAppend("r1", 1, records=(large,))])
-    assert reader.execute("SELECT count(*) FROM records").fetchone() == (1,)  # one moment
-    reader.close()
-    assert len(await storage.records("r1", after=-1, limit_bytes=1 << 30)) == 59
-
-
 async def test_a_short_lock_is_no_error(storage: Storage) -> None:
     await turn(storage, "r0", message("m0"))
     async with locked(storage):
@@ -226,88 +122,8 @@ async def test_a_long_lock_refuses_new_work_and_holds_streams(
         await storage.get_response(OWNER, "new0")
 
 
-def is_unready(storage: Storage) -> bool:
-    try:
-        storage._writer.check()
-    except StorageUnavailable:
-        return True
-    return False
-
-
-async def test_a_full_disk(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    await storage.start_response(new("r1"))
-
-    def allow(conn: Connection, more: int) -> None:
-        pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
-        conn.exec_driver_sql(f"PRAGMA max_page_count={pages + more}")
-
-    await storage._write(lambda conn: allow(conn, 3))
-    large = type(record(0))(2, 1, b"x" * 100_000)
-    stream = asyncio.create_task(storage.append([RunAppend("r1", 1, records=(large,))]))
-    await until(lambda: storage._writer._blocked_since is not None)
-    with pytest.raises(StorageUnavailable, match="full"):
-        await storage.start_response(new("r2", message("m", b"x" * 100_000)))
-    assert (await storage.get_response(OWNER, "r1")).status == "in_progress"
-    assert not stream.done()
-    await storage._writer.submit(lambda conn: allow(conn, 1 << 20), promise=False, patient=True)
-    assert await stream == {}
-    assert len(await storage.records("r1", after=-1)) == 2
-    await storage.start_response(new("r2"))
-
-
-async def test_a_failed_sync_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
-    await storage.start_response(new("r1"))
-    death = asyncio.create_task(storage.dead())
-
-    def broken(_fd: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("storage.wal.os.fdatasync", broken)
-    assert await storage.append([RunAppend("r1", 1, records=(record(2),))]) == {}
-    error = await asyncio.wait_for(death, 10)
-    assert isinstance(error, OSError) and error.errno == errno.EIO
-    with pytest.raises(StorageUnavailable):
-        await storage.append([RunAppend("r1", 1, records=(record(3),))])
-    with pytest.raises(StorageUnavailable):
-        await storage.ready()
-    assert await storage.dead() is error
-    await storage.close()
-    check(storage.path)
-
-
-async def test_a_broken_disk_fails_whoever_waits(tmp_path: Path) -> None:
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
-
-    def broken(_conn: Connection) -> None:
-        error = sqlite3.OperationalError("disk I/O error")
-        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-        raise error
-
-    results = await gathered(storage, lambda conn: note(conn, "a"), broken, lambda conn: note(conn, "b"))
-    assert [type(result) for result in results] == [StorageUnavailable] * 3
-    assert isinstance(await storage.dead(), sqlite3.OperationalError)
-    assert await notes(storage) == []
-    await storage.close()
-
-
-def test_the_kinds_of_trouble() -> None:
-    def error(code: int) -> sqlite3.Error:
-        made = sqlite3.OperationalError("x")
-        made.sqlite_errorcode = code
-        return made
-
-    assert trouble(error(sqlite3.SQLITE_BUSY_SNAPSHOT)) is Trouble.BLOCKED
-    assert trouble(error(sqlite3.SQLITE_FULL)) is Trouble.REFUSED
-    assert trouble(error(sqlite3.SQLITE_IOERR_SHMSIZE)) is Trouble.REFUSED
-    assert trouble(error(sqlite3.SQLITE_IOERR_WRITE)) is Trouble.FATAL
-    assert trouble(error(sqlite3.SQLITE_CORRUPT)) is Trouble.FATAL
-    assert trouble(error(sqlite3.SQLITE_CONSTRAINT)) is None
-    assert trouble(NotFound("a", "b")) is None
-
-
-async def test_close_commits_what_waits(tmp_path: Path) -> None:
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
+async def test_close_commits_what_waits(database_url: str) -> None:
+    storage = await open_storage(database_url, runner=RUNNER)
     await storage.start_response(new("r1"))
     appends = [
         asyncio.create_task(storage.append([RunAppend("r1", 1, records=(record(step),))]))
@@ -316,15 +132,16 @@ async def test_close_commits_what_waits(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     await storage.close()
     assert await asyncio.gather(*appends) == [{}] * 7
-    assert Path(f"{storage.path}-wal").exists() is False  # all is in the database file
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    storage = await open_storage(database_url, runner=RUNNER)
     assert len(await storage.records("r1", after=-1)) == 8
     await storage.close()
 
 
-async def test_close_gives_up_on_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_gives_up_on_a_locked_database(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "PATIENCE_S", 0.2)
-    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    storage = await open_storage(database_url, runner=RUNNER)
     await storage.start_response(new("r1"))
     async with locked(storage):
         stream = asyncio.create_task(storage.append([RunAppend("r1", 1, records=(record(2),))]))
@@ -332,4 +149,3 @@ async def test_close_gives_up_on_a_locked_database(tmp_path: Path, monkeypatch: 
         await storage.close()
         with pytest.raises(StorageUnavailable):
             await stream
-    check(storage.path)

@@ -1,0 +1,157 @@
+"""A call whose arguments stand between tags of their own: an incremental scanner.
+
+Owns: finding the name, the keys and the values, and writing them as JSON. Refuses to know: the tags around a
+call, deltas, what makes a text a value of its type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal
+
+from engine.calls import MAX_HEADER, Status
+from engine.marks import CallMarks
+from engine.tags import first_of, partial
+from engine.values import Shapes, json_of, written
+
+
+class TaggedScanner:
+    """A name, then each argument as a key and a value between tags; see `Scanner`.
+
+    A value whose parameter is a string comes out as it is written; any other when it has ended, because only
+    then is it known what it is.
+    """
+
+    in_arguments = False  # what stands in a broken call is no JSON
+
+    def __init__(self, marks: CallMarks, shapes: Shapes) -> None:
+        assert marks.parameters is not None
+        self._tags = marks.parameters
+        self._shapes = shapes
+        self._own_tag = bool(marks.each_open)  # the name stands inside a tag of the call's own
+        self._ends = tuple(end for end in (marks.each_close, marks.close) if end)
+        self.status: Status = "more"
+        self.name: str | None = None
+        self.arguments_whole = False
+        self._expects: Literal["name", "argument", "key", "opening", "value"] = "name"
+        self._arguments: list[str] = []
+        self._num_arguments = 0
+        self._key = ""
+        self._value: list[str] = []
+        self._streams = False  # the value is a string, whatever it reads
+        self._begun = False  # the line break in front of the value is dealt with
+
+    def take_arguments(self) -> str:
+        text = "".join(self._arguments)
+        self._arguments.clear()
+        return text
+
+    def feed(self, text: str) -> int:
+        at, expects = 0, None
+        while self.status == "more" and expects != self._expects:
+            expects = self._expects
+            at = _READ[expects](self, text, at)
+        return at
+
+    # Each reads on from `at`, returns how far it came, and expects something else when it has found what it
+    # looked for.
+
+    def _read_name(self, text: str, at: int) -> int:
+        found = first_of(text, (">",) if self._own_tag else (self._tags.open, *self._ends), at)
+        header = text[at : found[0] if found else len(text)]
+        name = (_NAME_IN_TAG if self._own_tag else _NAME).fullmatch(header)
+        if len(header) > MAX_HEADER or (found is not None and name is None):
+            self.status = "bad"
+        elif found is not None and name is not None:
+            self.name, self._expects = name[1], "argument"
+            return found[0] + self._own_tag
+        return at
+
+    def _read_argument(self, text: str, at: int) -> int:
+        """The next argument's opening, or the end; whatever else stands there is skipped."""
+        tags = (self._tags.open, *self._ends)
+        found = first_of(text, tags, at)
+        if found is None:
+            return partial(text, tags, at)
+        start, tag = found
+        if tag == self._tags.open:
+            self._expects = "key"
+            return start + len(tag)
+        self._arguments.append("}" if self._num_arguments else "{}")
+        self.arguments_whole, self.status = True, "closed"
+        return start
+
+    def _read_key(self, text: str, at: int) -> int:
+        end = text.find(self._tags.key_close, at)
+        if max(end, len(text) if end < 0 else 0) - at > MAX_HEADER:
+            self.status = "bad"
+        if end < 0 or self.status == "bad":
+            return at
+        match = _KEY.fullmatch(text, at, end)
+        self._key = match[1] if match else text[at:end].strip()
+        self._expects = "opening" if self._tags.value_open else "value"
+        self._begin_value()
+        return end + len(self._tags.key_close)
+
+    def _read_opening(self, text: str, at: int) -> int:
+        body = text[at:].lstrip()
+        if body.startswith(self._tags.value_open):
+            self._expects = "value"
+            return len(text) - len(body) + len(self._tags.value_open)
+        if not self._tags.value_open.startswith(body):
+            self.status = "bad"
+        return at
+
+    def _read_value(self, text: str, at: int) -> int:
+        close = self._tags.close
+        if not self._begun:
+            if at == len(text):
+                return at
+            self._begun = True
+            at += self._tags.strip and text[at] == "\n"
+        end = text.find(close, at)
+        if end < 0:
+            ready = partial(text, ("\n" + close, close) if self._tags.strip else (close,), at)
+            self._keep(text[at:ready])
+            return ready
+        self._keep(text[at : end - (self._tags.strip and end > at and text[end - 1] == "\n")])
+        self._end_value()
+        self._expects = "argument"
+        return end + len(close)
+
+    def _begin_value(self) -> None:
+        types = self._shapes.types(self.name or "", self._key)
+        self._streams = types is not None and "string" in types and "null" not in types
+        self._begun = False
+        self._arguments.append(f"{', ' if self._num_arguments else '{'}{written(self._key)}: ")
+        self._arguments.append('"' if self._streams else "")
+        self._num_arguments += 1
+
+    def _keep(self, text: str) -> None:
+        if self._streams:
+            self._arguments.append(written(text)[1:-1])
+        else:
+            self._value.append(text)
+
+    def _end_value(self) -> None:
+        if self._streams:
+            self._arguments.append('"')
+        else:
+            types = self._shapes.types(self.name or "", self._key)
+            self._arguments.append(json_of("".join(self._value), types))
+            self._value.clear()
+
+
+_READ: dict[str, Callable[[TaggedScanner, str, int], int]] = {
+    "name": TaggedScanner._read_name,
+    "argument": TaggedScanner._read_argument,
+    "key": TaggedScanner._read_key,
+    "opening": TaggedScanner._read_opening,
+    "value": TaggedScanner._read_value,
+}
+
+_NAME = re.compile(r"""\s*([^\s<>{}\[\]"']+)\s*""")
+# Models add attributes that nobody asked for.
+_NAME_IN_TAG = re.compile(r"""\s*["']?([^\s<>"']+)["']?[^<>]*""")
+_KEY = re.compile(r"""\s*["']?([^"'<>]+?)["']?(?:\s+\w+=[^>]*)?\s*""")

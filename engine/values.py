@@ -1,0 +1,233 @@
+"""Values that models write without JSON's quotes, as JSON.
+
+Owns: which JSON value a bare text is, by the type that the offered tool's schema gives it, and Python
+literals. Refuses to know: layouts, tags, JSON Schema beyond types.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from engine.types import ToolShape
+
+Types = frozenset[str]
+MAX_DEPTH = 100  # nested brackets of a literal; deeper is no value that a tool takes
+
+
+class Shapes:
+    """The parameters of the tools that were offered, as far as reading a call needs them."""
+
+    def __init__(self, tools: Iterable[ToolShape] = ()) -> None:
+        self._schemas = {tool.name: tool.parameters for tool in tools}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The offered tools."""
+        return tuple(self._schemas)
+
+    def parameters(self, name: str) -> tuple[str, ...]:
+        """The parameters of a tool in the order of its schema; none for a tool that was not offered."""
+        return tuple(_types_of(self._schemas.get(name, "")))
+
+    def types(self, name: str, parameter: str) -> Types | None:
+        """The JSON types that a parameter may have; None where that is not known."""
+        return _types_of(self._schemas.get(name, "")).get(parameter)
+
+
+@lru_cache(maxsize=256)
+def _types_of(schema: str) -> dict[str, Types | None]:
+    try:
+        root = json.loads(schema or "{}")
+        properties = root.get("properties", {})
+        return {key: _types(value, root) for key, value in properties.items()}
+    except (ValueError, RecursionError, AttributeError):
+        return {}
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Types | None:
+    """The types that a schema allows, looking through references and choices."""
+    if not isinstance(schema, dict) or depth > 8:
+        return None
+    if isinstance(kind := schema.get("type"), str):
+        return frozenset({kind})
+    if isinstance(kind, list):
+        return frozenset(map(str, kind))
+    if isinstance(path := schema.get("$ref"), str) and path.startswith("#/"):
+        found: Any = root
+        for part in path[2:].split("/"):
+            found = found.get(part) if isinstance(found, dict) else None
+        return _types(found, root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(choices := schema.get(key), list):
+            each = [_types(choice, root, depth + 1) for choice in choices]
+            return None if None in each else frozenset().union(*(types for types in each if types))
+    values = (
+        schema["enum"]
+        if isinstance(schema.get("enum"), list)
+        else [schema[k] for k in ("const",) if k in schema]
+    )
+    return frozenset(map(_type_of, values)) if values else None
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds[type(value)]
+
+
+def json_of(text: str, types: Types | None) -> str:
+    """A bare text as JSON: what it parses as where its type is another than string, else a string.
+
+    Where a string is allowed it is one, but for `null` where that is allowed too. With no known type JSON
+    wins.
+    """
+    stripped = text.strip()
+    if types is not None and "string" in types and not ("null" in types and stripped == "null"):
+        return written(text)
+    try:
+        return written(json.loads(stripped, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        pass
+    if types is not None:
+        try:
+            return written(literal(stripped))
+        except ValueError:
+            pass
+    return written(text)
+
+
+def written(value: Any) -> str:
+    """A value as JSON in the layout that templates print. ValueError where it has none."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode()  # an escaped lone surrogate is no text
+    return text
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Python literals
+
+
+def literal(text: str) -> Any:
+    """The value of a Python (or JSON) literal: strings, numbers, True, None, lists, tuples, dicts.
+
+    Raises ValueError for anything else. Tuples are lists; keys that are no strings become their JSON text.
+    """
+    reader = _Literal(text)
+    value = reader.value(0)
+    if reader.peek():
+        raise ValueError("there is more behind the value")
+    return value
+
+
+_WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_NUMBER = re.compile(r"[+-]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+STRING = re.compile(
+    r"""([rRuUfF]?)('''(?:[^\\]|\\.)*?'''|\"{3}(?:[^\\]|\\.)*?\"{3}|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""",
+    re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(\n|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": "", "/": "/"}
+_ESCAPES |= {quote: quote for quote in "'\"\\"}
+
+
+class _Literal:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def peek(self) -> str:
+        """The next character that is not white space; "" at the end."""
+        match = _SPACE.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+        return self._text[self._at : self._at + 1]
+
+    def _take(self, pattern: re.Pattern[str]) -> str | None:
+        match = pattern.match(self._text, self._at)
+        if match is None:
+            return None
+        self._at = match.end()
+        return match[0]
+
+    def value(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise ValueError("nested too deep")
+        char = self.peek()
+        if char in "[(":
+            return self._sequence("]" if char == "[" else ")", depth)
+        if char == "{":
+            return self._mapping(depth)
+        if (found := self._take(STRING)) is not None:
+            value = _decoded(found)
+            while self.peek() in "'\"" and self.peek() and (found := self._take(STRING)) is not None:
+                value += _decoded(found)
+            return value
+        if (found := self._take(_NUMBER)) is not None:
+            digits = found.replace("_", "")
+            return float(digits) if set(digits) & set(".eE") else int(digits)
+        word = self._take(_WORD)
+        if word not in _WORDS:
+            raise ValueError("no literal")
+        return _WORDS[word]
+
+    def _sequence(self, close: str, depth: int) -> list[Any]:
+        self._at += 1
+        values = []
+        while self.peek() != close:
+            values.append(self.value(depth + 1))
+            self._comma(close)
+        self._at += 1
+        return values
+
+    def _mapping(self, depth: int) -> dict[str, Any]:
+        self._at += 1
+        values = {}
+        while self.peek() != "}":
+            key = self.value(depth + 1)
+            if self.peek() != ":":
+                raise ValueError("no colon")
+            self._at += 1
+            values[key if isinstance(key, str) else json.dumps(key)] = self.value(depth + 1)
+            self._comma("}")
+        self._at += 1
+        return values
+
+    def _comma(self, close: str) -> None:
+        if self.peek() == ",":
+            self._at += 1
+        elif self.peek() != close:
+            raise ValueError("no comma")
+
+
+def _decoded(source: str) -> str:
+    """The text of a Python string literal; unknown escapes stay as they are written."""
+    match = STRING.fullmatch(source)
+    if match is None:
+        raise ValueError("no string")
+    body = match[2][3:-3] if match[2][:3] in ("'''", '"""') else match[2][1:-1]
+    return body if match[1] in ("r", "R") else unescaped(body)
+
+
+def unescaped(text: str) -> str:
+    """A text without Python's escapes; what is none of them stays as it is."""
+    return _ESCAPE.sub(_unescaped, text)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    code = match[1]
+    if code in _ESCAPES:
+        return _ESCAPES[code]
+    if code[0] in "xuU" and len(code) > 1:
+        number = int(code[1:], 16)
+        return chr(number) if number < 0x110000 and not 0xD800 <= number < 0xE000 else match[0]
+    return chr(int(code, 8)) if code[0] in "01234567" else match[0]

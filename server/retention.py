@@ -1,0 +1,94 @@
+"""The sweeping task: lets storage go of what no limit covers any more, at leisure.
+
+Owns when a sweep is due, its pace, and the count of what went. Refuses to know how limits are kept
+(`storage`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+
+from server.clock import now_us
+from server.config import Config
+from storage import Limits, Storage, StorageUnavailable, Swept
+
+log = logging.getLogger("antiphon.retention")
+
+EVERY_S = 60.0
+"""Pause between sweeps, which is also how late a limit may be kept."""
+REST = 4.0
+"""After each step the writer is left alone for this many times as long as the step took."""
+
+
+class Retention:
+    """The sweeper of one server. Several on one database do each other no harm."""
+
+    def __init__(self, storage: Storage, config: Config) -> None:
+        self._storage = storage
+        self._limits = limits(config)
+        self._total = Swept()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the task, which is this object's until `close`."""
+        self._task = asyncio.create_task(self._sweeps(), name="retention")
+
+    async def close(self) -> None:
+        """Stop, in the middle of a sweep if need be."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def readings(self) -> dict[str, float]:
+        """What went since the start, for metrics."""
+        total = self._total
+        return {
+            "responses_total": total.responses,
+            "logs_total": total.logs,
+            "requests_total": total.requests,
+        }
+
+    async def _sweeps(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self.sweep()
+            except StorageUnavailable as error:
+                log.warning("the sweep stops here for now: %s", error)
+            except Exception:  # a sweeper that dies would be missed only when the disk is full
+                log.exception("the sweep failed; the next one tries again")
+
+    async def sweep(self) -> Swept:
+        """One whole sweep; returns what went. Raises StorageUnavailable."""
+        went = Swept()
+        async with aclosing(self._storage.sweep(self._limits, now_us())) as steps:
+            began = time.monotonic()
+            async for step in steps:
+                went += step
+                self._total += step
+                await asyncio.sleep(REST * (time.monotonic() - began))
+                began = time.monotonic()
+        if went != Swept():
+            log.info(
+                "let go of %d responses, %d logs, %d idempotent requests",
+                *(went.responses, went.logs, went.requests),
+            )
+        return went
+
+
+def limits(config: Config) -> Limits:
+    """The settings as storage takes them; 0 seconds stand for no limit."""
+    return Limits(
+        age=_us(config.retention_s) or None,
+        log_age=_us(config.event_retention_s) or None,
+        request_age=_us(config.idempotency_ttl_s),
+        max_responses=config.max_responses_per_owner,
+        max_bytes=config.max_bytes_per_owner,
+    )
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1e6)

@@ -1,0 +1,50 @@
+"""/admin/export and /admin/purge: what the commands of these names ask of a server that holds the database.
+
+Reached with the admin token only, which the server leaves in its data folder for its own user.
+"""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from server import tenants
+from server.clock import now_us
+from server.context import context, life, read_body
+from server.pages import json_reply
+from server.schema.shapes import boolean, missing, mistyped, text
+
+router = APIRouter(prefix="/admin")
+
+
+@router.get("/export")
+async def export(request: Request) -> Response:
+    """All that an owner can read, as JSON lines."""
+    owner = request.query_params.get("owner") or missing("owner")
+    return StreamingResponse(
+        tenants.exported(context(request).storage, owner), media_type="application/x-ndjson"
+    )
+
+
+@router.post("/purge")
+async def purge(request: Request) -> Response:
+    """Remove an owner's everything; where that takes long, only a part, and the reply says so."""
+    body = await read_body(request)
+    owner = text(1)(body.get("owner", ""), "owner")
+    before = body.get("before", now_us())
+    if not isinstance(before, int):
+        mistyped("before", "an integer", before)
+    with_keys = boolean(body.get("keys", False), "keys")
+    here = context(request)
+    went = await tenants.purge(
+        here.storage,
+        owner,
+        before=before,
+        with_keys=with_keys,
+        limit_s=tenants.SLICE_S,
+        cut=here.runs.gone,
+    )
+    life(request).keys.forget()
+    return json_reply(orjson.dumps(went))

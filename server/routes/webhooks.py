@@ -1,0 +1,55 @@
+"""/admin/webhooks: what `antiphon webhooks` asks of a server that holds the database.
+
+Reached with the admin token only, which the server leaves in its data folder for its own user.
+"""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server import hooks
+from server.auth import LOCAL_OWNER
+from server.context import context, read_body
+from server.errors import ApiError
+from server.pages import json_reply
+from server.schema.shapes import array, boolean, text
+
+router = APIRouter(prefix="/admin/webhooks")
+
+
+@router.post("")
+async def add_webhook(request: Request) -> Response:
+    """Add a webhook."""
+    body = await read_body(request)
+    url = text(1)(body.get("url", ""), "url")
+    owner = text(1)(body.get("owner", LOCAL_OWNER), "owner")
+    event_types = array(text())(body.get("event_types", []), "event_types")
+    allow_http = boolean(body.get("allow_http", False), "allow_http")
+    try:
+        made = await hooks.add(
+            context(request).storage, url=url, owner=owner, event_types=event_types, allow_http=allow_http
+        )
+    except ValueError as exc:
+        raise ApiError(400, str(exc), code="invalid_webhook") from None
+    return json_reply(orjson.dumps(made))
+
+
+@router.get("")
+async def list_webhooks(request: Request) -> Response:
+    """The webhooks of all owners."""
+    return json_reply(orjson.dumps(await hooks.list_all(context(request).storage)))
+
+
+@router.delete("/{webhook_id}")
+async def remove_webhook(request: Request, webhook_id: str) -> Response:
+    """Remove a webhook and what it was still to be told."""
+    return json_reply(orjson.dumps(await hooks.remove(context(request).storage, webhook_id)))
+
+
+@router.post("/{webhook_id}/test")
+async def test_webhook(request: Request, webhook_id: str) -> Response:
+    """Send a webhook a sample, once."""
+    return json_reply(orjson.dumps(await hooks.test(context(request).storage, webhook_id)))

@@ -1,0 +1,66 @@
+"""The input of a custom tool, read out of the arguments that carry it.
+
+Owns: decoding `{"input": "..."}` as it comes. Refuses to know: items, events, tools.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+_HEAD = '{"input":"'
+_PLAIN = re.compile(r'[^"\\]+')
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|u[0-9a-fA-F]{4}|[^u])")
+_HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
+
+
+class InputReader:
+    """Reads one call's arguments; other arguments than the one `input` are given out as they stand."""
+
+    def __init__(self) -> None:
+        self._state: Literal["head", "inside", "over", "other"] = "head"
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """More of the arguments' JSON; returns more of the input. Splitting the text anywhere changes nothing
+        but what is returned when."""
+        self._held += text
+        if self._state == "head":
+            self._begin()
+        if self._state == "inside":
+            return self._decode()
+        held, self._held = self._held, self._held if self._state == "head" else ""
+        return held if self._state == "other" else ""
+
+    def _begin(self) -> None:
+        compact = re.sub(r"\s", "", self._held)
+        if compact.startswith(_HEAD):
+            self._state = "inside"
+            self._held = re.sub(r'\A\s*\{\s*"input"\s*:\s*"', "", self._held)
+        elif not _HEAD.startswith(compact):
+            self._state = "other"
+
+    def _decode(self) -> str:
+        out, at = [], 0
+        while at < len(self._held):
+            if self._held[at] == '"':
+                self._state, at = "over", len(self._held)
+                break
+            found = _PLAIN.match(self._held, at) or _ESCAPE.match(self._held, at)
+            if found is None or _HALF.match(self._held, at):
+                break  # an escape that is not whole yet
+            out.append(found[0] if found[0][0] != "\\" else _unescaped(found[0]))
+            at = found.end()
+        self._held = self._held[at:]
+        return "".join(out)
+
+
+def _unescaped(escape: str) -> str:
+    """What an escape spells; half of a character, or no escape at all, is a replacement character."""
+    try:
+        text: str = json.loads(f'"{escape}"')
+        text.encode()
+    except ValueError:
+        return "\N{REPLACEMENT CHARACTER}"
+    return text

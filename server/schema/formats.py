@@ -1,0 +1,159 @@
+"""The shapes that clients ask of an answer: official formats, and the extensions of other open servers.
+
+Owns their wire forms, their limits and the echo. Refuses to know how a shape is enforced, and tools. A format
+is kept in the flat form of Responses: `{"type", "name", "schema", "strict", "description"}`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from engine import Shape
+from server.schema.closed import closed_schema
+from server.schema.shapes import (
+    STRING,
+    array,
+    boolean,
+    mapping,
+    missing,
+    mistyped,
+    one_of,
+    refuse,
+    shorten,
+    text,
+)
+
+Format = dict[str, Any]
+
+MAX_SCHEMA_BYTES = 1 << 20
+MAX_CHOICES = 1000
+TEXT: Mapping[str, Any] = {"type": "text"}
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
+
+EXTENSIONS: Mapping[str, str] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""Request fields of other open servers, and what they are called among `structured_outputs`."""
+
+_OUTPUTS = frozenset({"json", "regex", "choice", "grammar", "structural_tag", "json_object"})
+
+
+def parse_format(value: Any, param: str, *, nested: bool = False) -> Format:
+    """`text.format`, or chat's `response_format` (`nested`: the parts of a JSON Schema stand under
+    `json_schema`), in the flat form. Raises ApiError 400."""
+    mapping(value, param)
+    kind = one_of("text", "json_object", "json_schema", "structural_tag")(value.get("type"), f"{param}.type")
+    if kind == "structural_tag":
+        return dict(value)
+    if kind != "json_schema":
+        return {"type": kind}
+    parts, path = value, param
+    if nested or ("schema" not in value and isinstance(value.get("json_schema"), dict)):
+        path = f"{param}.json_schema"
+        parts = mapping(value.get("json_schema"), path)
+    return _json_schema(parts, path, needs_schema=not nested)
+
+
+def _json_schema(parts: Mapping[str, Any], path: str, *, needs_schema: bool) -> Format:
+    name, schema, strict = parts.get("name"), parts.get("schema"), parts.get("strict")
+    if name is None:
+        missing(f"{path}.name")
+    if not isinstance(name, str):
+        mistyped(f"{path}.name", "a string", name)
+    if not _NAME.match(name):
+        refuse(
+            f"{path}.name", f"Invalid '{path}.name': expected 1 to 64 letters, digits, underscores or dashes."
+        )
+    if schema is None:
+        if needs_schema:
+            missing(f"{path}.schema")
+        schema = {"type": "object"}
+    form: Format = {"type": "json_schema", "name": name, "schema": _bounded(schema, f"{path}.schema")}
+    form["strict"] = bool(boolean(strict, f"{path}.strict")) if strict is not None else False
+    if parts.get("description") is not None:
+        form["description"] = STRING(parts["description"], f"{path}.description")
+    return form
+
+
+def _bounded(schema: Any, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = mapping(schema, path)
+    try:
+        size = len(orjson.dumps(found))
+    except orjson.JSONEncodeError as error:
+        refuse(path, f"Invalid '{path}': {error}.")
+    if size > MAX_SCHEMA_BYTES:
+        refuse(path, f"Invalid '{path}': {size} bytes of schema; at most {MAX_SCHEMA_BYTES} are taken.")
+    return found
+
+
+def asked_shape(body: Mapping[str, Any], form: Format | None, param: str) -> tuple[Shape | None, str]:
+    """The shape that a request asks of its answer, in a format (at `param`) or an extension, and the field
+    that does. Raises ApiError 400, also for two shapes at once."""
+    found = [(shape, param)] if form is not None and (shape := _shape_of(form, param)) is not None else []
+    for field, kind in EXTENSIONS.items():
+        if field in body:
+            found.append((_output(kind, body[field], field), field))
+    if (outputs := body.get("structured_outputs")) is not None:
+        for name in mapping(outputs, "structured_outputs"):
+            if name not in _OUTPUTS and outputs[name] not in (None, False):
+                message = f"Unsupported parameter: 'structured_outputs.{shorten(name)}' cannot be honoured."
+                refuse(f"structured_outputs.{shorten(name)}", message, "unsupported_parameter")
+        for name in sorted(_OUTPUTS & outputs.keys()):
+            if outputs[name] not in (None, False):
+                path = f"structured_outputs.{name}"
+                found.append((_output(name, outputs[name], path), path))
+    if len(found) > 1:
+        first, second = found[0][1], found[1][1]
+        refuse(second, f"Only one shape can be asked for: '{first}' and '{second}' are two.")
+    return found[0] if found else (None, param)
+
+
+def _shape_of(form: Format, param: str) -> Shape | None:
+    """The shape of a format; None where any text will do."""
+    kind = form["type"]
+    if kind == "json_schema":
+        return Shape("json", closed_schema(form["schema"]))
+    if kind == "structural_tag":
+        return _output("structural_tag", form, param)
+    return Shape("json", '{"type": "object"}') if kind == "json_object" else None
+
+
+def _output(kind: str, value: Any, path: str) -> Shape:
+    """One of `structured_outputs`."""
+    if kind == "json_object":
+        boolean(value, path)
+        return Shape("json", '{"type": "object"}')
+    if kind == "choice":
+        choices = array(text(1), 1, MAX_CHOICES)(value, path)
+        return Shape("choice", json.dumps(choices))
+    if kind == "structural_tag":
+        return Shape("tags", json.dumps(_object(value, path)))
+    if kind == "json":
+        return Shape("json", closed_schema(_bounded(_object(value, path), path)))
+    return Shape("regex" if kind == "regex" else "lark", text(1)(value, path))
+
+
+def as_output(kind: str, source: str) -> dict[str, Any]:
+    """A shape in the form of `structured_outputs`."""
+    if kind == "choice":
+        return {"choice": json.loads(source)}
+    return {{"lark": "grammar", "tags": "structural_tag"}.get(kind, kind): source}
+
+
+def _object(value: Any, path: str) -> dict[str, Any]:
+    """An object, or its JSON text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            refuse(path, f"Invalid '{path}': the text is not JSON.")
+    found: dict[str, Any] = mapping(value, path)
+    return found

@@ -1,0 +1,36 @@
+"""Hints: processes of one database tell each other that something was committed.
+
+Owns: what a hint is, and the silence of a database that has no other process. Refuses to know: what was
+committed, and how a hint travels (`notifications`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+
+class Hints(Protocol):
+    """What other processes let this one know. Hints get lost: whoever waits for one polls as well."""
+
+    def tell(self) -> None:
+        """Something was committed here. From any thread."""
+
+    async def heard(self, seen: int, timeout_s: float) -> int:
+        """The number of hints so far, as soon as it differs from `seen`, or after `timeout_s` seconds."""
+
+    async def close(self) -> None: ...
+
+
+class Silence:
+    """The hints of a database that no other process writes to: there are none."""
+
+    def tell(self) -> None:
+        """Nobody is there."""
+
+    async def heard(self, seen: int, timeout_s: float) -> int:
+        await asyncio.sleep(timeout_s)
+        return seen
+
+    async def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,369 @@
+"""PostgreSQL: its connections, what one of them may hold up, and what its errors mean.
+
+Owns: the URL, every setting of a session, how a commit is made sure of when the connection breaks under it,
+and the sorting of PostgreSQL's errors. Refuses to know: tables (but for the one by which commits are made
+sure of) and jobs.
+
+asyncpg is asynchronous and jobs are not: each connection has an event loop of its own, which runs only while
+its thread, the writer's or a reader's, waits for an answer. So the thread of the server's own loop has no
+part in it, and writer and readers are the same for every database.
+
+Every commit is on the disk when it returns (synchronous_commit=on). A session that is told nothing for
+IDLE_MS in the midst of a transaction is ended by the server: a replica that is stopped there does not hold
+its rows for longer. All this belongs to sessions: a pooler in between has to leave each connection its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import asyncpg
+from sqlalchemy import Connection, bindparam, select, text
+from sqlalchemy.dialects.postgresql.asyncpg import dialect
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from .database import CommitUnknown, Trouble, Work
+from .notifications import Notifications
+from .records import BadText
+from .tables import commits
+
+T = TypeVar("T")
+
+CONNECT_S = 2.0
+COMMAND_S = 6.0  # without an answer for this long the connection counts as lost
+STATEMENT_MS = 5000
+LOCK_MS = 500  # below the usual deadlock_timeout: who waits in a circle is let go sooner than it is found
+IDLE_MS = 2000
+READ_PATIENCE_S = 4.0
+RETRY_S = 0.1
+MIGRATION_IDLE_MS = 60_000
+MIGRATION_LOCK = 0x616E_7469_7068_6F6E  # "antiphon"
+FORGET_COMMITS_S = 86_400
+
+
+class PostgreSQL:
+    """A database on a server. ValueError for a URL with another driver."""
+
+    shared = True
+
+    def __init__(self, url: URL) -> None:
+        if url.drivername not in ("postgresql", "postgresql+asyncpg"):
+            raise ValueError(f"PostgreSQL is reached by postgresql+asyncpg://, not by {url.drivername}://")
+        query = {"ssl" if name == "sslmode" else name: value for name, value in url.query.items()}
+        self._url = url.set(drivername="postgresql+asyncpg", query=query)
+        self.shown = url.render_as_string(hide_password=True)
+
+    def hold(self) -> None:
+        """Nothing: several processes may write."""
+
+    def release(self) -> None:
+        """Nothing."""
+
+    def writing(self) -> PostgreSQLWriting:
+        return PostgreSQLWriting(self._line(), partial(self._line, migrates=True))
+
+    def reading(self) -> PostgreSQLReading:
+        return PostgreSQLReading(self._line())
+
+    def hints(self) -> Notifications:
+        arguments: dict[str, Any] = dialect().create_connect_args(self._url)[1]  # type: ignore[no-untyped-call]
+        return Notifications(arguments | {"timeout": CONNECT_S, "command_timeout": COMMAND_S})
+
+    def overtaken(self, error: BaseException) -> bool:
+        return sqlstate(error) == "23505"  # unique_violation
+
+    def meaning(self, error: Exception) -> Exception:
+        if sqlstate(error) != "22021":  # character_not_in_repertoire
+            return error
+        bad = BadText(str(root(error)))
+        bad.__cause__ = error
+        return bad
+
+    def trouble(self, error: BaseException) -> Trouble | None:
+        return trouble(error)
+
+    def _line(self, *, migrates: bool = False) -> Line:
+        settings = {
+            "application_name": "antiphon",
+            "synchronous_commit": "on",
+            "default_transaction_isolation": "read committed",
+            "lock_timeout": "0" if migrates else str(LOCK_MS),
+            "statement_timeout": "0" if migrates else str(STATEMENT_MS),
+            "idle_in_transaction_session_timeout": str(MIGRATION_IDLE_MS if migrates else IDLE_MS),
+            # A machine that is gone frees its sessions within half a minute.
+            "tcp_keepalives_idle": "10",
+            "tcp_keepalives_interval": "5",
+            "tcp_keepalives_count": "3",
+        }
+        return Line(self._url, settings, None if migrates else COMMAND_S)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Connections
+
+
+class ConnectionLost(Exception):
+    """There is no connection, or no longer; whatever was not committed is undone."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(" ".join(str(root(cause)).split()) or f"no answer ({type(cause).__name__})")
+
+
+class Line:
+    """A connection and the event loop that it lives on, for one thread at a time.
+
+    Core never begins or ends a transaction on it: `say` does.
+    """
+
+    def __init__(self, url: URL, settings: dict[str, str], command_s: float | None) -> None:
+        engine = create_async_engine(
+            url,
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+            hide_parameters=True,
+            connect_args={
+                "timeout": CONNECT_S,
+                "command_timeout": command_s,
+                "server_settings": settings,
+                "prepared_statement_cache_size": 500,
+            },
+        )
+        self._engine = engine.sync_engine
+        self._loop = asyncio.SelectorEventLoop()
+        self._connection: Connection | None = None
+        self._raw: Any = None  # asyncpg's
+        self.on_connect: Callable[[], None] = lambda: None
+
+    def run(self, work: Work[T]) -> T:
+        """`work` with the connection, which is made if there is none. ConnectionLost."""
+        value: T = self._loop.run_until_complete(greenlet_spawn(self._run, work))
+        return value
+
+    def _run(self, work: Work[T]) -> T:
+        try:
+            return work(self._connection or self._connect())
+        except CommitUnknown:
+            self._drop()
+            raise
+        except Exception as error:
+            if not self.has_lost(error):
+                raise
+            self._drop()
+            raise ConnectionLost(error) from error
+
+    def _connect(self) -> Connection:
+        try:
+            self._connection = self._engine.connect()
+            self._raw = self._connection.connection.driver_connection
+            self.on_connect()
+        except Exception as error:
+            self._drop()
+            raise ConnectionLost(error) from error
+        return self._connection
+
+    def has_lost(self, error: BaseException) -> bool:
+        """Whether, after this error, the connection is of no more use."""
+        if self._raw is None or self._raw.is_closed() or isinstance(error, (OSError, TimeoutError)):
+            return True
+        state = sqlstate(error)
+        return state.startswith(("08", "57P")) or state in ("25P03", "25P04")
+
+    def say(self, sql: str) -> None:
+        """A statement, or several, without parameters and results; only within `work`."""
+        await_only(self._raw.execute(sql))
+
+    def transact(self, begin: str, work: Work[T], connection: Connection, commit: Callable[[T], None]) -> T:
+        """`begin`, `work`, `commit`; undone if one of them raises. Only within `work` of `run`."""
+        self.say(begin)
+        try:
+            value = work(connection)
+            commit(value)
+        except BaseException as error:
+            if not isinstance(error, CommitUnknown) and not self.has_lost(error):
+                self.say("ROLLBACK")
+            raise
+        return value
+
+    @property
+    def server_pid(self) -> int:
+        pid: int = self._raw.get_server_pid()
+        return pid
+
+    def _drop(self) -> None:
+        """Lets go of the connection without a word to the server."""
+        if self._raw is not None:
+            self._raw.terminate()
+            self._raw = None
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        """Ends the connection and the loop."""
+        if self._connection is not None:
+            self._loop.run_until_complete(greenlet_spawn(self._drop))
+            self._loop.run_until_complete(asyncio.sleep(0))  # the transport's farewell
+        self._loop.close()
+
+
+class PostgreSQLWriting:
+    """The connection that writes.
+
+    If it breaks during a COMMIT, nobody has told us whether that took place. So every transaction leaves its
+    number in this writer's row of `commits`, in the same message as its COMMIT. Whoever connects next for
+    this writer first takes its advisory lock, which the earlier session held: then that session is over,
+    with everything that was still on its way, and the row tells.
+    """
+
+    num_checkpoints = 0
+    wal_bytes = 0
+
+    def __init__(self, line: Line, migrating: Callable[[], Line]) -> None:
+        self._line = line
+        self._line.on_connect = self._take_name
+        self._migrating = migrating
+        self._id = secrets.randbits(62)
+        self._number = 0  # of the latest transaction
+        self._earlier: int | None = None  # the server process of the latest session
+        self.num_synced = 0
+
+    def _take_name(self) -> None:
+        lock = f"locktype = 'advisory' AND classid = {self._id >> 32} AND objid = {self._id & 0xFFFF_FFFF}"
+        if self._earlier is not None:
+            found = f"SELECT pid FROM pg_locks WHERE {lock} AND pid = {self._earlier}"
+            self._line.say(f"SELECT pg_terminate_backend(pid) FROM ({found}) AS earlier")
+        self._line.say(f"SELECT pg_advisory_lock({self._id})")
+        self._earlier = self._line.server_pid
+
+    def migrate(self, work: Work[None]) -> None:
+        line = self._migrating()
+        begin = f"BEGIN; SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"
+
+        def commit(_: None) -> None:
+            line.say(f"DELETE FROM commits WHERE at < {_NOW} - {FORGET_COMMITS_S}; COMMIT")
+
+        try:
+            line.run(lambda connection: line.transact(begin, work, connection, commit))
+        finally:
+            line.close()
+
+    def transact(self, work: Work[T], *, promise: bool) -> T:
+        value = self._line.run(
+            lambda connection: self._line.transact("BEGIN", work, connection, self._commit)
+        )
+        self.num_synced += 1
+        return value
+
+    def _commit(self, value: object) -> None:
+        self._number += 1
+        mark = (
+            f"INSERT INTO commits (writer, number, at) VALUES ({self._id}, {self._number}, {_NOW})"
+            " ON CONFLICT (writer) DO UPDATE SET number = excluded.number, at = excluded.at"
+        )
+        try:
+            self._line.say(f"{mark}; COMMIT")
+        except Exception as error:
+            if self._line.has_lost(error):
+                raise CommitUnknown(value, error) from error
+            raise
+
+    def say(self, sql: str) -> None:
+        self._line.say(sql)
+
+    def took_place(self) -> bool:
+        query = select(commits.c.number).where(commits.c.writer == bindparam("writer"))
+        return self._line.run(
+            lambda connection: connection.execute(query, {"writer": self._id}).scalar() == self._number
+        )
+
+    def sync(self) -> bool:
+        return False
+
+    def rest_s(self) -> float | None:
+        return None
+
+    def rest(self) -> None:
+        """Nothing is ever put off."""
+
+    def after_commit(self, *, idle: bool) -> None:
+        """The server looks after itself."""
+
+    def close(self) -> None:
+        forget = text(f"DELETE FROM commits WHERE writer = {self._id}")
+        with suppress(ConnectionLost):  # then it is forgotten with age
+            self._line.run(lambda connection: connection.execute(forget))
+
+    def drop(self) -> None:
+        self._line.close()
+
+
+_NOW = "extract(epoch FROM now())::bigint"
+
+
+class PostgreSQLReading:
+    """A connection that reads: each read sees one moment, and is tried again if the connection breaks."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def read(self, work: Work[T]) -> T:
+        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        until = time.monotonic() + READ_PATIENCE_S
+        while True:
+            try:
+                return self._line.run(
+                    lambda connection: self._line.transact(
+                        begin, work, connection, lambda _: self._line.say("COMMIT")
+                    )
+                )
+            except ConnectionLost:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(RETRY_S)
+
+    def close(self) -> None:
+        self._line.close()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Errors
+
+
+def root(error: BaseException) -> BaseException:
+    """The driver's own error behind the ones that Core makes of it."""
+    while isinstance(error, DBAPIError) and error.orig is not None:
+        error = error.orig
+    cause = error.__cause__
+    return cause if isinstance(cause, asyncpg.PostgresError | asyncpg.InterfaceError) else error
+
+
+def sqlstate(error: BaseException) -> str:
+    """PostgreSQL's code for an error, or "" (https://www.postgresql.org/docs/current/errcodes-appendix.html)."""
+    return getattr(root(error), "sqlstate", None) or ""
+
+
+# lock_not_available, deadlock_detected, serialization_failure, query_canceled (by a timeout)
+_CONTENDED = ("55P03", "40P01", "40001", "57014")
+# insufficient_resources; read_only_sql_transaction (a server that gave its place to another); system_error
+_REFUSED = ("53", "25006", "58")
+
+
+def trouble(error: BaseException) -> Trouble | None:
+    """The kind of trouble behind an exception; None where the database is not to blame."""
+    if isinstance(error, (ConnectionLost, CommitUnknown)):
+        return Trouble.LOST
+    state = sqlstate(error)
+    if state in _CONTENDED:
+        return Trouble.CONTENDED
+    return Trouble.REFUSED if state.startswith(_REFUSED) else None

@@ -1,0 +1,297 @@
+"""SQLite: the file, its lock, its connections, when a commit reaches the disk, and what its errors mean.
+
+Owns: the path, the `flock`, every pragma, the WAL and its checkpoints, and the sorting of SQLite's errors.
+Refuses to know: tables and jobs.
+
+One connection writes and checkpoints (the writer's); all others are read-only and never checkpoint: SQLite
+before 3.51.3 has a WAL-reset bug that needs two connections that write or checkpoint
+(https://sqlite.org/wal.html, section 11).
+
+Durability: a transaction with a promise in it commits at synchronous=FULL. Others commit at NORMAL (they
+survive the death of the process, not of the machine) and the WAL is synced within `SYNC_DELAY_S` of the first
+of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from sqlalchemy import Connection, create_engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
+from .database import Trouble, Work
+from .hints import Silence
+from .records import FolderHeld
+from .wal import Wal
+
+T = TypeVar("T")
+
+READ_BUSY_S = 4.0
+OPEN_BUSY_S = 4.0
+BUSY_MS = 200  # how long SQLite itself waits for a lock before the queue is looked at again
+SYNC_DELAY_S = 0.030  # idle moments sync earlier than they must
+SYNC_LIMIT_S = 0.045  # under load: the next commit is FULL, so the promise of 50 ms holds
+IDLE_CHECKPOINT_S = 0.1  # an empty queue for this long is a good moment
+WAL_OPPORTUNE = 4 << 20  # bytes from which an empty queue is reason enough
+WAL_LIMIT = 16 << 20  # bytes at which a checkpoint does not wait for an empty queue
+WAL_FILE_LIMIT = 64 << 20  # bytes; a WAL that a slow reader made larger is cut back to this
+CHECKPOINT_STEP = 4 << 20  # bytes between attempts while a reader holds the WAL back
+
+
+class SQLite:
+    """A database file. ValueError for a URL that names no file, `:memory:` included."""
+
+    shared = False
+
+    def __init__(self, url: URL) -> None:
+        if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+            raise ValueError("the database must be a file: sqlite+aiosqlite:///PATH")
+        self.path = Path(url.database).absolute()
+        self.shown = str(self.path)
+        self._lock: FolderLock | None = None
+
+    def hold(self) -> None:
+        """Takes the folder, which is made if need be. FolderHeld."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = FolderLock(self.path)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def writing(self) -> SQLiteWriting:
+        return SQLiteWriting(self.path)
+
+    def reading(self) -> SQLiteReading:
+        return SQLiteReading(self.path)
+
+    def hints(self) -> Silence:
+        return Silence()
+
+    def overtaken(self, error: BaseException) -> bool:
+        return False
+
+    def meaning(self, error: Exception) -> Exception:
+        return error
+
+    def trouble(self, error: BaseException) -> Trouble | None:
+        return trouble(error)
+
+
+class FolderLock:
+    """An exclusive `flock` beside the database: whoever holds it knows that every other owner is dead.
+
+    The file stays behind after the holder; only the kernel's lock counts, so a crash leaves nothing to clean
+    up. FolderHeld, with the holder's pid, if another process has it.
+    """
+
+    def __init__(self, database: Path) -> None:
+        path = database.with_name(database.name + ".lock")
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._fd)
+            raise FolderHeld(
+                f"another server (pid {pid}) holds {database.parent} ({database.name})"
+            ) from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+class SQLiteWriting:
+    """The one connection that writes, raw and as Core sees it: two faces of the same handle.
+
+    The raw face carries BEGIN, COMMIT, savepoints and pragmas (Core's own cost 20-100 us each); Core never
+    begins or ends a transaction on it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._raw = sqlite3.connect(path, timeout=OPEN_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            for pragma in (
+                "journal_mode=WAL",
+                "wal_autocheckpoint=0",
+                "synchronous=FULL",
+                f"journal_size_limit={WAL_FILE_LIMIT}",
+                "temp_store=MEMORY",
+                "cache_size=-65536",
+            ):
+                self._raw.execute(f"PRAGMA {pragma}")
+            engine = create_engine(
+                "sqlite://", creator=lambda: self._raw, poolclass=StaticPool, isolation_level="AUTOCOMMIT"
+            )
+            self._connection = engine.connect()
+        except BaseException:
+            self._raw.close()
+            raise
+        self._wal = Wal(path)
+        self._dirty_since: float | None = None  # the oldest commit that no sync has covered
+        self._full = True  # the connection's present synchronous setting
+        self._uncheckpointed = True
+        self._next_checkpoint_at = 0  # bytes of WAL
+        self.num_synced = self.num_checkpoints = 0
+
+    @property
+    def wal_bytes(self) -> int:
+        return self._wal.num_bytes
+
+    def migrate(self, work: Work[None]) -> None:
+        self._transact(work)
+        self._raw.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+
+    def transact(self, work: Work[T], *, promise: bool) -> T:
+        late = self._dirty_since is not None and time.monotonic() - self._dirty_since > SYNC_LIMIT_S
+        self._set_full(late or promise)
+        value = self._transact(work)
+        self._uncheckpointed = True
+        if self._full:
+            self._dirty_since = None
+            self.num_synced += 1
+        elif self._dirty_since is None:
+            self._dirty_since = time.monotonic()
+        return value
+
+    def _transact(self, work: Work[T]) -> T:
+        self._raw.execute("BEGIN IMMEDIATE")
+        try:
+            value = work(self._connection)
+            self._raw.execute("COMMIT")
+        except BaseException:
+            if self._raw.in_transaction:
+                self._raw.execute("ROLLBACK")
+            raise
+        return value
+
+    def say(self, sql: str) -> None:
+        self._raw.execute(sql)
+
+    def took_place(self) -> bool:
+        raise AssertionError("a commit of SQLite takes place or raises")
+
+    def _set_full(self, full: bool) -> None:
+        if full != self._full:
+            self._raw.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
+            self._full = full
+
+    def sync(self) -> bool:
+        if self._dirty_since is None:
+            return False
+        self._wal.sync()
+        self._dirty_since = None
+        self.num_synced += 1
+        return True
+
+    def rest_s(self) -> float | None:
+        if self._dirty_since is not None:
+            return max(0.0, self._dirty_since + SYNC_DELAY_S - time.monotonic())
+        return IDLE_CHECKPOINT_S if self._uncheckpointed else None
+
+    def rest(self) -> None:
+        """Syncs if that is due, else checkpoints."""
+        if not self.sync() and self._uncheckpointed:
+            self._checkpoint("PASSIVE")
+
+    def after_commit(self, *, idle: bool) -> None:
+        size = self._wal.measure()
+        if size + CHECKPOINT_STEP < self._next_checkpoint_at:  # the WAL was begun anew
+            self._next_checkpoint_at = 0
+        if size >= (WAL_OPPORTUNE if idle else WAL_LIMIT) and size >= self._next_checkpoint_at:
+            self._checkpoint("PASSIVE")
+
+    def _checkpoint(self, mode: str) -> None:
+        """Moves the WAL into the database file as far as readers allow; SQLite syncs both."""
+        try:
+            self._raw.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        except sqlite3.Error as error:
+            if trouble(error) is Trouble.FATAL:
+                raise
+            # Locked or no room: the WAL keeps everything; another attempt follows the next commit.
+            self._uncheckpointed = False
+            return
+        self.num_checkpoints += 1
+        self._uncheckpointed = False
+        self._dirty_since = None
+        self._next_checkpoint_at = self._wal.measure() + CHECKPOINT_STEP
+
+    def close(self) -> None:
+        self.sync()
+        self._checkpoint("TRUNCATE")
+
+    def drop(self) -> None:
+        self._wal.close()
+        self._connection.close()
+        self._raw.close()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+class SQLiteReading:
+    """A read-only connection; each read is one transaction, so one snapshot."""
+
+    def __init__(self, path: Path) -> None:
+        self._engine = create_engine(
+            URL.create("sqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}),
+            pool_size=1,
+            max_overflow=0,
+            connect_args={"timeout": READ_BUSY_S, "isolation_level": None, "check_same_thread": False},
+        )
+
+        @event.listens_for(self._engine, "connect")
+        def connected(connection: Any, _record: Any) -> None:
+            connection.execute("PRAGMA query_only=1")
+            connection.execute("PRAGMA wal_autocheckpoint=0")
+
+        @event.listens_for(self._engine, "begin")
+        def begun(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN")
+
+    def read(self, work: Work[T]) -> T:
+        with self._engine.connect() as connection:
+            return work(connection)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Errors
+
+_BLOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_REFUSED = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY}
+_FATAL = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+# The WAL index could not grow: a full disk, seen from another side.
+_REFUSED_EXTENDED = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_NOMEM}
+
+
+def trouble(error: BaseException) -> Trouble | None:
+    """The kind of trouble behind an exception; None where the database is not to blame."""
+    if isinstance(error, DBAPIError):
+        error = error.orig if error.orig is not None else error
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    if not isinstance(error, sqlite3.Error) or code is None:
+        return None
+    if code in _REFUSED_EXTENDED or code & 0xFF in _REFUSED:
+        return Trouble.REFUSED
+    if code & 0xFF in _BLOCKED:
+        return Trouble.BLOCKED
+    return Trouble.FATAL if code & 0xFF in _FATAL else None

@@ -1,0 +1,174 @@
+"""Tenants whole: everything of one owner, to be read out or removed.
+
+Owns: the pages of an export, whose cursors outlive the rows that they name, and the purge, in short
+transactions. Refuses to know: what an export looks like.
+
+A purge ignores who refers to what: everything that was there when it began is hidden, and then goes, newest
+first, so that what is left does not hang on what is gone. Killed half-way, it is simply begun again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, Table, and_, delete, or_, select, tuple_, update
+
+from . import events, garbage, items
+from . import responses as stored
+from .records import ExportedResponse, PositionedItem, Purged, StoredConversation
+from .retention import RESPONSES, SEGMENTS, Run, segments_of
+from .tables import (
+    api_keys,
+    conversation_items,
+    conversations,
+    deliveries,
+    idempotency,
+    responses,
+    webhooks,
+)
+from .tables import items as item_rows
+
+ROWS = 100
+"""Small rows that one step of a purge removes."""
+
+Cursor = tuple[int, str]
+"""(created_at, id) of the last row of the page before."""
+
+
+def _behind(
+    query: Select[*tuple[Any, ...]], table: Table, after: Cursor | None, limit: int
+) -> Select[*tuple[Any, ...]]:
+    created, id = table.c.created_at, table.c.id
+    if after is not None:
+        query = query.where(or_(created > after[0], and_(created == after[0], id > after[1])))
+    return query.order_by(created, id).limit(limit)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Export
+
+
+def responses_behind(
+    conn: Connection, owner: str, after: Cursor | None, limit: int
+) -> tuple[ExportedResponse, ...]:
+    """The next responses that the owner sees, by time, each with its own input."""
+    query = _behind(select(responses.c.id).where(*stored.visible(owner)), responses, after, limit)
+    return tuple(
+        ExportedResponse(stored.get(conn, owner, id), stored.own_input(conn, id))
+        for id in conn.execute(query).scalars().all()
+    )
+
+
+def conversations_behind(
+    conn: Connection, owner: str, after: Cursor | None, limit: int
+) -> tuple[StoredConversation, ...]:
+    """The owner's next conversations, by time."""
+    columns = [
+        conversations.c[name] for name in ("id", "created_at", "metadata", "active_response_id", "head")
+    ]
+    query = select(*columns).where(conversations.c.owner == owner, conversations.c.deleted_at.is_(None))
+    rows = conn.execute(_behind(query, conversations, after, limit)).all()
+    return tuple(StoredConversation(*row) for row in rows)
+
+
+def conversation_items_behind(
+    conn: Connection, owner: str, id: str, after: int, limit: int
+) -> tuple[PositionedItem, ...]:
+    """The next items of a conversation above position `after`; none if it is gone."""
+    table = conversation_items
+    query = (
+        select(*items.COLUMNS, table.c.position)
+        .join_from(table, item_rows, items.joined(table))
+        .join(conversations, conversations.c.id == table.c.conversation_id)
+        .where(table.c.conversation_id == id, table.c.owner == owner, table.c.position > after)
+        .where(table.c.deleted_at.is_(None), conversations.c.deleted_at.is_(None))
+        .order_by(table.c.position)
+        .limit(limit)
+    )
+    return tuple(PositionedItem(row.position, items.stored_item(row)) for row in conn.execute(query).all())
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Purge
+
+
+async def purge(read: Run, write: Run, owner: str, now: int, *, with_keys: bool) -> AsyncGenerator[Purged]:
+    """Removes what an owner had at `now`; yields what went after each short transaction.
+
+    Runs in flight are cut: their next append is lost. with_keys: its keys are revoked first.
+    """
+    if with_keys:
+        yield Purged(keys=await write(partial(_revoke_keys, owner=owner, now=now)))
+    while ids := await read(partial(_newest, table=responses, owner=owner, before=now, live=True)):
+        yield Purged(runs=tuple(await write(partial(stored.hide, ids=ids, now=now))))
+    while ids := await read(partial(_newest, table=responses, owner=owner, before=now)):
+        while len(part := await read(partial(segments_of, ids=ids))) >= SEGMENTS:
+            await write(partial(events.erase_segments, ids=list(part)))
+            yield Purged()
+        yield Purged(responses=await write(partial(_remove_responses, ids=ids)))
+    while ids := await read(partial(_newest, table=conversations, owner=owner, before=now)):
+        while await write(partial(_empty_conversations, ids=ids, now=now)):
+            yield Purged()
+        yield Purged(conversations=await write(partial(_remove_conversations, ids=ids)))
+    rest: Sequence[tuple[Table, ColumnElement[bool]]] = (
+        (deliveries, deliveries.c.owner == owner),
+        (webhooks, webhooks.c.owner == owner),
+        (idempotency, and_(idempotency.c.owner == owner, idempotency.c.created_at <= now)),
+    )
+    for table, where in rest:
+        while num := await write(partial(_remove_some, table=table, where=where)):
+            yield Purged(webhooks=num if table is webhooks else 0)
+    while ids := await read(partial(_unlisted_items, owner=owner)):
+        await write(partial(garbage.collect_items, owner=owner, ids=ids))
+        yield Purged()
+
+
+def _revoke_keys(conn: Connection, owner: str, now: int) -> int:
+    # Not deleted: without any key in the database, a server on loopback would ask for none.
+    live = update(api_keys).where(api_keys.c.owner == owner, api_keys.c.revoked_at.is_(None))
+    return conn.execute(live.values(revoked_at=now)).rowcount
+
+
+def _newest(conn: Connection, table: Table, owner: str, before: int, live: bool = False) -> Sequence[str]:
+    query = select(table.c.id).where(table.c.owner == owner, table.c.created_at <= before)
+    if live:
+        query = query.where(table.c.deleted_at.is_(None))
+    query = query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(RESPONSES)
+    return conn.execute(query).scalars().all()
+
+
+def _remove_responses(conn: Connection, ids: Sequence[str]) -> int:
+    """Removes hidden responses with what is left of their logs, whoever refers to them."""
+    events.erase(conn, ids)
+    garbage.remove_responses(conn, ids)
+    return len(ids)
+
+
+def _empty_conversations(conn: Connection, ids: Sequence[str], now: int) -> int:
+    """Hides conversations, and takes some of their items out; returns how many."""
+    conn.execute(update(conversations).where(conversations.c.id.in_(ids)).values(deleted_at=now))
+    table = conversation_items
+    columns = (table.c.conversation_id, table.c.position, table.c.owner, table.c.item_id)
+    rows = conn.execute(select(*columns).where(table.c.conversation_id.in_(ids)).limit(ROWS)).all()
+    places = [(row.conversation_id, row.position) for row in rows]
+    conn.execute(delete(table).where(tuple_(table.c.conversation_id, table.c.position).in_(places)))
+    for owner in {row.owner for row in rows}:
+        garbage.collect_items(conn, owner, [row.item_id for row in rows])
+    return len(rows)
+
+
+def _remove_conversations(conn: Connection, ids: Sequence[str]) -> int:
+    return conn.execute(delete(conversations).where(conversations.c.id.in_(ids))).rowcount
+
+
+def _unlisted_items(conn: Connection, owner: str) -> Sequence[str]:
+    query = select(item_rows.c.id).where(item_rows.c.owner == owner, garbage.unlisted())
+    return conn.execute(query.limit(ROWS)).scalars().all()
+
+
+def _remove_some(conn: Connection, table: Table, where: ColumnElement[bool]) -> int:
+    key = tuple(table.primary_key.columns)
+    some = select(*key).where(where).limit(ROWS)
+    return conn.execute(delete(table).where(tuple_(*key).in_(some))).rowcount

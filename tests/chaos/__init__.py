@@ -1,0 +1,1 @@
+"""Faults, done to real servers, and a check of what their clients saw: `python -m tests.chaos.run --help`."""

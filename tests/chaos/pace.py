@@ -1,0 +1,57 @@
+"""How evenly streams flow, measured by a process of its own: `python -m tests.chaos.pace URL KEY STREAMS
+COUNT`.
+
+Owns the time between events of one stream, over many at once. Prints milliseconds as JSON: p50 and p99.
+Refuses to know what else the server is doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+
+import aiohttp
+
+from tests.chaos.driver import ROOT
+from tests.chaos.report import percentile
+
+
+async def pace(url: str, key: str, num_streams: int, count: int) -> dict[str, float]:
+    """Milliseconds between text events; the server was started with the pause between them."""
+    gaps: list[float] = []
+
+    async def one(session: aiohttp.ClientSession) -> None:
+        body = {"input": f"count {count}", "stream": True}
+        async with session.post(f"{url}/v1/responses", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            then = None
+            async for line in reply.content:
+                if line == b"event: response.output_text.delta\n":
+                    now = time.perf_counter()
+                    if then is not None:
+                        gaps.append(now - then)
+                    then = now
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        connector=connector, headers={"authorization": f"Bearer {key}"}
+    ) as session:
+        await asyncio.gather(*(one(session) for _ in range(num_streams)))
+    return {"p50": percentile(gaps, 0.5) * 1000, "p99": percentile(gaps, 0.99) * 1000}
+
+
+async def measured(url: str, key: str, num_streams: int, count: int) -> dict[str, float]:
+    """`pace`, in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.chaos.pace", url, key, str(num_streams), str(count),
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    found: dict[str, float] = json.loads(out)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(pace(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))))

@@ -1,0 +1,452 @@
+"""Shapes of answers and inputs: whatever is drawn under the mask has the shape, and can be read again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from functools import lru_cache
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from engine.dialects import DIALECTS, dialect_named
+from engine.grammar import Grammars, Matcher, allowed_ids
+from engine.reader import Reader
+from engine.types import (
+    CallArgs,
+    CallStart,
+    Constraint,
+    ConstraintError,
+    Delta,
+    Done,
+    ReaderParams,
+    Reasoning,
+    SamplingParams,
+    Shape,
+    Text,
+    ToolShape,
+)
+from tests.engine.test_grammar import HERMES, mask_of, tokenizer
+from tests.schemas import Generator
+
+NUM_SCHEMAS = int(os.environ.get("ANTIPHON_SCHEMAS", "200"))
+PLAIN = ReaderParams(dialect=False)
+WEATHER = ToolShape(
+    "get_weather",
+    '{"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"],'
+    ' "additionalProperties": false}',
+)
+INPUT = (
+    '{"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],'
+    ' "additionalProperties": false}'
+)
+PATCH = r"""
+start: "*** Begin Patch\n" change{1,3} "*** End Patch"
+change: "*** Update \"" NAME "\"\n" line{1,3}
+line: /[+-]/ TEXT "\n"
+NAME: /[a-z\\\/]{1,8}/
+TEXT: /[^\n]{0,12}/
+"""
+
+
+def is_patch(text: str) -> bool:
+    """The patch language, recognised by hand."""
+    lines = text.split("\n")
+    if lines[0] != "*** Begin Patch" or lines[-1] != "*** End Patch":
+        return False
+    changes: list[int] = []
+    for line in lines[1:-1]:
+        if re.fullmatch(r'\*\*\* Update "[a-z\\/]{1,8}"', line):
+            changes.append(0)
+        elif changes and re.fullmatch(r"[+-][^\n]{0,12}", line):
+            changes[-1] += 1
+        else:
+            return False
+    return 1 <= len(changes) <= 3 and all(1 <= count <= 3 for count in changes)
+
+
+@lru_cache
+def grammars(kind: str) -> Grammars:
+    return Grammars(tokenizer(kind), HERMES)
+
+
+def matcher(kind: str, constraint: Constraint, reader: ReaderParams = PLAIN, limit: int = 10**6) -> Matcher:
+    return grammars(kind).compile(constraint, reader).matcher(limit)
+
+
+def walk(
+    kind: str, constraint: Constraint, rng: random.Random, reader: ReaderParams = PLAIN, limit: int = 1500
+) -> list[int] | None:
+    """Token ids drawn at random under the mask up to an end; None when there was none within the limit."""
+    own = tokenizer(kind)
+    state = matcher(kind, constraint, reader)
+    closing = {own.encode(text)[0] for text in ('"', "}", "]", "0", "</think>", "<|im_end|>", "\\", "\n")}
+    ids: list[int] = []
+    while len(ids) < limit:
+        allowed = allowed_ids(mask_of(state, own.vocab_size)).tolist()
+        assert allowed, own.decode(ids)
+        ends = [each for each in allowed if each in closing]
+        token_id = rng.choice(ends) if ends and rng.random() < 0.4 else rng.choice(allowed)
+        assert state.allows(token_id), own.decode([*ids, token_id])
+        state.advance(token_id)
+        if token_id in own.eos_token_ids:
+            return ids
+        ids.append(token_id)
+        if state.stopped:
+            return ids
+    return None
+
+
+def accepts(kind: str, constraint: Constraint, text: str, reader: ReaderParams = PLAIN) -> bool:
+    """Whether a text is a whole one."""
+    own = tokenizer(kind)
+    state = matcher(kind, constraint, reader)
+    for token_id in own.encode(text):
+        if not state.allows(token_id):
+            return False
+        state.advance(token_id)
+    return state.stopped or any(state.allows(end) for end in own.eos_token_ids)
+
+
+def read(kind: str, ids: list[int], reader: ReaderParams) -> list[Delta]:
+    own = Reader(tokenizer(kind), HERMES, reader, SamplingParams(seed=1, max_tokens=9999))
+    deltas: list[Delta] = []
+    for at, token_id in enumerate(ids):
+        deltas += own.feed((token_id,), Done("stop") if at + 1 == len(ids) else None).deltas
+    return deltas
+
+
+def joined(deltas: list[Delta], kind: type[Text | CallArgs | Reasoning]) -> str:
+    return "".join(delta.text for delta in deltas if isinstance(delta, kind))
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------
+
+
+def test_random_schemas_validate() -> None:
+    """Each seed a schema and a walk: what comes to an end validates, what is refused says why."""
+    whole = refused = 0
+    for seed in range(NUM_SCHEMAS):
+        schema = Generator(seed).schema()
+        constraint = Constraint(answer=Shape("json", json.dumps(schema)))
+        kind = "tiny" if seed % 3 else "bytes"
+        try:
+            ids = walk(kind, constraint, random.Random(seed), limit=300)
+        except ConstraintError as error:
+            assert str(error)
+            refused += 1
+            continue
+        if ids is not None:
+            whole += 1
+            text = tokenizer(kind).decode(ids)
+            value = json.loads(text)
+            jsonschema.Draft202012Validator(schema).validate(value)
+    assert refused <= NUM_SCHEMAS // 10, f"{refused} of {NUM_SCHEMAS} refused"
+    assert whole >= NUM_SCHEMAS * 6 // 10, f"{whole} of {NUM_SCHEMAS} came to an end"
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "format": "klingon"}, '"Qapla"', "1"),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, "[1, 1]", '["a"]'),
+        ({"not": {"type": ["string", "object"]}}, "12", '"a"'),
+        ({"enum": [1, 2, 3], "not": {"const": 2}}, "3", "2"),
+        ({"type": "object", "propertyNames": {"pattern": "^a"}}, '{"ab": 1}', '{"b": 1}'),
+        ({"type": "object", "propertyNames": {"enum": ["a"]}}, '{"a": 1}', '{"b": 1}'),
+        ({"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
+         '{"a": 1, "b": 2}', '{"a": 1}'),
+        ({"type": "object", "unevaluatedProperties": False}, "{}", '{"a": 1}'),
+        ({"type": "integer", "minimum": 1, "exclusiveMinimum": True}, "2", "1"),
+        ({"type": "object", "properties": {"k": {"enum": ["a", "b"]}, "n": {"type": "integer"}},
+          "required": ["k"], "if": {"properties": {"k": {"const": "a"}}}, "then": {"required": ["n"]}},
+         '{"k": "b"}', '{"k": "a"}'),
+        ({"type": "object", "properties": {"x": {}}, "not": {"required": ["x"]}}, "{}", '{"x": 1}'),
+    ],
+)  # fmt: skip
+def test_keywords_that_are_rewritten(schema: Any, good: str, bad: str) -> None:
+    constraint = Constraint(answer=Shape("json", json.dumps(schema)))
+    assert accepts("bytes", constraint, good)
+    assert not accepts("bytes", constraint, bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "contains": {"const": 1}}, "contains"),
+        ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({"not": {"minLength": 2}}, "not"),
+        ({"if": {"minLength": 2}, "then": {"type": "string"}}, "if"),
+        ({"$ref": "http://127.0.0.1:9/x"}, "ref"),
+        ({"$ref": "other.json#/a"}, "ref"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"$dynamicRef": "#a"}, "dynamicRef"),
+        ({"allOf": [{"$ref": "#"}], "unevaluatedProperties": False}, "unevaluatedProperties"),
+    ],
+)
+def test_keywords_that_are_refused_by_name(schema: Any, keyword: str) -> None:
+    nested = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    with pytest.raises(ConstraintError, match=keyword):
+        matcher("bytes", Constraint(answer=Shape("json", json.dumps(nested))))
+
+
+def test_integers_stay_readable() -> None:
+    """Python refuses to read integers of more than 4,300 digits, and a model may well write one."""
+    constraint = Constraint(answer=Shape("json", '{"type": "integer"}'))
+    assert accepts("bytes", constraint, "-" + "8" * 18)
+    assert not accepts("bytes", constraint, "8" * 30)
+
+
+# -- other shapes --------------------------------------------------------------------------------------------
+
+FUNCTION: dict[str, Any] = {
+    "begin": "<function=f>",
+    "content": {"type": "json_schema", "json_schema": {"type": "integer"}},
+    "end": "</function>",
+}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<function="], "tags": [FUNCTION]}
+
+
+def tags(format: Any) -> Shape:
+    return Shape("tags", json.dumps({"type": "structural_tag", "format": format}))
+
+
+@pytest.mark.parametrize("kind", ["tiny", "bytes"])
+@pytest.mark.parametrize(
+    ("shape", "good", "bad"),
+    [
+        (Shape("choice", '["yes", "a \\"no\\""]'), ["yes", 'a "no"'], ["maybe", "ye", ""]),
+        (Shape("regex", "[a-z]+@x/y\\.com"), ["a@x/y.com"], ["@x/y.com", "a@x/y.comm"]),
+        (Shape("regex", "^a|b$"), ["a", "b"], ["ab"]),
+        (Shape("lark", 'start: "a" b\nb: "b"+'), ["abb"], ["a", "b"]),
+        (Shape("lark", 'root ::= "a" x\nx ::= [0-9]+'), ["a1"], ["a"]),
+        (tags(TRIGGERED), ["", "x y", "a <function=f>1</function> b"], ["<function=g", "<function=f>x"]),
+        (tags({**TRIGGERED, "at_least_one": True, "stop_after_first": True}), ["<function=f>1</function>"],
+         ["x", "", "<function=f>1</function> b"]),
+        (tags({"type": "sequence", "elements": [
+            {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"},
+            {"type": "or", "elements": [{"type": "const_string", "value": "a"},
+                                        {"type": "regex", "pattern": "b+"}]}]}),
+         ["<t>x < y</t>a", "<t></t>bb"], ["<t>x</t>", "<t>x</t>c", "x"]),
+        (tags({"type": "tags_with_separator", "separator": ", ", "tags": [FUNCTION]}),
+         ["", "<function=f>1</function>, <function=f>2</function>"], ["x", "<function=f>1</function>,"]),
+        (Shape("tags", json.dumps({"structures": [{"begin": "<tool_call>", "schema": {"type": "integer"},
+                                                   "end": "</tool_call>"}], "triggers": ["<tool_call>"]})),
+         ["hi", "hi <tool_call>7</tool_call> ho"], ["<tool_call>x"]),
+    ],
+)  # fmt: skip
+def test_other_shapes(kind: str, shape: Shape, good: list[str], bad: list[str]) -> None:
+    for text in good:
+        assert accepts(kind, Constraint(answer=shape), text), text
+        assert accepts(kind, Constraint(answer=shape), f"<think>\nHm.\n</think>\n\n{text}", ReaderParams()), (
+            text
+        )
+    for text in bad:
+        assert not accepts(kind, Constraint(answer=shape), text), text
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape("lark", "start: nothing"),
+        Shape("regex", "a(?=b)"),
+        tags({"type": "klingon"}),
+        tags({"type": "tag", "content": {"type": "any_text"}}),
+        tags({**TRIGGERED, "triggers": ["<other>"]}),
+        tags({"type": "or", "elements": []}),
+    ],
+)
+def test_shapes_that_cannot_be_honoured(shape: Shape) -> None:
+    with pytest.raises(ConstraintError):
+        matcher("bytes", Constraint(answer=shape))
+
+
+# -- an answer beside thoughts and calls ---------------------------------------------------------------------
+
+INTEGER = Shape("json", '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+
+
+@pytest.mark.parametrize("kind", ["tiny", "bytes"])
+@pytest.mark.parametrize("starts_in", ["text", "reasoning"])
+def test_a_thought_ends_in_time(kind: str, starts_in: Any) -> None:
+    """A model that never closes its thought is made to, halfway; the shape follows."""
+    own = tokenizer(kind)
+    reader = ReaderParams(starts_in=starts_in)
+    state = matcher(kind, Constraint(answer=INTEGER), reader, 60)
+    said = own.encode("<think>" if starts_in == "text" else "")
+    for token_id in said:
+        state.advance(token_id)
+    x, close = own.encode("x")[0], own.encode("</think>")[0]
+    for _ in range(30 - len(said)):
+        assert state.allows(x)
+        state.advance(x)
+    assert not state.allows(x)
+    assert allowed_ids(mask_of(state, own.vocab_size)).tolist() == [close]
+    for token_id in own.encode('</think>\n\n{"n": 1}'):
+        state.advance(token_id)
+    assert state.stopped
+
+
+def test_a_thought_whose_tag_is_spelled_ends_in_time() -> None:
+    own = tokenizer("untagged")
+    state = matcher("untagged", Constraint(answer=INTEGER), ReaderParams(starts_in="reasoning"), 20)
+    for token_id in own.encode("x" * 8 + "</"):
+        state.advance(token_id)
+    rest = []
+    while len(rest) < 6:
+        [token_id] = allowed_ids(mask_of(state, own.vocab_size)).tolist()
+        state.advance(token_id)
+        rest.append(token_id)
+    assert own.decode(rest) == "think>"
+    assert state.allows(own.encode("\n")[0]) and not state.allows(own.encode("x")[0])
+
+
+@pytest.mark.parametrize("kind", ["tiny", "bytes", "untagged"])
+def test_a_model_chooses_between_text_and_calls(kind: str) -> None:
+    """Strict auto: free text, or calls whose names and arguments hold, or text and then calls."""
+    free = Constraint((WEATHER,), None, Shape("text"))
+    reader = ReaderParams(calls=True)
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rom"}}\n</tool_call>'
+    for text in (
+        "",
+        "Hello <b>!",
+        call,
+        f"{call}\n{call}",
+        f"Well,\n{call}",
+        f"<think>\nHm\n</think>\n\n{call}",
+    ):
+        assert accepts(kind, free, text, reader), text
+    for text in (
+        '<tool_call>\n{"name": "other"',
+        call.replace("city", "town"),
+        "x <tool_call>y",
+        f"{call} and",
+    ):
+        assert not accepts(kind, free, text, reader), text
+    once = Constraint((WEATHER,), 1, Shape("text"))
+    assert accepts(kind, once, f"Well,\n{call}", reader)
+    assert not accepts(kind, once, f"{call}\n{call}", reader)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "bytes"])
+def test_free_text_costs_a_mask_that_allows_all_text(kind: str) -> None:
+    own = tokenizer(kind)
+    state = matcher(kind, Constraint((WEATHER,), None, Shape("text")), ReaderParams(calls=True))
+    for token_id in own.encode("Hello"):
+        state.advance(token_id)
+    allowed = set(allowed_ids(mask_of(state, own.vocab_size)).tolist())
+    missing = set(range(own.vocab_size)) - allowed - set(own.added_ids)
+    assert all(re.search(rb"[\x80-\xff]", own.token_bytes(each)) for each in missing), "but broken UTF-8"
+    assert own.token_id("<tool_call>") in allowed and set(own.eos_token_ids) <= allowed
+
+
+@pytest.mark.parametrize("kind", ["tiny", "bytes"])
+def test_an_answer_of_a_shape_or_calls(kind: str) -> None:
+    constraint = Constraint((WEATHER,), None, INTEGER)
+    reader = ReaderParams(calls=True, shaped=True)
+    seen = set()
+    for seed in range(12):
+        ids = walk(kind, constraint, random.Random(seed), reader)
+        assert ids is not None
+        deltas = read(kind, ids, reader)
+        if any(isinstance(delta, CallStart) for delta in deltas):
+            assert not joined(deltas, Text)
+            seen.add("calls")
+        else:
+            assert isinstance(json.loads(joined(deltas, Text))["n"], int)
+            seen.add("answer")
+    assert seen == {"calls", "answer"}
+
+
+def test_an_answer_may_spell_what_opens_a_call() -> None:
+    own, reader = tokenizer("bytes"), ReaderParams(calls=True, shaped=True)
+    shape = Shape("json", '{"const": {"a": "<tool_call>\\n{\\"name\\": \\"get_weather\\", "}}')
+    text = '{"a": "<tool_call>\\n{\\"name\\": \\"get_weather\\", "}'
+    ids = [each for char in text for each in own.encode(char)]
+    state = matcher("bytes", Constraint((WEATHER,), None, shape), reader)
+    for token_id in ids:
+        state.advance(token_id)
+    assert joined(read("bytes", ids, reader), Text) == text
+
+
+# -- inputs of custom tools ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tiny", "bytes"])
+@pytest.mark.parametrize("free", [False, True])
+def test_inputs_fit_their_grammar(kind: str, free: bool) -> None:
+    """Quotes, backslashes and line breaks are escaped in the call and not in the input."""
+    patch = ToolShape("apply_patch", INPUT, Shape("lark", PATCH))
+    answer = Shape("text") if free else None
+    reader = ReaderParams(calls=True)
+    found = 0
+    for seed in range(8):
+        ids = walk(kind, Constraint((patch, WEATHER), 2, answer), random.Random(seed), reader)
+        assert ids is not None
+        for tool, arguments in calls_of(read(kind, ids, reader)):
+            if tool == "apply_patch":
+                found += 1
+                [(key, text)] = json.loads(arguments).items()
+                assert key == "input" and is_patch(text), text
+                assert accepts("bytes", Constraint(answer=Shape("lark", PATCH)), text)
+                assert json.dumps({"input": text}, ensure_ascii=False) == arguments
+    assert free or found > 2
+
+
+def calls_of(deltas: list[Delta]) -> list[tuple[str, str]]:
+    calls: list[tuple[str, str]] = []
+    for delta in deltas:
+        if isinstance(delta, CallStart):
+            calls.append((delta.name, ""))
+        elif isinstance(delta, CallArgs):
+            calls[-1] = (calls[-1][0], calls[-1][1] + delta.text)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        ('"\\d+"\\n', ['"12"\n']),
+        ("[a-c]{2}\\\\é", ["ab\\é"]),
+        ("a*", ["", "aaa"]),
+        (r"\t😀|\r", ["\t😀", "\r"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["tiny", "bytes"])
+def test_inputs_fit_their_regex(kind: str, pattern: str, texts: list[str]) -> None:
+    constraint = Constraint((ToolShape("f", INPUT, Shape("regex", pattern)),), 1)
+    reader = ReaderParams(calls=True)
+
+    def call(text: str) -> str:
+        arguments = json.dumps({"input": text}, ensure_ascii=False)
+        return f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+
+    for text in texts:
+        assert accepts(kind, constraint, call(text), reader), text
+        assert not accepts(kind, constraint, call(text + "zz"), reader)
+    ids = walk(kind, constraint, random.Random(1), reader)
+    assert ids is not None
+    [(_, arguments)] = calls_of(read(kind, ids, reader))
+    assert re.fullmatch(pattern, json.loads(arguments)["input"])
+
+
+def test_a_bad_input_grammar_names_its_tool() -> None:
+    bad = ToolShape("bad", INPUT, Shape("lark", "start: nothing"))
+    with pytest.raises(ConstraintError) as caught:
+        matcher("bytes", Constraint((WEATHER, bad)), ReaderParams(calls=True))
+    assert caught.value.tool == "bad"
+
+
+def test_dialects_that_force_calls_choose_freely_too() -> None:
+    """Every layout whose calls can be enforced also has a strict auto."""
+    own = tokenizer("bytes")
+    for row in DIALECTS:
+        if row.forces_calls:
+            for answer in (None, Shape("text"), INTEGER):
+                Grammars(own, row).compile(Constraint((WEATHER,), 1, answer), ReaderParams(calls=True))
+    with pytest.raises(ConstraintError, match="cannot be made to call"):
+        Grammars(own, dialect_named("plain")).compile(Constraint((WEATHER,)), ReaderParams())
