@@ -330,14 +330,21 @@ class Inputs:
 
 
 def _compiled(matcher: LLMatcher) -> LLMatcher:
-    if matcher.is_error():
-        raise ConstraintError(_reason(matcher.get_error()))
+    """The same matcher, once its first step is known to be possible: a schema that is only a reference to
+    itself compiles."""
+    first = matcher.deep_copy()
+    if not first.is_error():
+        first.compute_bitmask()
+    if first.is_error():
+        raise ConstraintError(_reason(first.get_error()))
     return matcher
 
 
 def _reason(error: str) -> str:
     """llguidance's message without positions and source: 'Unimplemented keys: ["not"]'."""
     message = re.split(r"\n +\d+ \| |\n<non-verbose/>", error.strip())[0]
+    if message.startswith("NoExtension"):
+        return "nothing fits the shape"
     message = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", message)
     return " ".join(message.split())[:500]
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.marks import CallMarks, Dialect
-from engine.schemas import enforceable, read_schema
+from engine.schemas import check_repeats, enforceable, read_schema, weigh
 from engine.structural import TagWriter, pattern
 from engine.types import Constraint, ConstraintError, ReaderParams, Shape, ToolShape
 
 ANY = "(.|\\n)*"
+MAX_CLIENT = 1 << 15  # characters of a client's own grammar: some thousand rules, a fifth of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,9 @@ class Writer:
 
     def _free(self, marks: CallMarks, calls: str, rules: list[str]) -> str:
         """Free text that may end in calls: it does not spell their opening, so that grammar and parser agree
-        where they begin."""
+        where they begin. Models like to end with a line break behind their last call."""
+        calls = f"{calls} TAIL?"
+        rules.append("TAIL: /\\s{1,4}/")
         first = "/(.|\\n)+/" if not marks.bare else "/\\s*[^\\s{\\[](.|\\n)*/"
         if not marks.open:
             rules.append(f"TEXT: {first}")
@@ -140,6 +143,7 @@ class Writer:
     def _calls(
         self, marks: CallMarks, tools: tuple[ToolShape, ...], max_calls: int | None, rules: list[str]
     ) -> str:
+        weigh([read_schema(tool.parameters) for tool in tools if len(tools) > 1])
         rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
         for index, tool in enumerate(tools):
             before, arguments = self._spelled(_before(marks, tool.name)), _arguments(tool)
@@ -173,6 +177,9 @@ class Writer:
 
 def client_grammar(shape: Shape) -> str:
     """The Lark grammar of a client's own shape."""
+    if len(shape.source) > MAX_CLIENT:
+        raise ConstraintError(f"the grammar has more than {MAX_CLIENT} characters")
+    check_repeats(shape.source)
     if shape.kind == "lark":
         return gbnf_to_lark(shape.source) if "::=" in shape.source else shape.source
     if shape.kind == "regex":

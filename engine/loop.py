@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING
@@ -57,6 +58,7 @@ class EngineLoop:
         self._deliver = deliver
         self._eos = frozenset(eos_token_ids)
         self._closed = False
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-masks")
 
     @property
     def spec(self) -> ModelSpec:
@@ -64,7 +66,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Step until told to close; raises whatever a step raises."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._beside:
             while self._obey_all():
                 if not self.step():
                     self.runner.progress.at = None
@@ -89,9 +91,12 @@ class EngineLoop:
             if sequence.wants_prompt_logprobs
         ]
         plan = self.scheduler.rows.plan(self.scheduler.kv, batch.slots, batch.counts, wanted)
-        forwarded = self.runner.forward(plan)
         drawing = [batch.sequences[i] for i in np.flatnonzero(plan.drawing)]
-        mask_rows, masks, unmasked = self._masks(drawing)
+        constrained = any(sequence.matcher is not None for sequence in drawing)
+        # llguidance lets go of the interpreter, so masks are made while the model runs.
+        early = self._beside.submit(self._masks, drawing) if constrained else None
+        forwarded = self.runner.forward(plan)
+        mask_rows, masks, unmasked = self._masks(drawing) if early is None else early.result()
         result = self.runner.draw(forwarded, plan, mask_rows, masks)
         result.failed.update(unmasked)
         with self.lock:

@@ -27,13 +27,18 @@ LAYOUT = {
     "json_allowed_escapes": '"\\bfnrtu',
 }
 
-# Compiling takes time with the square of an object's properties, 0.05 s for a thousand, before any limit of
-# llguidance's own holds; and with the number of subschemas. So both are bounded.
-MAX_SQUARES = 4_000_000
+# Compiling takes time with the square of an object's properties, 0.15 s for a thousand, before any limit of
+# llguidance's own holds; and with the number of subschemas. A step has room for some four states of each
+# optional property. The automaton of a long repetition takes half a second where it is first walked.
+MAX_SQUARES = 1_000_000
+MAX_OPTIONAL = 450
 MAX_PARTS = 4_000
-MAX_DEPTH = 64
+MAX_DEPTH = 160
+MAX_REPEATS = 20_000
+LEAST_STEP = 1e-9  # between numbers that have bounds
 MAX_INTEGER = 9 * 10**18  # of an integer without bounds: readers refuse, or lose, longer ones
 
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -78,9 +83,13 @@ def weigh(schemas: list[Schema]) -> None:
             raise ConstraintError(f"the schema is nested more than {MAX_DEPTH} levels deep")
         parts += 1
         if isinstance(value, dict):
-            for key in ("properties", "required"):
-                listed = value.get(key)
-                squares += len(listed) ** 2 if isinstance(listed, dict | list) else 0
+            listed, required = (value.get(key) or () for key in ("properties", "required"))
+            if isinstance(listed, dict) and isinstance(required, list | tuple):
+                squares += max(len(listed), len(required)) ** 2
+                if len(listed) - len(required) > MAX_OPTIONAL:
+                    raise ConstraintError(f"an object has more than {MAX_OPTIONAL} optional properties")
+            if isinstance(pattern := value.get("pattern"), str):
+                check_repeats(pattern)
             pending += [(part, depth + 1) for part in value.values() if isinstance(part, dict | list)]
         elif isinstance(value, list):
             pending += [(part, depth) for part in value if isinstance(part, dict | list)]
@@ -88,6 +97,13 @@ def weigh(schemas: list[Schema]) -> None:
             raise ConstraintError("the schema has too many properties")
         if parts > MAX_PARTS:
             raise ConstraintError(f"the schema has more than {MAX_PARTS} parts")
+
+
+def check_repeats(pattern: str) -> None:
+    """Raise ConstraintError for a pattern that repeats something too often to be walked in a step."""
+    for found in re.finditer(r"\{(\d*)(?:,(\d*))?\}", pattern):
+        if any(len(number or "") > 9 or int(number or 0) > MAX_REPEATS for number in found.groups()):
+            raise ConstraintError(f"the repetition {found[0][:32]} is of more than {MAX_REPEATS}")
 
 
 def _refuse(keyword: str, path: str, why: str = "") -> ConstraintError:
@@ -168,7 +184,15 @@ def _exclusive(bound: str, exclusive: str) -> Callable[[Schema, str], None]:
 
 def _type(schema: Schema, path: str) -> None:
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    if "integer" not in kinds or "number" in kinds or schema.keys() & {"enum", "const"}:
+    if schema.keys() & {"enum", "const"}:
+        return
+    if "number" in kinds:
+        bounds = [schema[key] for key in _BOUNDS if isinstance(schema.get(key), int | float)]
+        # Within bounds llguidance writes no exponents, but digits without end.
+        if bounds and "multipleOf" not in schema and all(not each or abs(each) > 1e-6 for each in bounds):
+            schema["multipleOf"] = LEAST_STEP
+        return
+    if "integer" not in kinds:
         return
     if "minimum" not in schema and "exclusiveMinimum" not in schema:
         schema["minimum"] = -MAX_INTEGER

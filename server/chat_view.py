@@ -156,7 +156,7 @@ class ChatWriter:
                     if "tool_calls" in delta:
                         parts.append(self._part(delta, logprobs))
                         delta, logprobs = {}, []
-                    # Chat has one message only: what was said before calls or the answer is a paragraph of it.
+                    # Chat has one message: what was said before calls or the answer is a paragraph of it.
                     gap = "\n\n" if self._preamble and not each.preamble else ""
                     self._preamble = each.preamble
                     delta["content"] = delta.get("content", "") + gap + each.text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 # The wall clock is looked at once: one that is set forward or back while the server runs must end no deadline
-# early, and must not put what comes later in front of what came before. Counts a suspended machine's time, too.
+# early, and must not put what comes later in front of what came before. A suspended machine's time counts.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _START_NS = time.time_ns() - time.clock_gettime_ns(_STEADY)
 

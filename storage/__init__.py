@@ -130,9 +130,9 @@ async def open_storage(url: str, *, runner: str, lock: bool = True) -> Storage:
     """Opens the database at `url`, and makes or migrates it.
 
     url: sqlite+aiosqlite:///PATH, whose folder is taken, or postgresql+asyncpg://USER:PASSWORD@HOST/NAME,
-    which other processes may have open too. runner: the name under which this process owns runs. lock=False is for tests of two openers: without it,
-    nobody knows that other owners are dead. FolderHeld, SchemaTooNew, StorageUnavailable; ValueError for a
-    URL of another kind.
+    which other processes may have open too. runner: the name under which this process owns runs. lock=False
+    is for tests of two openers: without it, nobody knows that other owners are dead. FolderHeld,
+    SchemaTooNew, StorageUnavailable; ValueError for a URL of another kind.
     """
     door = await asyncio.to_thread(import_module, ".door", __name__)
     storage: Storage = await door.Storage.open(url, runner=runner, lock=lock)

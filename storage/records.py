@@ -65,7 +65,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class KeyedRequest:
-    """A request that came with an `Idempotency-Key`: whose it is, its path, its key and a hash of its body."""
+    """A request that came with an `Idempotency-Key`: whose it is, its path, its key, a hash of its body."""
 
     owner: str
     route: str

@@ -181,8 +181,8 @@ runners = Table(
     Column("beat", BigInteger, nullable=False),
 )
 
-# What came of a request with an `Idempotency-Key`. response_id: the run that it started. Elsewhere `runner` is at
-# work on it until `status` is there, with the reply.
+# What came of a request with an `Idempotency-Key`. response_id: the run that it started. Elsewhere `runner`
+# is at work on it until `status` is there, with the reply.
 idempotency = Table(
     "idempotency",
     metadata,

@@ -52,8 +52,8 @@ class Feed:
         self._drop_if_idle(response_id)
 
     def lose(self, response_id: str) -> None:
-        """The run is another's by now, or was deleted. Readers follow it there; where nobody else can have it,
-        they are cut."""
+        """The run is another's by now, or was deleted. Readers follow it there, or are cut where nobody else
+        can have it."""
         channel = self._channels.get(response_id)
         if channel is not None and not (channel.stored and self._storage.shared):
             channel.stop()
@@ -179,8 +179,7 @@ class Reader:
             await self._changed.wait()
         if channel.ended or channel.cut:
             return channel.last if channel.ended else None
-        last = None  # another process has ended it, so only the log has it
+        # Another process has ended it, so only the log has its end.
         seen = channel.last.last_seq if channel.last is not None else -1
-        async for last in self.frames(seen, ended=True):
-            pass
-        return last if last is not None and last.terminal else None
+        found = [frames async for frames in self.frames(seen, ended=True)]
+        return found[-1] if found and found[-1].terminal else None

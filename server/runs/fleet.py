@@ -76,7 +76,7 @@ class Fleet:
         self._watch = Watch(storage.runner, lease_s)
 
     async def beat(self) -> None:
-        """Beat, for as long as the process carries runs on. Apart from the looks, which may take their time."""
+        """Beat, for as long as the process carries runs on; apart from the looks, which may take long."""
         while self._storage.shared:
             try:
                 await self._storage.beat()

@@ -157,7 +157,7 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
         value, path = _flat_custom(value, path)
     shape = _KINDS.get(kind)
     if shape is None:
-        return value
+        return dict(value)
     tool: Tool = shape(value, path)
     if kind == "mcp":
         _check_mcp(tool, path)

@@ -102,14 +102,15 @@ async def main() -> None:
     await engine.start()
     prompt = (await engine.render(RenderInput([{"role": "user", "content": "Tell me a story."}]))).ids
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for kind, constraint in KINDS.items():
+    for constraint in KINDS.values():
         await rate(engine, prompt, constraint)  # warm
     for _ in range(ROUNDS):
         for kind, constraint in KINDS.items():
             rates[kind].append(await rate(engine, prompt, constraint))
     for kind, constraint in KINDS.items():
         pairs = [own / free for own, free in zip(rates[kind], rates["free"], strict=True)]
-        line = f"{kind:12} {statistics.median(rates[kind]):7.0f} tokens/s  {statistics.median(pairs):6.1%} of free"
+        line = f"{kind:12} {statistics.median(rates[kind]):7.0f} tokens/s"
+        line += f"  {statistics.median(pairs):6.1%} of free"
         if constraint is not None:
             median, worst = await mask_us(engine, prompt, constraint)
             line += f"  a mask {median:.1f} us, p99 {worst:.1f} us"

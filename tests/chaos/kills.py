@@ -15,7 +15,7 @@ from tests.chaos.scene import KEYS, MINE, SCRIPTED, Scene, at_work, expectations
 from tests.chaos.work import Outcome, Work, spoken
 
 LIMIT_S = 5.0  # serving again
-SHORT = 0.25  # share of kills that come as soon as streams flow again: most runs have got nowhere yet
+SHORT = 0.25  # share of kills that come as soon as streams flow, when most runs have got nowhere
 EARLY = 0.15  # share of the others that are followed by another kill while the server is on its way up
 SOMEWHERE = 20  # events after which a run has got somewhere
 
@@ -58,8 +58,8 @@ async def killing(
         async with serving(server), at_work(scene, clients):
             fruitless = False
             for _ in range(min(per_folder, kills - first)):
-                # A run that gets nowhere in three lives in a row is taken for poison (row 20b). One that begins
-                # late in a life gets nowhere in it; so no two fruitless ones follow each other.
+                # A run that gets nowhere in three lives in a row is taken for poison (row 20b). One that
+                # begins late in a life gets nowhere in it; so no two fruitless ones follow each other.
                 short = not fruitless and scene.draw.random() < SHORT
                 await scene.flowing(*((1, 0.5) if short else (SOMEWHERE, 1.0)), limit_s=60.0)
                 await asyncio.sleep(scene.draw.uniform(0.0, pace / 4 if short else pace))

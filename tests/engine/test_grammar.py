@@ -232,7 +232,9 @@ def test_the_layout_is_the_template_s() -> None:
         start + ' "', start + '"a":1', start + '"a": 1,"', start + '"a": "\\u00e9',
         start + '"a": "\\/', start + '"a": "</tool_call>',
     ]:  # fmt: skip
-        matcher = grammars("bytes").compile(Constraint((ToolShape("f", "{}"),)), ReaderParams()).matcher(10**6)
+        matcher = (
+            grammars("bytes").compile(Constraint((ToolShape("f", "{}"),)), ReaderParams()).matcher(10**6)
+        )
         *good, last = own.encode(bad)
         if bad.endswith("</tool_call>"):
             assert own.token_id("</tool_call>") == last  # the tag's own token, inside a string
@@ -298,7 +300,7 @@ def properties(schema: Any) -> str:
         ("[]", "not a JSON Schema object"),
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        (json.dumps({"properties": {f"p{index}": {} for index in range(20_000)}}), "too many properties"),
+        (json.dumps({"properties": {f"p{index}": {} for index in range(20_000)}}), "optional properties"),
         (json.dumps({"description": "x" * 2_000_000}), "too long"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import time
 from functools import lru_cache
 from typing import Any
 
@@ -201,6 +202,72 @@ def test_integers_stay_readable() -> None:
     assert not accepts("bytes", constraint, "8" * 30)
 
 
+# -- bombs ---------------------------------------------------------------------------------------------------
+
+
+def choosing(*parts: Any) -> dict[str, Any]:
+    return {"anyOf": list(parts)}
+
+
+def listing(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(count)}}
+
+
+BOMBS: dict[str, Shape | dict[str, Any]] = {
+    "10,000 choices": choosing(*({"const": index} for index in range(10_000))),
+    "10,000 objects": choosing(*(listing(1) for _ in range(10_000))),
+    "20,000 properties": listing(20_000),
+    "remote": {"$ref": "http://10.255.255.1/x"},
+    "itself": {"$ref": "#"},
+    "each other": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "all of itself": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]},
+    "a product": {"allOf": [choosing(*({"properties": {f"k{i}": {"const": j}}} for j in range(3)))
+                            for i in range(12)]},
+    "multiples": {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (7919, 7907, 7901, 7883)]},
+    "a long text": {"description": "x" * 2_000_000},
+    "deep": json.loads('{"not": ' * 900 + "{}" + "}" * 900),
+    "a long repetition": Shape("regex", "x{1000000}"),
+    "a long repetition in JSON": {"type": "string", "pattern": "^x{1000000}$"},
+    "20,000 words": Shape("lark", "start: " + " | ".join(f'"w{index}"' for index in range(20_000))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_at_once(name: str) -> None:
+    bomb = BOMBS[name]
+    shape = bomb if isinstance(bomb, Shape) else Shape("json", json.dumps(bomb))
+    grammars("tiny").compile(Constraint(answer=Shape("choice", '["a"]')), PLAIN)  # what is read but once
+    began = time.thread_time()
+    with pytest.raises(ConstraintError):
+        matcher("tiny", Constraint(answer=shape))
+    assert time.thread_time() - began < 0.25
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape("regex", "((((a{1,100}){1,100}){1,100}){1,100})b"),
+        Shape("regex", "(((a+)+)+)+b"),
+        Shape("regex", "(.*a){30}"),
+        Shape("lark", 'start: ((("a"{1,1000}){1,1000}){1,1000}){1,1000}'),
+        Shape("lark", 'start: s\ns: s s s | "a" | "a" s | s "a"'),
+        Shape("json", json.dumps({"type": "array", "minItems": 1_000_000, "items": {"type": "integer"}})),
+        Shape("json", json.dumps(listing(400))),
+    ],
+)
+def test_what_only_looks_like_a_bomb_is_quick(shape: Shape) -> None:
+    own = tokenizer("tiny")
+    began = time.thread_time()
+    state, rng = matcher("tiny", Constraint(answer=shape)), random.Random(1)
+    for _ in range(40):
+        allowed = allowed_ids(mask_of(state, own.vocab_size)).tolist()
+        token_id = rng.choice(allowed)
+        state.advance(token_id)
+        if state.stopped or token_id in own.eos_token_ids:
+            break
+    assert time.thread_time() - began < 0.5
+
+
 # -- other shapes --------------------------------------------------------------------------------------------
 
 FUNCTION: dict[str, Any] = {
@@ -296,7 +363,7 @@ def test_a_thought_whose_tag_is_spelled_ends_in_time() -> None:
     state = matcher("untagged", Constraint(answer=INTEGER), ReaderParams(starts_in="reasoning"), 20)
     for token_id in own.encode("x" * 8 + "</"):
         state.advance(token_id)
-    rest = []
+    rest: list[int] = []
     while len(rest) < 6:
         [token_id] = allowed_ids(mask_of(state, own.vocab_size)).tolist()
         state.advance(token_id)

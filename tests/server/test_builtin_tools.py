@@ -276,26 +276,6 @@ async def test_a_call_is_in_the_log_before_it_runs(tmp_path: Path, monkeypatch: 
         await api.ended(begun["id"])
 
 
-async def test_a_call_that_a_stop_cut_short_ends_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Gate()
-
-    async def held(expression: str) -> str:
-        gate.reached.set()
-        await asyncio.Event().wait()
-        return ""
-
-    slow = {**tools.BUILTIN, "calculator": replace(tools.BUILTIN["calculator"], run=held)}
-    monkeypatch.setattr(tools, "BUILTIN", slow)
-    async with live_app(tmp_path) as server, http_client(server) as client:
-        begun = await Api(client).create(SUM, tools=[BUILTIN], background=True)
-        await gate.reached.wait()
-    async with running_app(tmp_path) as server, http_client(server) as client:
-        done = await Api(client).ended(begun["id"])
-        assert (done["status"], done["output"][1]["status"]) == ("failed", "failed")
-
-
 async def test_a_slow_tool_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(expression: str) -> str:
         await asyncio.Event().wait()

@@ -12,6 +12,9 @@ from engine import ScriptedEngine
 from tests.running import http_client, live_app
 from tests.talk import TIME, WEATHER, Api, Gate, answer, call, calls, gated_at, prompts, text
 
+LENIENT = {**WEATHER, "strict": False}
+"""Nothing keeps a model from saying more behind a call of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -136,7 +139,7 @@ async def test_an_output_without_its_call_is_refused(chain: Chain) -> None:
 async def test_calls_of_a_cut_short_response_need_no_answer(chain: Chain) -> None:
     """The prompt leaves them out; a chain goes on behind them."""
     first = await chain.api.create(
-        f"{call()}\nsay and more and more and more and more and more", tools=[WEATHER], max_output_tokens=80
+        f"{call()}\nsay and more and more and more and more and more", tools=[LENIENT], max_output_tokens=80
     )
     assert first["status"] == "incomplete"
     assert calls(first)[0]["status"] == "completed"
@@ -149,7 +152,7 @@ async def test_calls_of_a_cut_short_response_need_no_answer(chain: Chain) -> Non
 
 async def test_calls_of_a_cut_short_response_may_be_answered(chain: Chain) -> None:
     first = await chain.api.create(
-        f"{call()}\nsay and more and more and more and more and more", tools=[WEATHER], max_output_tokens=80
+        f"{call()}\nsay and more and more and more and more and more", tools=[LENIENT], max_output_tokens=80
     )
     [made] = calls(first)
     second = await chain.api.create([answer(made["call_id"], "wet")], previous_response_id=first["id"])

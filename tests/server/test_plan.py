@@ -14,8 +14,8 @@ from engine import Prompt, PromptTooLong, RenderInput, ScriptedEngine
 from server.errors import ApiError
 from server.models import Models
 from server.runs.context import check_calls, drop_oldest, replayable
-from server.runs.plan import RunPlan, fit
 from server.runs.offer import Offer
+from server.runs.plan import RunPlan, fit
 from storage import HistoryItem, StoredItem
 from tests.running import http_client, running_app
 from tests.talk import WEATHER, Api, call

@@ -480,7 +480,7 @@ async def test_allowed_tools_hold_in_a_continuation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_turn_that_ends_inside_a_call_asks_nobody_for_an_answer(api: Api, waits: bool) -> None:
-    """The model drew the end of its turn where an argument was to go on; nothing made it write a whole call."""
+    """The model drew the end of its turn where an argument was to go on, with no grammar to forbid it."""
     lenient = {**WEATHER, "strict": False}
     asked = 'call get_weather {"city": "x<|im_end|>y"}'
     stream = await api.stream(asked, tools=[lenient], await_tool_outputs=waits)
