@@ -278,12 +278,24 @@ class Runs:
 
     async def _unlock(self, owner: str, holder: str) -> bool:
         """Make way for a turn: cancel a foreground run that nobody reads. True when it is gone."""
-        run = self._tasks.get(holder)
+        run = self._tasks.get(holder) or await self._orphan(owner, holder)
         if run is None or run.plan.owner != owner or run.plan.background or self.feed.num_readers(holder):
             return False
         self._tasks.cancel(run)
         await self._tasks.over(run)
         return True
+
+    async def _orphan(self, owner: str, response_id: str) -> Run | None:
+        """A foreground run that a process left and nobody has taken up yet, taken up."""
+        try:
+            stored = await self._storage.get_response(owner, response_id)
+        except NotFound:
+            return None
+        left = stored.run is not None and stored.run.state == "running" and stored.run.runner is None
+        if left and not stored.background:
+            await self._claim(response_id)
+        async with self._claiming:
+            return self._tasks.get(response_id)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
