@@ -237,10 +237,14 @@ def test_bombs_are_refused_at_once(name: str) -> None:
     bomb = BOMBS[name]
     shape = bomb if isinstance(bomb, Shape) else Shape("json", json.dumps(bomb))
     grammars("tiny").compile(Constraint(answer=Shape("choice", '["a"]')), PLAIN)  # what is read but once
+    assert min(_refusal_s(shape) for _ in range(3)) < 0.25  # the least: a pause of the machine is not ours
+
+
+def _refusal_s(shape: Shape) -> float:
     began = time.thread_time()
     with pytest.raises(ConstraintError):
         matcher("tiny", Constraint(answer=shape))
-    assert time.thread_time() - began < 0.25
+    return time.thread_time() - began
 
 
 @pytest.mark.parametrize(

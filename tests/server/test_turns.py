@@ -278,7 +278,8 @@ async def test_a_restart_frees_the_lock_of_a_turn_that_was_cut(tmp_path: Path) -
                 await gate.reached.wait()
                 await server.context.runs.drain(0)
                 await live.cut()
-        async with running_app(tmp_path) as server, http_client(server) as client:
+        engine = ScriptedEngine(gated_at(Gate(), "held"))  # the turn that was cut is taken up, and held
+        async with running_app(tmp_path, engine) as server, http_client(server) as client:
             assert text(await Api(client).create("say two", conversation=conversation)) == "two"
             items = await Api(client).conversation_items(conversation)
             assert said(items) == ["say two", "two"]

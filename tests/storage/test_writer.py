@@ -103,10 +103,11 @@ async def test_a_long_lock_refuses_new_work_and_holds_streams(
 ) -> None:
     monkeypatch.setattr(writer, "PATIENCE_S", 0.3)
     await storage.start_response(new("r1"))
+    await storage.start_response(new("r2"))
     async with locked(storage):
         stream = asyncio.create_task(storage.append([RunAppend("r1", 1, records=(record(2),))]))
         ending = asyncio.create_task(
-            storage.append([RunAppend("r1", 1, records=(record(3),), finish=finish())])
+            storage.append([RunAppend("r2", 1, records=(record(2),), finish=finish())])
         )
         for attempt in range(2):
             with pytest.raises(StorageUnavailable):
@@ -116,7 +117,7 @@ async def test_a_long_lock_refuses_new_work_and_holds_streams(
             await storage.ready()
         assert not stream.done() and not ending.done()
     assert await stream == {} and await ending == {}
-    assert (await storage.get_response(OWNER, "r1")).status == "completed"
+    assert (await storage.get_response(OWNER, "r2")).status == "completed"
     await storage.ready()
     with pytest.raises(NotFound):  # who was told of a failure finds nothing done later
         await storage.get_response(OWNER, "new0")
