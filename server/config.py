@@ -76,6 +76,9 @@ class Config(BaseModel):
         lambda values: f"sqlite+aiosqlite:///{values['data']}/antiphon.db",
         "database URL; postgresql+asyncpg://USER:PASSWORD@HOST/NAME for one that several servers share",
     )
+    durability: Literal["process", "power"] = _setting(
+        "process", "what running text survives before it is shown; its end survives a loss of power always"
+    )
 
     retention_s: float = _setting(
         30 * 86400.0, "a stored response is kept this long after its end; 0: until deleted", unit="s", ge=0

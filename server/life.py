@@ -98,7 +98,8 @@ class Life:
 
     async def _open_storage(self) -> None:
         runner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._storage = await open_storage(self.config.db, runner=runner)
+        synced = self.config.durability == "power"
+        self._storage = await open_storage(self.config.db, runner=runner, synced=synced)
         self.keys.attach(self._storage)
 
     async def _start_engine(self) -> None:

@@ -126,16 +126,17 @@ __all__ = [
 ]
 
 
-async def open_storage(url: str, *, runner: str, lock: bool = True) -> Storage:
+async def open_storage(url: str, *, runner: str, lock: bool = True, synced: bool = False) -> Storage:
     """Opens the database at `url`, and makes or migrates it.
 
     url: sqlite+aiosqlite:///PATH, whose folder is taken, or postgresql+asyncpg://USER:PASSWORD@HOST/NAME,
     which other processes may have open too. runner: the name under which this process owns runs. lock=False
-    is for tests of two openers: without it, nobody knows that other owners are dead. FolderHeld,
-    SchemaTooNew, StorageUnavailable; ValueError for a URL of another kind.
+    is for tests of two openers: without it, nobody knows that other owners are dead. synced: running text
+    reaches the disk before it is shown, like everything else. FolderHeld, SchemaTooNew, StorageUnavailable;
+    ValueError for a URL of another kind.
     """
     door = await asyncio.to_thread(import_module, ".door", __name__)
-    storage: Storage = await door.Storage.open(url, runner=runner, lock=lock)
+    storage: Storage = await door.Storage.open(url, runner=runner, lock=lock, synced=synced)
     return storage
 
 

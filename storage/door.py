@@ -74,10 +74,11 @@ T = TypeVar("T")
 class Storage:
     """An open database. Made by `open_storage`; closed by `close`."""
 
-    def __init__(self, url: str, database: Database, writing: Writing, runner: str) -> None:
+    def __init__(self, url: str, database: Database, writing: Writing, runner: str, *, synced: bool) -> None:
         loop = asyncio.get_running_loop()
         self.url = url
         self.runner = runner
+        self._synced = synced
         self._database = database
         self._hints = database.hints()
         self._dead: asyncio.Future[BaseException] = loop.create_future()
@@ -87,7 +88,7 @@ class Storage:
         self.announced = asyncio.Event()  # set whenever a run has ended with a notice: deliveries may be due
 
     @classmethod
-    async def open(cls, url: str, *, runner: str, lock: bool = True) -> Storage:
+    async def open(cls, url: str, *, runner: str, lock: bool = True, synced: bool = False) -> Storage:
         """See `storage.open_storage`."""
 
         def prepare() -> tuple[Database, Writing]:
@@ -103,7 +104,7 @@ class Storage:
                 raise
 
         found, writing = await asyncio.to_thread(prepare)
-        return cls(url, found, writing, runner)
+        return cls(url, found, writing, runner, synced=synced)
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -187,7 +188,7 @@ class Storage:
         return {id: error for refused in alone for id, error in refused.items()}
 
     def _append(self, batch: Sequence[RunAppend]) -> asyncio.Future[dict[str, Exception]]:
-        promise = any(one.promise for one in batch)
+        promise = self._synced or any(one.promise for one in batch)
         return self._writer.submit(partial(runs.append, batch=batch), promise=promise, patient=True)
 
     async def claim(self, response_id: str) -> RunClaim | None:

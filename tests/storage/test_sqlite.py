@@ -47,6 +47,19 @@ async def test_deltas_reach_the_disk_soon(storage: Storage) -> None:
         assert storage.commit_stats().synced == synced + 1
 
 
+async def test_deltas_can_be_on_the_disk_before_they_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "SYNC_DELAY_S", 3600.0)  # no idle moment ever comes
+    storage = await open_storage(url(tmp_path), runner=RUNNER, synced=True)
+    await storage.start_response(new("r1"))
+    synced = storage.commit_stats().synced
+    for step in range(2, 7):
+        assert not await storage.append([RunAppend("r1", 1, records=(record(step),))])
+    assert storage.commit_stats().synced == synced + 5
+    await storage.close()
+
+
 async def test_a_busy_writer_does_not_put_the_disk_off(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
