@@ -27,7 +27,7 @@ from server.runs.replay import Diverged, Replay, fingerprint
 from server.runs.run import Run, Unlogged, new_item
 from server.telemetry import Telemetry
 from server.webhooks import notice
-from storage import ClosedItem, Finish, Park
+from storage import ClosedItem, Finish, Park, RunLost
 
 log = logging.getLogger("antiphon.runs")
 
@@ -63,6 +63,8 @@ class Loop:
         except EngineError as failure:
             log.warning("run %s failed: %r", run.plan.response_id, failure)
             self.fail(run, to_api_error(failure).message, code=_code(failure))
+        except RunLost as lost:  # deleted, or another's, before an engine was given it
+            run.entry.lose(lost)
         except Diverged as why:
             log.warning("run %s cannot go on: %s", run.plan.response_id, why)
             self.fail(run, str(why))

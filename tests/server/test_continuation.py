@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import tools
@@ -16,6 +17,7 @@ from engine import GenerateRequest, LocalEngine, Prompt, RenderInput, Say, Scrip
 from engine.script import Step
 from server.runs.assembler import PREFIXES
 from server.runs.logprobs import dump_logprobs, load_logprobs
+from storage import RunClaim, Storage
 from tests import wire
 from tests.running import Running, http_client, live_app, running_app
 from tests.talk import BUILTIN, TIME, WEATHER, Api, Gate, Streamed, call, text
@@ -194,6 +196,31 @@ async def test_a_cancel_while_a_run_waits_to_go_on_keeps_what_was_seen(tmp_path:
         assert (done["status"], text(done)) == ("cancelled", "one two")
         assert (await Api(client).replay(response_id)).startswith(seen)
         await Api(client).ended(response_id)
+
+
+async def test_a_run_that_is_deleted_before_it_goes_on_is_dropped_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate()
+    response_id, _ = await left(tmp_path, saying("one two three", gate, 2), gate, background=True)
+    admit = Storage.admit
+
+    async def late(self: Storage, claim: RunClaim) -> None:
+        await self.delete_response("local", response_id, 1)
+        await admit(self, claim)
+
+    monkeypatch.setattr(Storage, "admit", late)
+    engine = ScriptedEngine(saying("one two three"))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        async with asyncio.timeout(10):
+            while server.context.runs.num_active or not await _is_gone(client, response_id):
+                await asyncio.sleep(0)
+    assert not engine.requests
+    assert [entry for entry in caplog.records if entry.name == "antiphon.runs"] == []
+
+
+async def _is_gone(client: httpx.AsyncClient, response_id: str) -> bool:
+    return (await client.get(f"/v1/responses/{response_id}")).status_code == 404
 
 
 # ------------------------------------------------------------------------------------------------------------
