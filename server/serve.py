@@ -42,7 +42,6 @@ REFUSED = 2
 ENGINE_DIED = 70  # EX_SOFTWARE
 
 ECHO_S = 1.0  # make and shells forward signals, so one Ctrl-C arrives twice
-FORCED_S = 1.5
 DEATH_NOTICE_S = 1.0  # /health says 503 and readers are cut before the process ends
 DEATH_S = 8.0
 CLOSING_S = 10.0
