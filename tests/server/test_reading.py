@@ -122,6 +122,8 @@ async def test_the_list_is_filtered_by_status_and_time(tmp_path: Path) -> None:
         done = await api.create("say hi")
         short = await api.create("count 90", max_output_tokens=16)
         held = await api.create("say held", background=True)
+        async with api.follow(held["id"]) as live:
+            await live.until("in_progress")
         for status, wanted in (
             ("completed", [done["id"]]),
             ("incomplete", [short["id"]]),
