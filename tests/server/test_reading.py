@@ -117,7 +117,7 @@ async def test_an_unknown_cursor_is_a_404(api: Api) -> None:
 async def test_the_list_is_filtered_by_status_and_time(tmp_path: Path) -> None:
     gate = Gate()
     engine = ScriptedEngine(gated_at(gate, "held"))
-    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
         api = Api(client)
         done = await api.create("say hi")
         short = await api.create("count 90", max_output_tokens=16)
