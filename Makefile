@@ -12,10 +12,10 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	&& command -v $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-js chaos check format lint types bench wheel clean
+.PHONY: help serve test test-js chaos check format lint types bench bench-gpu wheel clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: $(SERVE) ## build the environment, migrate, serve (make serve ARGS="--port 8123")
 	@exec $(BIN)/antiphon serve $(ARGS)
@@ -45,7 +45,12 @@ format: $(DEVEL) ## format and fix what can be fixed
 bench: $(DEVEL) ## what BENCHMARKS.md is made of
 	$(BIN)/python -m tests.bench.start
 	$(BIN)/python -m tests.bench.overhead
+	$(BIN)/python -m tests.bench.latency
 	$(BIN)/python -m tests.bench.decode
+
+# On the machine's own python3, whose torch is the one that was built for its GPU.
+bench-gpu: ## GPU tests, and what a GPU reaches, in 8 minutes (make bench-gpu ARGS="--only tests")
+	python3 -m tests.gpu.run $(ARGS)
 
 wheel: $(DEVEL) ## build dist/*.whl
 	$(BIN)/python -m build --wheel

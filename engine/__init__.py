@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from engine.beams import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
+from engine.closed import closed_schema
 from engine.types import (
     CallArgs,
     CallEnd,
@@ -47,12 +49,23 @@ from engine.types import (
 
 if TYPE_CHECKING:
     from engine.engine import LocalEngine
+    from engine.llm import LLM, Call, Result
+    from engine.machine import describe_machine
+    from engine.options import Options
+    from engine.random_weights import SIZES, write_random_model
     from engine.script import Fail, Say, Tick, Wait
     from engine.scripted import ScriptedEngine
     from engine.upstream import UpstreamEngine
 
 _LATE = {
     "LocalEngine": "engine.engine",
+    "LLM": "engine.llm",
+    "Call": "engine.llm",
+    "Options": "engine.options",
+    "describe_machine": "engine.machine",
+    "Result": "engine.llm",
+    "SIZES": "engine.random_weights",
+    "write_random_model": "engine.random_weights",
     "ScriptedEngine": "engine.scripted",
     "UpstreamEngine": "engine.upstream",
     "Say": "engine.script",
@@ -62,6 +75,11 @@ _LATE = {
 }
 
 __all__ = [
+    "LLM",
+    "MAX_BEAMS",
+    "SIZES",
+    "BeamParams",
+    "Call",
     "CallArgs",
     "CallEnd",
     "CallStart",
@@ -82,6 +100,8 @@ __all__ = [
     "LocalEngine",
     "MediaSpan",
     "ModelInfo",
+    "Options",
+    "Picked",
     "Prompt",
     "PromptTooLong",
     "QueueFull",
@@ -91,6 +111,7 @@ __all__ = [
     "RenderInput",
     "RequestError",
     "RequestFailed",
+    "Result",
     "SamplingDefaults",
     "SamplingParams",
     "Say",
@@ -102,6 +123,11 @@ __all__ = [
     "ToolShape",
     "UpstreamEngine",
     "Wait",
+    "beam_search",
+    "best_of",
+    "closed_schema",
+    "describe_machine",
+    "write_random_model",
 ]
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-TILE_BYTES = 4 << 20  # of gathered K (and as much V): about what stays in the cache between gather and use
+TILE_BYTES = 2 << 20  # of gathered K (and as much V): about what stays in the cache between gather and use
 MASK_ELEMENTS = 4 << 20  # queries x keys of one prefill tile, where it needs a mask
 
 
@@ -27,14 +27,15 @@ MASK_ELEMENTS = 4 << 20  # queries x keys of one prefill tile, where it needs a 
 class Tile:
     """Work of the torch body: `rows` sequences with one query each, or one sequence with several.
 
-    `tokens` are the queries' places in the batch; `blocks` [rows * n] the blocks to gather; of the gathered
-    keys `skip..skip + num_keys` are used. `mask` [rows, 1, 1, num_keys] or [queries, num_keys] is added to
-    the scores; None: the queries are the last of the keys, and each sees those up to itself.
+    `tokens` are the queries' places in the batch; `pieces` [rows * Hkv * n] what to gather: one head of one
+    block each, numbered block * Hkv + head; of the gathered keys `skip..skip + num_keys` are used. `mask`
+    [rows, 1, 1, num_keys] or [queries, num_keys] is added to the scores; None: the queries are the last of
+    the keys, and each sees those up to itself.
     """
 
     tokens: Tensor | slice
     rows: int
-    blocks: Tensor
+    pieces: Tensor
     skip: int
     num_keys: int
     mask: Tensor | None
@@ -73,6 +74,29 @@ class Workspace:
         return held[:size].view(shape)
 
 
+def new_pool(
+    num_blocks: int,
+    num_layers: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """A cache of zeros, [num_blocks, num_layers, 2 (K, V), block_size, Hkv, D].
+
+    On a GPU one block is contiguous over all layers: it can move between tiers in one piece. On a CPU it lies
+    as the torch body gathers it: layer by layer, and in a block head by head.
+    """
+    if device.type != "cpu":
+        shape = (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim)
+        return torch.zeros(shape, dtype=dtype, device=device)
+    shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim)
+    # numpy's zeros are the system's untouched pages: a large pool costs memory only where it is used
+    pool = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype)
+    return pool.view(shape).permute(2, 0, 1, 4, 3, 5)
+
+
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, step: GroupStep) -> None:
     """Store k and v [T, Hkv, D] in the cache [num_blocks, block_size, Hkv, D]."""
     k_cache.index_put_((step.slot_blocks, step.slot_offsets), k)
@@ -100,12 +124,8 @@ def paged_attention(
     num_kv_heads, head_dim = k_cache.shape[2], k_cache.shape[3]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for tile in step.tiles:
-        shape = (len(tile.blocks), *k_cache.shape[1:])
-        keys = torch.index_select(k_cache, 0, tile.blocks, out=workspace.get("k", shape, k_cache))
-        values = torch.index_select(v_cache, 0, tile.blocks, out=workspace.get("v", shape, v_cache))
-        used = slice(tile.skip, tile.skip + tile.num_keys)
-        keys = keys.view(tile.rows, -1, num_kv_heads, head_dim)[:, used].transpose(1, 2)
-        values = values.view(tile.rows, -1, num_kv_heads, head_dim)[:, used].transpose(1, 2)
+        keys = gather(k_cache, tile, workspace, "k")
+        values = gather(v_cache, tile, workspace, "v")
         queries = q[tile.tokens].view(-1, num_kv_heads, q.shape[1] // num_kv_heads, head_dim)
         if tile.rows == len(queries):  # [rows, Hkv, G, D]: the heads of a group stand where queries do
             heads_at = 2
@@ -116,7 +136,9 @@ def paged_attention(
             values = values.transpose(0, 1).expand(-1, queries.shape[1], -1, -1)
         if softcap is not None or sinks is not None:
             mixed = _written_out(queries, keys, values, tile.mask, heads_at, scale, softcap, sinks)
-        elif tile.mask is None and heads_at == 1:
+        elif heads_at == 2:
+            mixed = _decode(queries, keys, values, tile.mask, scale)
+        elif tile.mask is None:
             mixed = _causal(queries, keys, values, scale)
         else:
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=tile.mask, scale=scale)
@@ -124,6 +146,37 @@ def paged_attention(
             mixed = mixed.permute(2, 0, 1, 3)
         out[tile.tokens] = mixed.reshape(-1, q.shape[1], head_dim)
     return out
+
+
+def gather(cache: Tensor, tile: Tile, workspace: Workspace, name: str) -> Tensor:
+    """The keys or values [rows, Hkv, num_keys, D] that a tile uses, copied together.
+
+    Quick where a block's heads lie apart and blocks lie one behind the other, as `new_pool` makes them.
+    """
+    heads = cache.transpose(1, 2)
+    num_heads, block_size, head_dim = heads.shape[1:]
+    if heads.is_contiguous():
+        room = workspace.get(name, (len(tile.pieces), block_size * head_dim), cache)
+        found = torch.index_select(heads.view(-1, block_size * head_dim), 0, tile.pieces, out=room)
+    else:
+        found = heads[tile.pieces // num_heads, tile.pieces % num_heads]
+    found = found.view(tile.rows, num_heads, -1, head_dim)
+    return found[:, :, tile.skip : tile.skip + tile.num_keys]
+
+
+def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention of q [rows, Hkv, G, D], one query a row, over all keys [rows, Hkv, S, D].
+
+    Plain products of many small matrices: for so few queries the fused op takes twice the time in bf16.
+    """
+    shape = q.shape
+    q, k, v = (part.flatten(0, 1) for part in (q, k, v))
+    if mask is None:
+        scores = torch.baddbmm(q.new_zeros(()), q, k.transpose(1, 2), beta=0, alpha=scale)
+    else:
+        mask = mask[:, 0].expand(-1, shape[1], -1).reshape(len(q), 1, -1)
+        scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale)
+    return torch.bmm(torch.softmax(scores, dim=-1), v).view(shape)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -204,6 +257,7 @@ def make_tiles(
     seq_lens: NDArray[np.int64],
     *,
     block_size: int,
+    num_kv_heads: int,
     window: int | None,
     block_bytes: int,
     dtype: torch.dtype,
@@ -243,9 +297,8 @@ def make_tiles(
             seen = (key_at < seq_lens[rows, None]) & (key_at >= lows[rows, None])
             mask = _additive(to_device(seen), dtype)[:, None, None, :]
         tokens = to_device(query_start[rows])
-        tiles.append(
-            Tile(tokens, len(rows), to_device(tables[rows[:, None], blocks].ravel()), skip, num_keys, mask)
-        )
+        pieces = to_device(pieces_of(tables[rows[:, None], blocks], num_kv_heads))
+        tiles.append(Tile(tokens, len(rows), pieces, skip, num_keys, mask))
 
     for row in np.flatnonzero(counts > 1).tolist():
         tiles += _prefill_tiles(
@@ -254,11 +307,17 @@ def make_tiles(
             int(starts[row]),
             int(counts[row]),
             block_size,
+            num_kv_heads,
             window,
             dtype,
             to_device,
         )
     return tuple(tiles)
+
+
+def pieces_of(blocks: NDArray[np.int32], num_kv_heads: int) -> NDArray[np.int64]:
+    """What to gather for blocks [rows, n], as `Tile.pieces`: head after head, a head's blocks in turn."""
+    return (blocks[:, None] * np.int64(num_kv_heads) + np.arange(num_kv_heads)[:, None]).ravel()
 
 
 def _prefill_tiles(
@@ -267,6 +326,7 @@ def _prefill_tiles(
     start: int,
     count: int,
     block_size: int,
+    num_kv_heads: int,
     window: int | None,
     dtype: torch.dtype,
     to_device: Callable[[NDArray[np.generic]], Tensor],
@@ -275,8 +335,8 @@ def _prefill_tiles(
     stay small."""
     end = start + count
     if window is None or window >= end:
-        blocks = to_device(table[: -(-end // block_size)])
-        return [Tile(slice(token, token + count), 1, blocks, 0, end, None)]
+        pieces = to_device(pieces_of(table[None, : -(-end // block_size)], num_kv_heads))
+        return [Tile(slice(token, token + count), 1, pieces, 0, end, None)]
     tiles = []
     piece = max(16, MASK_ELEMENTS // (window + count))
     for at in range(0, count, piece):
@@ -286,9 +346,9 @@ def _prefill_tiles(
         first, end = low // block_size, start + at + num
         key_at = np.arange(low, end)[None]
         mask = _additive(to_device((key_at <= query_at) & (key_at > query_at - window)), dtype)
-        blocks = to_device(table[first : -(-end // block_size)])
+        pieces = to_device(pieces_of(table[None, first : -(-end // block_size)], num_kv_heads))
         tokens = slice(token + at, token + at + num)
-        tiles.append(Tile(tokens, 1, blocks, low - first * block_size, end - low, mask))
+        tiles.append(Tile(tokens, 1, pieces, low - first * block_size, end - low, mask))
     return tiles
 
 

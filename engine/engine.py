@@ -22,7 +22,7 @@ from engine.folder import find_folder, read_sampling_defaults
 from engine.generation import Generation, Mailbox, check_request, end_of_prefix, is_last
 from engine.inbox import Abort, Call, Close, Credit, Inbox, RowOutput, Submit
 from engine.prompts import Prompts, open_dialect
-from engine.settings import Device, Dtype, EngineSettings
+from engine.settings import Device, Dtype, EngineSettings, Quantization
 from engine.text import Tokenizer
 from engine.types import (
     Chunk,
@@ -63,6 +63,7 @@ class LocalEngine:
         name: str | None = None,
         dtype: Dtype = "auto",
         device: Device = "auto",
+        quantization: Quantization = "none",
         max_model_len: int | None = None,
         max_waiting: int = 512,
         max_num_seqs: int = 256,
@@ -77,12 +78,17 @@ class LocalEngine:
         num_threads: int | None = None,
         step_timeout_s: float = 10.0,
         deterministic: bool = False,
+        num_assistant_tokens: int = 8,
+        max_ngram_size: int = 3,
+        draft_model: str | Path | None = None,
+        assistant_confidence_threshold: float = 0.4,
     ) -> None:
         self._settings = EngineSettings(
             model=model,
             name=name,
             dtype=dtype,
             device=device,
+            quantization=quantization,
             max_model_len=max_model_len,
             max_waiting=max_waiting,
             max_num_seqs=max_num_seqs,
@@ -97,6 +103,10 @@ class LocalEngine:
             num_threads=num_threads,
             step_timeout_s=step_timeout_s,
             deterministic=deterministic,
+            num_assistant_tokens=num_assistant_tokens,
+            max_ngram_size=max_ngram_size,
+            draft_model=draft_model,
+            assistant_confidence_threshold=assistant_confidence_threshold,
         )
         self._inbox: Inbox = SimpleQueue()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
@@ -143,6 +153,7 @@ class LocalEngine:
             loop = build_loop(
                 self._settings,
                 folder,
+                draft_folder=self._find_draft(text),
                 vocab_size=text.vocab_size,
                 eos_token_ids=text.eos_token_ids,
                 inbox=self._inbox,
@@ -158,6 +169,15 @@ class LocalEngine:
         except BaseException as error:  # whatever ends the engine thread ends the engine, for every caller
             death = error
             self._post(lambda: self._die(death))
+
+    def _find_draft(self, tokenizer: Tokenizer) -> Path | None:
+        """The draft model's folder; raises LoadError when its tokens are not the model's."""
+        if self._settings.draft_model is None:
+            return None
+        folder = find_folder(self._settings.draft_model)
+        if not Tokenizer.load(folder).agrees_with(tokenizer):
+            raise LoadError(f"the draft model {folder} has another tokenizer than the model it guesses for")
+        return folder
 
     def _post(self, callback: Callable[[], object]) -> None:
         """Run something on the asyncio loop, from the engine thread."""
@@ -215,8 +235,8 @@ class LocalEngine:
         digest = hashlib.blake2b(digest_size=16)
         for part in (spec.fingerprint, self._tokenizer.fingerprint, self._dialect.name.encode()):
             digest.update(part)
-        capabilities = {"grammar", "grammar_resume", "logprobs", "priority", "token_ids"}
-        if self._dialect.forces_calls:
+        capabilities = {"beams", "grammar", "grammar_resume", "logprobs", "priority", "token_ids"}
+        if self._dialect.calls is not None:
             capabilities.add("calls")
         if self._settings.deterministic or str(spec.dtype) == "torch.float32":
             capabilities.add("exact_resume")
@@ -250,6 +270,8 @@ class LocalEngine:
             output_tokens_total=counters.output_tokens,
             preemptions_total=counters.preemptions,
             steps_total=counters.steps,
+            drafts_total=counters.drafts,
+            drafts_accepted_total=counters.drafts_accepted,
         )
 
     def check_integrity(self) -> None:
@@ -263,6 +285,29 @@ class LocalEngine:
         self._inbox.put(Call(lambda: self._post(lambda: _resolve(obeyed, None))))
         futures: set[asyncio.Future[Any]] = {obeyed, self._death}
         await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+    async def read_rate(self) -> float:
+        """Bytes a second at which the device reads its memory, measured now, between two steps."""
+        measured: asyncio.Future[float] = self._asyncio.create_future()
+
+        def measure() -> None:
+            from engine.roofline import read_rate
+
+            rate: float | BaseException
+            try:
+                rate = read_rate(self._loop.runner.device)
+            except (RuntimeError, MemoryError) as error:  # no memory to read: no reason for the engine to die
+                rate = error
+            self._post(lambda: _resolve(measured, rate))
+
+        self._inbox.put(Call(measure))
+        return await measured
+
+    def step_bytes(self, num_seqs: int, context: int) -> int:
+        """Bytes that one decode step of so many sequences reads, each `context` tokens long."""
+        from engine.roofline import step_bytes
+
+        return step_bytes(self._loop.runner.model, num_seqs, context)
 
     # -- text ------------------------------------------------------------------------------------------------
 
@@ -285,7 +330,8 @@ class LocalEngine:
     async def check(self, constraint: Constraint) -> None:
         """See `Engine.check`."""
         grammars = await self._open_grammars()
-        await self._in_pool(lambda: grammars.compile(constraint, ReaderParams()))
+        reader = ReaderParams(tools=constraint.tools)
+        await self._in_pool(lambda: grammars.compile(constraint, reader))
 
     # -- generation ------------------------------------------------------------------------------------------
 

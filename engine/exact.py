@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.attention import GroupStep, Tile, Workspace
+from engine.attention import GroupStep, Tile, Workspace, gather, pieces_of
 from engine.blocks import KVCache
 from engine.rows import Ints, Rows, StepPlan
 from engine.types import GenerateRequest, LoadError, ReaderParams, SamplingParams
@@ -63,6 +63,7 @@ def make_tiles(
     positions: Ints,
     *,
     block_size: int,
+    num_kv_heads: int,
     window: int | None,
     dtype: torch.dtype,
     move: Callable[[NDArray[np.generic]], Tensor],
@@ -87,7 +88,8 @@ def make_tiles(
         key_at = piece * num * block_size + np.arange(num * block_size)
         seen = (key_at <= positions[:, None]) & (key_at >= lows[:, None])
         mask = move(np.where(seen, np.float32(0), np.float32(-np.inf))).to(dtype)[:, None, None]
-        tiles.append(Tile(slice(None), len(tables), move(blocks.ravel()), 0, num * block_size, mask))
+        pieces = move(pieces_of(blocks, num_kv_heads))
+        tiles.append(Tile(slice(None), len(tables), pieces, 0, num * block_size, mask))
     return tuple(tiles)
 
 
@@ -113,11 +115,8 @@ def attention(
         total = sinks.float().view(1, num_kv_heads, -1).expand(ROWS, -1, -1)
         mixed = torch.zeros(queries.shape, device=q.device)
     for tile in step.tiles:
-        shape = (len(tile.blocks), *k_cache.shape[1:])
-        keys = torch.index_select(k_cache, 0, tile.blocks, out=workspace.get("k", shape, k_cache))
-        values = torch.index_select(v_cache, 0, tile.blocks, out=workspace.get("v", shape, v_cache))
-        keys = keys.view(tile.rows, -1, num_kv_heads, head_dim).transpose(1, 2).expand(ROWS, -1, -1, -1)
-        values = values.view(tile.rows, -1, num_kv_heads, head_dim).transpose(1, 2).expand(ROWS, -1, -1, -1)
+        keys = gather(k_cache, tile, workspace, "k").expand(ROWS, -1, -1, -1)
+        values = gather(v_cache, tile, workspace, "v").expand(ROWS, -1, -1, -1)
         assert tile.mask is not None
         own, own_total = _attend(queries, keys, values, tile.mask, scale, softcap)
         own_total = (own_total + tile.mask[:, :, 0].amax(dim=-1, keepdim=True)).clamp(min=FLOOR)
@@ -142,6 +141,8 @@ def _attend(
         fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         mixed, total = fused(q, k, v, attn_mask=mask, scale=scale)
         return mixed, total
+    # Keys that the rows share are a view without strides, and a product of other strides adds in another order.
+    k, v = k.contiguous(), v.contiguous()
     scores = torch.matmul(q, k.transpose(2, 3)).float() * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

@@ -8,20 +8,23 @@ imports llguidance.torch, which costs seconds.
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from engine.lark import Source, Writer
+from engine.lark import Input, Source, Writer
 from engine.marks import Dialect, ReasoningMarks
 from engine.quoted import QuotedText, QuotedVocabulary
+from engine.raw import RawText, RawVocabulary
 from engine.text import Tokenizer
-from engine.types import Constraint, ConstraintError, ReaderParams
+from engine.types import Constraint, ConstraintError, ReaderParams, ToolShape
 
 # One step may cost 200,000 units of lexer fuel, about 15 ms; only hostile patterns come near.
 LIMITS = LLParserLimits(
@@ -37,7 +40,7 @@ MAX_SOURCE = 1 << 20  # characters of one grammar
 CACHE_COUNT = 256
 CACHE_SIZE = 8 << 20  # characters of all grammars kept
 
-Key = tuple[Constraint, str, bool]
+Key = tuple[Constraint, str, bool, tuple[ToolShape, ...]]
 
 
 class Grammars:
@@ -58,17 +61,18 @@ class Grammars:
         Raises ConstraintError that names the tool and the keyword which cannot be honoured. May take a
         second.
         """
-        key = (constraint, reader.starts_in, reader.dialect)
+        offered = reader.tools if self._dialect.typed and constraint.tools else ()
+        key = (constraint, reader.starts_in, reader.dialect, offered)
         with self._lock:
             if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 return found
             vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._tokenizer)
         try:
-            marks = self._dialect.reasoning if reader.dialect else None
             bounded = constraint.answer is None or constraint.answer.kind != "text"
+            marks = self._dialect.reasoning if reader.dialect and bounded else None
             source = self._writer.write(constraint, reader)
-            grammar = Grammar(vocabulary, source, marks if bounded else None, reader.starts_in)
+            grammar = Grammar(vocabulary, source, marks, reader.starts_in)
         except ConstraintError as error:
             raise self._blame(vocabulary, constraint, error) from None
         with self._lock:
@@ -92,7 +96,7 @@ class Grammars:
             return error
         for tool in constraint.tools:
             try:
-                source = self._writer.write(Constraint((tool,), 1), ReaderParams())
+                source = self._writer.write(Constraint((tool,), 1), ReaderParams(tools=constraint.tools))
                 Grammar(vocabulary, source, None, "text")
             except ConstraintError as own:
                 return ConstraintError(str(own), tool=tool.name)
@@ -111,28 +115,40 @@ class Vocabulary:
         self.size = self.inner.vocab_size
         self.added = np.zeros((self.size + 31) // 32, np.int32)
         _set(self.added, tokenizer.added_ids)
-        self._lock = threading.Lock()
-        self._quoted: QuotedVocabulary | None = None
-        self._lengths: NDArray[np.int64] | None = None
+        self._lock = threading.RLock()
 
     @property
     def quoted(self) -> QuotedVocabulary:
         """The same tokens as what they spell inside of a JSON string."""
         with self._lock:
-            if self._quoted is None:
-                tokens = self._tokens()
-                self._lengths = np.array([len(token) for token in tokens])
-                added = sorted(self.tokenizer.added_ids)
-                self._quoted = QuotedVocabulary(tokens, added, self.tokenizer.eos_token_ids[0])
             return self._quoted
+
+    @property
+    def raw(self) -> RawVocabulary:
+        """The same tokens by their bytes."""
+        with self._lock:
+            return self._raw
 
     def within(self, mask: NDArray[np.int32], length: int) -> None:
         """Take tokens of more than so many bytes out of a mask."""
-        assert self._lengths is not None
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         bits[: self.size][self._lengths > length] = 0
         mask[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
+    @cached_property
+    def _quoted(self) -> QuotedVocabulary:
+        added = sorted(self.tokenizer.added_ids)
+        return QuotedVocabulary(self._tokens, added, self.tokenizer.eos_token_ids[0])
+
+    @cached_property
+    def _raw(self) -> RawVocabulary:
+        return RawVocabulary(self._tokens, self.added)
+
+    @cached_property
+    def _lengths(self) -> NDArray[np.int64]:
+        return np.array([len(token) for token in self._tokens])
+
+    @cached_property
     def _tokens(self) -> list[bytes]:
         return [self.tokenizer.token_bytes(token_id) for token_id in range(self.size)]
 
@@ -143,17 +159,16 @@ class Grammar:
     def __init__(
         self, vocabulary: Vocabulary, source: Source, marks: ReasoningMarks | None, starts_in: str
     ) -> None:
-        self.size = len(source.text) + sum(len(grammar) for _, grammar in source.inputs)
+        self.size = len(source.text) + sum(len(each.grammar) for each in source.inputs)
         if self.size > MAX_SOURCE:
             raise ConstraintError(f"the shape is too long ({self.size} characters of grammar)")
         self._vocabulary = vocabulary
         self._marks = marks
         self._thinks = starts_in == "reasoning"
-        self._start = _compiled(LLMatcher(vocabulary.inner, source.text, log_level=0, limits=LIMITS))
-        self._inputs = [
-            (before.encode(), _compiled(vocabulary.quoted.compile(grammar, LIMITS)))
-            for before, grammar in source.inputs
-        ]
+        start = LLMatcher(vocabulary.inner, source.text, log_level=0, limits=LIMITS)
+        thought = "" if marks is None else ("" if self._thinks else marks.open) + marks.close + marks.after
+        self._start = _compiled(start, vocabulary.tokenizer.encode(thought))
+        self._inputs = [(each, _compiled(_input(vocabulary, each))) for each in source.inputs]
 
     def matcher(self, max_tokens: int) -> Matcher:
         """A matcher at the grammar's start; costs microseconds. max_tokens: of the whole generation, half of
@@ -190,9 +205,8 @@ class Matcher:
         self._inner.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
         if self._inner.is_error():
             raise ConstraintError(_reason(self._inner.get_error()))
-        tags = own & added
-        if tags.any():
-            self._spell(own, tags)
+        if not (own & ~added).any():
+            self._spell(own)
         if self._inputs is not None:
             self._inputs.narrow(own)
         if self._thought is not None and (token_id := self._closing()) is not None:
@@ -208,11 +222,11 @@ class Matcher:
         token_id = None if self._thought is None else self._thought.closing
         return token_id if token_id is not None and self._inner.validate_tokens([token_id]) else None
 
-    def _spell(self, mask: NDArray[np.int32], tags: NDArray[np.int32]) -> None:
+    def _spell(self, mask: NDArray[np.int32]) -> None:
         """Where the text to come is certain, llguidance 1.9 allows its first canonical token only; if that
         text contains a tag (a property named "</tool_call>"), this is the tag's token, which it then
         refuses."""
-        for token_id in allowed_ids(tags):
+        for token_id in allowed_ids(mask):
             if not self._inner.validate_tokens([int(token_id)]):
                 mask.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (int(token_id) & 31)) & 0xFFFFFFFF)
         if not mask.any():
@@ -239,6 +253,12 @@ class Matcher:
                 self._thought = None
         if self._inputs is not None:
             self._inputs.advance(token_id)
+
+    def fork(self) -> Matcher:
+        """Another matcher at the same place, to look ahead with; costs microseconds."""
+        thought = copy.copy(self._thought)
+        inputs = None if self._inputs is None else self._inputs.fork()
+        return Matcher(self._inner.deep_copy(), self._vocabulary, thought, inputs)
 
     @property
     def stopped(self) -> bool:
@@ -288,12 +308,12 @@ class Inputs:
 
     __slots__ = ("_begun", "_grammars", "_open", "_said", "_vocabulary")
 
-    def __init__(self, vocabulary: Vocabulary, grammars: list[tuple[bytes, LLMatcher]]) -> None:
+    def __init__(self, vocabulary: Vocabulary, grammars: list[tuple[Input, LLMatcher]]) -> None:
         self._vocabulary = vocabulary
-        self._grammars = grammars
-        self._open: QuotedText | None = None
+        self._grammars = [(own.before.encode(), own, start) for own, start in grammars]
+        self._open: QuotedText | RawText | None = None
         self._said = b""
-        self._begun = max(len(before) for before, _ in grammars)
+        self._begun = max(len(before) for before, _, _ in self._grammars)
 
     def narrow(self, mask: NDArray[np.int32]) -> None:
         """Take out what the grammar of an input forbids, and what would run into one."""
@@ -316,24 +336,42 @@ class Inputs:
                 self._open, self._said = None, b""
             return
         self._said = (self._said + token)[-self._begun :]
-        for before, start in self._grammars:
+        for before, own, start in self._grammars:
             if self._said.endswith(before):
-                self._open = QuotedText(start.deep_copy(), self._vocabulary.quoted)
+                self._open = self._opened(own, start.deep_copy())
+
+    def fork(self) -> Inputs:
+        other = copy.copy(self)
+        other._open = None if self._open is None else self._open.fork()
+        return other
+
+    def _opened(self, own: Input, start: LLMatcher) -> QuotedText | RawText:
+        if not own.tag:
+            return QuotedText(start, self._vocabulary.quoted)
+        tag_id = self._vocabulary.tokenizer.token_id(own.tag)
+        return RawText(start, self._vocabulary.raw, own.pad.encode(), own.tag.encode(), tag_id)
 
     def _left(self) -> int | None:
         """How many bytes are missing to an input's beginning, where only its quote may still come."""
-        for before, _ in self._grammars:
+        for before, _, _ in self._grammars:
             for left in range(1, min(32, len(before))):
                 if self._said.endswith(before[:-left]):
                     return left
         return None
 
 
-def _compiled(matcher: LLMatcher) -> LLMatcher:
-    """The same matcher, once its first step is known to be possible: a schema that is only a reference to
-    itself compiles."""
+def _input(vocabulary: Vocabulary, own: Input) -> LLMatcher:
+    if not own.tag:
+        return vocabulary.quoted.compile(own.grammar, LIMITS)
+    return LLMatcher(vocabulary.inner, own.grammar, log_level=0, limits=LIMITS)
+
+
+def _compiled(matcher: LLMatcher, thought: Sequence[int] = ()) -> LLMatcher:
+    """The same matcher, once its first step is known to be possible, behind a thought: a schema that is only
+    a reference to itself compiles."""
     first = matcher.deep_copy()
     if not first.is_error():
+        first.try_consume_tokens(list(thought))
         first.compute_bitmask()
     if first.is_error():
         raise ConstraintError(_reason(first.get_error()))

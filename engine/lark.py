@@ -11,28 +11,38 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from engine.arguments import ArgumentWriter
 from engine.marks import CallMarks, Dialect
-from engine.schemas import check_repeats, enforceable, read_schema, weigh
-from engine.structural import TagWriter, pattern
+from engine.openings import openings
+from engine.patterns import ANY, check_repeats, spelled, whole
+from engine.schemas import enforceable, read_schema, rewrite, weigh, written
+from engine.structural import TagWriter
 from engine.types import Constraint, ConstraintError, ReaderParams, Shape, ToolShape
+from engine.values import Shapes
 
-ANY = "(.|\\n)*"
 MAX_CLIENT = 1 << 15  # characters of a client's own grammar: some thousand rules, a fifth of a second
+
+
+class Input(NamedTuple):
+    """The input of a custom tool that has a grammar: what stands before it, and where it ends: with the JSON
+    string that spells it, or, as it is, at `pad tag`. No Lark grammar could say either."""
+
+    before: str
+    grammar: str
+    pad: str = ""
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A grammar for llguidance.
-
-    inputs: (what stands before the input of a custom tool, the grammar of that input), for each tool whose
-    input has one. It holds for the text that the JSON string spells, which no Lark grammar could say.
-    """
+    """A grammar for llguidance, and the inputs within it."""
 
     text: str
-    inputs: tuple[tuple[str, str], ...] = ()
+    inputs: tuple[Input, ...] = ()
 
 
 class Writer:
@@ -55,25 +65,27 @@ class Writer:
             raise ConstraintError("there is no tool to call")
         if constraint.max_calls is not None and constraint.max_calls < 1:
             raise ConstraintError("at least one call must be allowed")
-        if tools and (marks is None or not self._dialect.forces_calls):
+        if tools and marks is None:
             raise ConstraintError(
                 f"models of the {self._dialect.name!r} dialect cannot be made to call tools"
             )
-        body, grammars = "", []
+        body, grammars, inputs = "", [], []
         if tools:
             assert marks is not None
-            body = self._calls(marks, tools, constraint.max_calls, rules)
-        if answer is not None and answer.kind == "text" and marks is not None and tools:
-            body = self._free(marks, body, rules)
-        elif answer is not None:
-            written = "answer" if not reader.dialect else f"{self._answer_head()} answer"
-            body = f"( {written} | {body} )" if body else written
+            arguments = ArgumentWriter(marks, self._spelled, self._token_id, Shapes(reader.tools))
+            opening, calls, close = self._calls(marks, arguments, tools, constraint.max_calls, rules)
+            inputs = [self._input(marks, arguments, tool) for tool in tools if tool.input is not None]
+            body = calls if marks.bare else f"{opening} {calls} {close}"
+            if answer is not None and answer.kind == "text":
+                body = self._free(reader, body, f"{calls} {close}", rules)
+        if answer is not None and not (answer.kind == "text" and tools):
+            said = "answer" if not reader.dialect else f"{self._answer_head()} answer"
+            body = f"( {said} | {body} )" if body else said
             grammars = self._answer(answer, rules)
         thought = self._thought(reader, rules) if reader.dialect else ""
         lark = "\n".join([f"start: {thought}{body}", *rules]) + "\n"
-        inputs = [self._input(marks, tool) for tool in tools if tool.input is not None]
-        whole = [{"name": "whole", "lark_grammar": lark}, *grammars]
-        return Source(json.dumps({"grammars": whole}), tuple(inputs))
+        parts = [{"name": "whole", "lark_grammar": lark}, *grammars]
+        return Source(json.dumps({"grammars": parts}), tuple(inputs))
 
     # -- an answer -------------------------------------------------------------------------------------------
 
@@ -96,43 +108,49 @@ class Writer:
             return [{"name": "client", "lark_grammar": client_grammar(shape)}]
         return []
 
-    def _free(self, marks: CallMarks, calls: str, rules: list[str]) -> str:
-        """Free text that may end in calls: it does not spell their opening, so that grammar and parser agree
-        where they begin. Models like to end with a line break behind their last call."""
-        calls = f"{calls} TAIL?"
-        rules.append("TAIL: /\\s{1,4}/")
-        first = "/(.|\\n)+/" if not marks.bare else "/\\s*[^\\s{\\[](.|\\n)*/"
+    def _free(self, reader: ReaderParams, calls: str, opened: str, rules: list[str]) -> str:
+        """Free text, or calls, or text and then calls (`opened`, without their opening tag).
+
+        The text spells nothing that opens a call, so that grammar and parser agree where one begins. Models
+        like to end with a line break behind their last call.
+        """
+        marks = self._dialect.calls
+        assert marks is not None
+        found = openings(self._dialect.layouts, Shapes(reader.tools).names)
+        fronts = "".join(re.escape(each.string) for each in found if not each.anywhere)
+        within = [each.string for each in found if each.anywhere]
+        first = f"/\\s*[^\\s{fronts}]{ANY}/" if fronts else "/(.|\\n)+/"
+        rules += ["TAIL: /\\s{1,4}/", f"TEXT: {first}{_without(within)}"]
         if not marks.open:
-            rules.append(f"TEXT: {first}")
-            return f"( {calls} | TEXT )?"
-        opening = pattern(marks.open)
-        rules.append(f"TEXT: {first} & ~/{ANY}{opening}{ANY}/")
-        if marks.bare:
-            return f"( TEXT? {self._spelled(marks.open)} {calls} | {calls} | TEXT )?"
+            return f"( {calls} TAIL? | TEXT )?"
         if self._token_id(marks.open) is not None:
-            return f"TEXT? ( {calls} )?"
-        # The opening is read as the end of the text, so the first call is written without one.
-        rules.append(f"opened[lazy]: /{ANY}{opening}/")
-        return f"( opened {calls.removeprefix(_quoted(marks.open))} | TEXT )?"
+            head = f"TEXT? {self._spelled(marks.open)}"
+        else:
+            # The opening is read as the end of the text.
+            others = [each for each in within if each != marks.open]
+            rules += [f"OPENED: /{ANY}{spelled(marks.open)}/{_without(others)}", "head[lazy]: OPENED"]
+            head = "head"
+        bare = f"{calls} TAIL? | " if marks.bare else ""
+        return f"( {bare}{head} {opened} TAIL? | TEXT )?"
 
     # -- a thought -------------------------------------------------------------------------------------------
 
     def _thought(self, reader: ReaderParams, rules: list[str]) -> str:
         """What may stand before everything else: the rest of a reasoning block, or one that the model opens.
 
-        The block's text may not spell the closing tag, so that grammar and parser agree where it ends.
+        The block's text may not spell a tag that ends it, so that grammar and parser agree where it does.
         """
         marks = self._dialect.reasoning
         if marks is None:
             return ""
-        close, after = pattern(marks.close), self._spelled(marks.after)
+        ends, after = list(marks.ends), self._spelled(marks.after)
         if self._token_id(marks.close) is None:
-            rules += [f"thought: until_close {after}", f"until_close[lazy]: /{ANY}{close}/"]
+            unwanted = _without(ends)
+            rules += [f"CLOSED: /{ANY}{spelled(marks.close)}/{unwanted}", "until_close[lazy]: CLOSED"]
+            rules.append(f"thought: until_close {after}")
         else:
-            rules += [
-                f"thought: THOUGHT {self._spelled(marks.close)} {after}",
-                f"THOUGHT: /{ANY}/ & ~/{ANY}{close}{ANY}/",
-            ]
+            rules.append(f"THOUGHT: /{ANY}/{_without([marks.close, *ends])}")
+            rules.append(f"thought: THOUGHT {self._spelled(marks.close)} {after}")
         if reader.starts_in == "reasoning":
             return "thought "
         rules.append(f"block: {self._spelled(marks.open)} thought")
@@ -141,29 +159,43 @@ class Writer:
     # -- calls -----------------------------------------------------------------------------------------------
 
     def _calls(
-        self, marks: CallMarks, tools: tuple[ToolShape, ...], max_calls: int | None, rules: list[str]
-    ) -> str:
+        self,
+        marks: CallMarks,
+        writer: ArgumentWriter,
+        tools: tuple[ToolShape, ...],
+        max_calls: int | None,
+        rules: list[str],
+    ) -> tuple[str, str, str]:
+        """The tag in front of all calls, the calls, and the tag behind them."""
         weigh([read_schema(tool.parameters) for tool in tools if len(tools) > 1])
         rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
         for index, tool in enumerate(tools):
-            before, arguments = self._spelled(_before(marks, tool.name)), _arguments(tool)
+            before = self._spelled(_before(marks, tool.name))
             rules += [
                 f"call_{index}: {before} arguments_{index} {self._spelled(marks.end)}",
-                f"arguments_{index}: %json {arguments}",
+                f"arguments_{index}: {_arguments(marks, writer, tool)}",
             ]
+        rules += writer.rules
         more = "*" if max_calls is None else f"{{0,{max_calls - 1}}}"
-        opening = "" if marks.bare else self._spelled(marks.open)
-        close, separator = self._spelled(marks.close), self._spelled(marks.separator)
+        opening, close, separator = map(self._spelled, (marks.open, marks.close, marks.separator))
         if marks.many:
             repeated = "" if max_calls == 1 else f" ({separator} call){more}"
             front, back = self._spelled(marks.front), self._spelled(marks.back)
-            return f"{opening} {front} call{repeated} {back} {close}"
-        repeated = "" if max_calls == 1 else f" ({separator} {opening} call {close}){more}"
-        return f"{opening} call {close}{repeated}"
+            return opening, f"{front} call{repeated} {back}", close
+        again = "" if marks.bare else opening
+        repeated = "" if max_calls == 1 else f" ({close} {separator} {again} call){more}"
+        return opening, f"call{repeated}", close
 
-    def _input(self, marks: CallMarks | None, tool: ToolShape) -> tuple[str, str]:
-        assert marks is not None and tool.input is not None
-        return f'{_before(marks, tool.name)}{{"input": "', client_grammar(tool.input)
+    def _input(self, marks: CallMarks, writer: ArgumentWriter, tool: ToolShape) -> Input:
+        assert tool.input is not None
+        before, grammar = _before(marks, tool.name), client_grammar(tool.input)
+        if marks.kind == "tags":
+            assert marks.parameters is not None
+            return Input(
+                before + writer.before("input"), grammar, marks.parameters.pad, marks.parameters.close
+            )
+        key = writer.before("input") if marks.kind == "python" else '{"input": '
+        return Input(f'{before}{key}"', grammar)
 
     def _spelled(self, text: str) -> str:
         """A fixed text: tags as their own tokens where the tokenizer has them (as encoding a rendered prompt
@@ -183,7 +215,7 @@ def client_grammar(shape: Shape) -> str:
     if shape.kind == "lark":
         return gbnf_to_lark(shape.source) if "::=" in shape.source else shape.source
     if shape.kind == "regex":
-        return f"start: /{_regex(shape.source)}/\n"
+        return f"start: /{whole(shape.source)}/\n"
     raise ConstraintError(f"a shape of kind {shape.kind!r} has no grammar")
 
 
@@ -192,32 +224,27 @@ def _before(marks: CallMarks, name: str) -> str:
     return f"{marks.before_name}{named}{marks.before_arguments}"
 
 
-def _arguments(tool: ToolShape) -> str:
-    """The schema of a tool's arguments; they are an object, whatever it leaves open."""
+def _arguments(marks: CallMarks, writer: ArgumentWriter, tool: ToolShape) -> str:
+    """A tool's arguments, in the form of the layout; they are an object, whatever its schema leaves open."""
     try:
         schema = read_schema(tool.parameters)
         kind = schema.get("type", "object")
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):
             raise ConstraintError(f"arguments must have type object, not {kind!r}")
         # Beside a reference to itself no other keyword may stand; what it refers to has the type.
-        return enforceable(schema if "$ref" in schema else {**schema, "type": "object"})
+        rewritten = rewrite(schema if "$ref" in schema else {**schema, "type": "object"})
+        if marks.kind in ("tags", "python"):
+            return writer.write(tool, rewritten)
+        return f"%json {written(rewritten)}"
     except ConstraintError as error:
         raise ConstraintError(str(error), tool=tool.name) from None
+
+
+def _without(strings: list[str]) -> str:
+    """A term of Lark that takes texts out in which one of these stands."""
+    return f" & ~/{ANY}({'|'.join(map(spelled, strings))}){ANY}/" if strings else ""
 
 
 def _quoted(text: str) -> str:
     """A Lark string; nothing for an empty one."""
     return json.dumps(text, ensure_ascii=False) if text else ""
-
-
-def _regex(pattern: str) -> str:
-    """A client's regex, which must match a whole text, between slashes."""
-    body = pattern.removeprefix("^")
-    if body.endswith("$") and not re.search(r"(?<!\\)(\\\\)*\\\$\Z", body):
-        body = body[:-1]
-    if (body != pattern or "^" in body) and "|" in body:
-        body = f"({body})"
-    return re.sub(r"\\.|/|\n", lambda each: _AS_LARK.get(each[0], each[0]), body, flags=re.DOTALL)
-
-
-_AS_LARK = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}

@@ -2,6 +2,11 @@
 
 Owns: the order of a step, token-level ends, and turning one row's failure into that row's error. Refuses to
 know: asyncio (it is handed a function to deliver to), text, devices.
+
+Where a runner can begin a step with tokens that only the device knows yet, the next forward is launched as
+soon as a draw is, and the draw is read and booked while it runs. That is done where nothing but those tokens
+is missing (see `_take_off`); a sequence that turns out to have ended has then computed one token for nothing.
+Draws, grammars and speculation see every token that came before, ahead or not.
 """
 
 from __future__ import annotations
@@ -11,20 +16,23 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine import exact
+from engine.assistant import open_assistant
 from engine.blocks import KVCache
 from engine.inbox import Abort, Call, Close, Command, Credit, Inbox, RowLogprobs, RowOutput, Submit
+from engine.masks import make_ahead, make_masks
 from engine.models import ModelSpec, load_model
-from engine.rows import Rows, StepPlan
-from engine.runner import Runner, StepResult, size_pools
+from engine.rows import Ints, Rows, StepPlan
+from engine.runner import Forwarded, Runner, StepResult, size_pools
 from engine.scheduler import Batch, Scheduler, Sequence
+from engine.speculation import ROOM, Guesser, Lookup, Speculation
 from engine.types import DeadlineExceeded, Done, RequestFailed
 
 if TYPE_CHECKING:
@@ -33,6 +41,15 @@ if TYPE_CHECKING:
     from engine.settings import EngineSettings
 
 Deliver = Callable[[list[RowOutput]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A decode step whose forward runs already: logits of these sequences, in this order."""
+
+    sequences: list[Sequence]
+    slots: Ints
+    forwarded: Forwarded
 
 
 class EngineLoop:
@@ -48,6 +65,7 @@ class EngineLoop:
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
         max_num_seqs: int,
+        speculation: Speculation,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -57,8 +75,12 @@ class EngineLoop:
         self._inbox = inbox
         self._deliver = deliver
         self._eos = frozenset(eos_token_ids)
+        self._speculation = speculation
         self._closed = False
+        self._flight: Flight | None = None
+        self._mask_width = -(-runner.vocab_size // 32)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-masks")
+        self._behind = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-slow-masks")
 
     @property
     def spec(self) -> ModelSpec:
@@ -66,7 +88,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Step until told to close; raises whatever a step raises."""
-        with torch.inference_mode(), self._beside:
+        with torch.inference_mode(), self._beside, self._behind:
             while self._obey_all():
                 if not self.step():
                     self.runner.progress.at = None
@@ -75,11 +97,18 @@ class EngineLoop:
     def step(self) -> bool:
         """One step; False when nothing could be computed."""
         outputs: list[RowOutput] = []
+        flight, self._flight = self._flight, None
+        if flight is None:
+            self._speculation.propose(self.scheduler.running)
+        forwarded = None
         with self.lock:
             for sequence in self.scheduler.expired(time.monotonic()):
                 self.scheduler.finish(sequence)
                 outputs.append(RowOutput(sequence.handle, error=DeadlineExceeded("the deadline passed")))
-            batch = self.scheduler.schedule()
+            if flight is not None:
+                batch, forwarded = self._land(flight)
+            if forwarded is None:
+                batch = self.scheduler.schedule()
         if batch is None:
             if outputs:
                 self._deliver(outputs)
@@ -91,19 +120,66 @@ class EngineLoop:
             if sequence.wants_prompt_logprobs
         ]
         plan = self.scheduler.rows.plan(self.scheduler.kv, batch.slots, batch.counts, wanted)
-        drawing = [batch.sequences[i] for i in np.flatnonzero(plan.drawing)]
+        drawing = [batch.sequences[i] for i in np.flatnonzero(plan.num_draws)]
         constrained = any(sequence.matcher is not None for sequence in drawing)
         # llguidance lets go of the interpreter, so masks are made while the model runs.
-        early = self._beside.submit(self._masks, drawing) if constrained else None
-        forwarded = self.runner.forward(plan)
-        mask_rows, masks, unmasked = self._masks(drawing) if early is None else early.result()
-        result = self.runner.draw(forwarded, plan, mask_rows, masks)
+        draws = plan.num_draws[plan.num_draws > 0].tolist()
+        early, masked = None, (drawing, draws, self.scheduler.rows, self._mask_width)
+        if forwarded is None:
+            early = self._beside.submit(make_masks, *masked) if constrained else None
+            forwarded = self.runner.forward(plan)
+        mask_rows, masks, unmasked = make_masks(*masked) if early is None else early.result()
+        if self.runner.launcher is None:
+            result = self.runner.draw(forwarded, plan, mask_rows, masks)
+        else:
+            launched = self.runner.launch_draw(forwarded, plan, mask_rows, masks)
+            self._flight = self._take_off(batch, plan)
+            result = self.runner.fetch(launched)
         result.failed.update(unmasked)
         with self.lock:
             self._settle(batch, plan, [i for i, _ in wanted], drawing, result, outputs)
         if outputs:
             self._deliver(outputs)
         return True
+
+    def _take_off(self, batch: Batch, plan: StepPlan) -> Flight | None:
+        """Launch the step behind this one, whose draws nobody has read yet, if they are all that it lacks.
+
+        Then every running sequence decodes, none waits, blocks are at hand and no drafts are to be expected.
+        Sequences that this step ends by their length, or that wait for their consumers, stay behind.
+        """
+        scheduler, rows = self.scheduler, self.scheduler.rows
+        with self.lock:
+            if scheduler.num_waiting or len(batch.sequences) < len(scheduler.running):
+                return None
+            if any(sequence.slow for sequence in batch.sequences):
+                return None
+            if (plan.num_draws != 1).any() or len(plan.prompt_targets):
+                return None
+            lengths = (rows.num_tokens[batch.slots] + 1).tolist()
+            going = [
+                i
+                for i, (sequence, length) in enumerate(zip(batch.sequences, lengths, strict=True))
+                if length < sequence.limit and sequence.credit > 1
+            ]
+            sequences, slots = [batch.sequences[i] for i in going], batch.slots[going]
+            if not going or not self._speculation.rests(sequences):
+                return None
+            for i in going:
+                if not scheduler.kv.grow(int(batch.slots[i]), lengths[i]):
+                    return None
+            behind = rows.plan_behind(scheduler.kv, slots, np.array(going))
+        return Flight(sequences, slots, self.runner.forward(behind))
+
+    def _land(self, flight: Flight) -> tuple[Batch | None, Forwarded | None]:
+        """The batch of a flight's sequences that go on, and their logits; None where there are none."""
+        left = [i for i, sequence in enumerate(flight.sequences) if sequence.slot == flight.slots[i]]
+        if not left:
+            return None, None
+        batch = Batch([flight.sequences[i] for i in left], flight.slots[left], np.ones(len(left), np.int64))
+        if len(left) == len(flight.sequences):
+            return batch, flight.forwarded
+        return batch, self.runner.narrow(flight.forwarded, left)
 
     # -- commands --------------------------------------------------------------------------------------------
 
@@ -128,6 +204,10 @@ class EngineLoop:
             self._obey(self._inbox.get())
         return not self._closed
 
+    def _wake(self) -> None:
+        """End a `_wait`, from any thread."""
+        self._inbox.put(Call(lambda: None))
+
     def _wait(self) -> None:
         """Sleep until a command comes or a deadline passes."""
         deadline = self.scheduler.next_deadline
@@ -136,21 +216,6 @@ class EngineLoop:
             self._obey(self._inbox.get(timeout=timeout))
 
     # -- a step's parts --------------------------------------------------------------------------------------
-
-    def _masks(self, drawing: list[Sequence]) -> tuple[NDArray[np.int64], NDArray[np.int32], dict[int, str]]:
-        """Token masks of the rows under a grammar, and why a row could not have one."""
-        rows = [row for row, sequence in enumerate(drawing) if sequence.matcher is not None]
-        masks = np.zeros((len(rows), -(-self.runner.vocab_size // 32)), np.int32)
-        failed = {}
-        for mask, row in zip(masks, rows, strict=True):
-            matcher = drawing[row].matcher
-            assert matcher is not None
-            try:
-                matcher.fill(mask)
-            except Exception as error:  # one grammar's failure is that row's
-                mask[:] = -1
-                failed[row] = f"the grammar failed: {error}"
-        return np.array(rows, np.int64), masks, failed
 
     def _settle(
         self,
@@ -167,48 +232,69 @@ class EngineLoop:
         for i, count in zip(scored, plan.prompt_counts, strict=True):
             batch.sequences[i].prompt_logprobs += result.prompt_logprobs[at : at + count]
             at += count
-        scheduler.computed(batch)
-        slots = batch.slots[plan.drawing]
-        rows.append(slots, result.ids)
-        num_tokens = rows.num_tokens[slots].tolist()
-        for row, (sequence, token) in enumerate(zip(drawing, result.ids.tolist(), strict=True)):
-            logprobs = result.logprobs.get(row)
-            output = self._output(sequence, token, num_tokens[row], logprobs, result.failed.get(row))
+        draws = plan.num_draws[plan.num_draws > 0]
+        slots = batch.slots[plan.num_draws > 0]
+        known = rows.num_tokens[slots].tolist()
+        added = rows.append(slots, result.ids, draws)
+        rejected = np.zeros_like(batch.counts)
+        rejected[plan.num_draws > 0] = draws - added
+        scheduler.computed(batch, rejected)
+        if len(result.ids) > len(drawing):
+            scheduler.counters.drafts += int(draws.sum()) - len(draws)
+            scheduler.counters.drafts_accepted += int(added.sum()) - len(added)
+            self._speculation.learn(slots, draws - 1, added - 1)
+        ids, first = result.ids.tolist(), 0
+        parts = zip(drawing, known, draws.tolist(), added.tolist(), strict=True)
+        for sequence, num_tokens, num_draws, num_added in parts:
+            behind, end = first + num_added, first + num_draws
+            output = self._output(sequence, num_tokens, ids, range(first, behind), result)
             outputs.append(output)
             if output.error is not None:
-                self.runner.clear(scheduler.finish(sequence, forget=True) or [[] for _ in self.runner.pools])
+                self._clear(scheduler.finish(sequence, forget=True))
             elif output.finish is not None:
                 scheduler.finish(sequence)
+            elif result.failed and not result.failed.keys().isdisjoint(range(behind, end)):
+                # what a guess that never came true left in the cache must not reach the next token as NaN
+                self._clear(scheduler.preempt(sequence, forget=True))
+            if sequence.slow and output.error is None and output.finish is None:
+                make_ahead(sequence, self._mask_width, self._behind, self._wake)
+            first = end
+
+    def _clear(self, blocks: list[list[int]]) -> None:
+        self.runner.clear(blocks or [[] for _ in self.runner.pools])
 
     def _output(
-        self,
-        sequence: Sequence,
-        token: int,
-        num_tokens: int,
-        logprobs: RowLogprobs | None,
-        failure: str | None,
+        self, sequence: Sequence, num_tokens: int, ids: list[int], drawn: range, result: StepResult
     ) -> RowOutput:
-        """What one drawn token means for its row; `num_tokens` counts it."""
-        cached = prompt_logprobs = None
+        """What its draws mean for a sequence of `num_tokens`; `drawn` says where they are among `ids`."""
+        cached = prompt_logprobs = finish = failure = None
         if not sequence.first_sent:
             if sequence.wants_prompt_logprobs:
                 prompt_logprobs = tuple(sequence.prompt_logprobs)
             sequence.first_sent = True
             cached = sequence.cached_tokens
-        finish = None
-        if failure is None:
-            try:
-                finish = self._end(sequence, token, num_tokens)
-            except Exception as error:  # one grammar's failure is that row's
-                failure = f"the grammar failed: {error}"
-        if failure is not None:
-            return RowOutput(sequence.handle, error=RequestFailed(failure), cached_tokens=cached)
-        if num_tokens > sequence.limit:  # max_tokens is 0: the prompt alone was wanted
-            return RowOutput(sequence.handle, (), finish, (), None, cached, prompt_logprobs)
-        sequence.credit -= 1
-        self.scheduler.counters.output_tokens += 1
-        own = () if logprobs is None else (logprobs,)
-        return RowOutput(sequence.handle, (token,), finish, own, None, cached, prompt_logprobs)
+        token_ids: list[int] = []
+        for row in drawn:
+            num_tokens += 1
+            failure = result.failed.get(row)
+            if failure is None:
+                try:
+                    finish = self._end(sequence, ids[row], num_tokens)
+                except Exception as error:  # one grammar's failure is that row's
+                    failure = f"the grammar failed: {error}"
+            if failure is not None:
+                break
+            if num_tokens <= sequence.limit:  # else max_tokens is 0: the prompt alone was wanted
+                token_ids.append(ids[row])
+            if finish is not None:
+                break
+        sequence.credit -= len(token_ids)
+        self.scheduler.counters.output_tokens += len(token_ids)
+        logprobs: tuple[RowLogprobs, ...] = ()
+        if drawn.start in result.logprobs:
+            logprobs = tuple(result.logprobs[row] for row in drawn[: len(token_ids)])
+        failed = None if failure is None else RequestFailed(failure)
+        return RowOutput(sequence.handle, tuple(token_ids), finish, logprobs, failed, cached, prompt_logprobs)
 
     def _end(self, sequence: Sequence, token: int, num_tokens: int) -> Done | None:
         if num_tokens > sequence.limit:
@@ -229,6 +315,7 @@ def build_loop(
     settings: EngineSettings,
     folder: Path,
     *,
+    draft_folder: Path | None = None,
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
     inbox: Inbox,
@@ -249,6 +336,7 @@ def build_loop(
             dtype=settings.dtype,
             device=device,
             max_model_len=settings.max_model_len,
+            quantization=settings.quantization,
             deterministic=settings.deterministic,
         )
         num_blocks, max_model_len = size_pools(
@@ -267,6 +355,8 @@ def build_loop(
             block_size=settings.block_size,
             vocab_size=min(vocab_size, model.spec.vocab_size),
             device=device,
+            max_seqs=max_num_seqs,
+            max_len=max_model_len,
             num_threads=settings.num_threads,
             deterministic=settings.deterministic,
         )
@@ -282,6 +372,16 @@ def build_loop(
         max_undelivered=settings.max_undelivered,
         eos_token_ids=eos_token_ids,
     )
+    guesser: Guesser = Lookup(settings.max_ngram_size)
+    if draft_folder is not None:
+        guesser = open_assistant(
+            draft_folder,
+            runner,
+            rows,
+            settings=settings,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+        )
     return EngineLoop(
         runner,
         scheduler,
@@ -290,4 +390,7 @@ def build_loop(
         eos_token_ids=eos_token_ids,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
+        speculation=Speculation(
+            rows, guesser, num_assistant_tokens=settings.num_assistant_tokens, room=ROOM[device.type]
+        ),
     )

@@ -40,13 +40,22 @@ class ReasoningMarks:
 
 @dataclass(frozen=True, slots=True)
 class ParameterMarks:
-    """How a call of kind "tags" writes one argument: `open KEY key_close [value_open] VALUE close`."""
+    """How a call of kind "tags" writes one argument: `open KEY key_close gap value_open pad VALUE pad close
+    after`.
+
+    Read: white space for `gap` and `after`, KEY in quotes or not. With `strip` one line break at either end
+    of VALUE belongs to the layout, whether or not it is written (`pad`).
+    """
 
     open: str
     key_close: str
     value_open: str
     close: str
-    strip: bool  # one line break at either end of VALUE belongs to the layout
+    strip: bool
+    quoted: bool = False  # KEY is written in quotes
+    gap: str = ""
+    pad: str = ""
+    after: str = "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +67,9 @@ class CallMarks:
 
     Written: the template prints `lead` between text and the first call. One call is `before_name NAME
     before_arguments ARGUMENTS end`, NAME being a JSON string where `quoted`, and ARGUMENTS JSON with the
-    separators ", " and ": ". With `many` that is `open front CALL separator CALL ... back close`, else `open
-    CALL close separator open CALL close ...`. A `bare` layout is written without `open`.
+    separators ", " and ": ", arguments as `parameters` has them one after another, or `key=JSON` with ", ".
+    With `many` that is `open front CALL separator CALL ... back close`, else `open CALL close separator open
+    CALL close ...`. A `bare` layout is written without `open` and `close`.
 
     Read: more forgiving than written. Any white space and any order of keys; calls of the kinds "object" and
     "python" may stand in brackets; `each_open` and `each_close` stand around each call where a kind needs
@@ -91,11 +101,6 @@ class CallMarks:
     header: str = ""  # "named": regex of what stands between `each_open` and the arguments; NAME is its group
     inner: tuple[str, ...] = ()  # tags that `header` looks for
     parameters: ParameterMarks | None = None  # "tags"
-
-    @property
-    def json(self) -> bool:
-        """Whether the arguments are written as JSON, in one piece."""
-        return self.kind in ("object", "named")
 
     @property
     def tags(self) -> frozenset[str]:
@@ -185,9 +190,9 @@ class Dialect:
         return (self.calls, *self.also) if self.calls is not None else self.also
 
     @property
-    def forces_calls(self) -> bool:
-        """Whether a grammar can be written that enforces calls: their arguments must be JSON."""
-        return self.calls is not None and self.calls.json
+    def typed(self) -> bool:
+        """Whether how a turn is read depends on the tools that were offered."""
+        return any(layout.bare or layout.kind in ("tags", "python") for layout in self.layouts)
 
     @property
     def tags(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from engine.calls import MAX_HEADER, Status
-from engine.values import Shapes, literal, unescaped, written
+from engine.values import Shapes, unescaped, value_of, written
 
 
 class PythonScanner:
@@ -148,7 +148,7 @@ class PythonScanner:
             else:
                 key = ""
             try:
-                value = written(literal(source[match.end() if match else 0 :]))
+                value = value_of(source[match.end() if match else 0 :])
             except (ValueError, RecursionError):
                 key = ""
             if not key:
@@ -157,6 +157,18 @@ class PythonScanner:
             self._begin(key)
             self._arguments.append(value)
         self._close(last=last)
+
+
+def reads_name(name: str) -> bool:
+    """Whether a tool of this name can be called."""
+    match = _HEADER.fullmatch(f"{name}(")
+    return match is not None and match[1] == name and len(name) < MAX_HEADER
+
+
+def reads_key(key: str) -> bool:
+    """Whether an argument of this name can be given."""
+    match = _KEYWORD.fullmatch(f"{key}=")
+    return match is not None and match[1] == key
 
 
 # Prompts show calls inside a print, or as a method of an object that holds the tools.

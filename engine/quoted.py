@@ -7,6 +7,7 @@ it as it was generated. Refuses to know: calls, dialects, what stands around the
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -82,6 +83,12 @@ class QuotedText:
         self._vocabulary = vocabulary
         self._escaping = False
         self.closed = False
+
+    def fork(self) -> QuotedText:
+        """Another one at the same place."""
+        other = copy.copy(self)
+        other._inner = self._inner.deep_copy()
+        return other
 
     def narrow(self, mask: Mask) -> None:
         """Take from the tokens that JSON allows those that the grammar does not."""

@@ -1,12 +1,13 @@
 """The running sequences as arrays, and the step plan cut from them.
 
-Owns: one slot (array row) per running sequence with its tokens, counters and sampling numbers, and the
-vectorised building of a `StepPlan`, so that a step costs no Python per token. Refuses to know: torch, queues,
-who runs when.
+Owns: one slot (array row) per running sequence with its tokens, counters and sampling numbers, the
+vectorised building of a `StepPlan`, so that a step costs no Python per token, and which of a step's draws
+count where drafts were checked. Refuses to know: torch, queues, who runs when, where drafts come from.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import struct
 from collections.abc import Sequence as Seq
@@ -59,6 +60,9 @@ class DrawPlan:
 class StepPlan:
     """One forward and one draw, as plain arrays: B sequences, T tokens in all, R rows that draw.
 
+    A draft is a guess at a token to come, computed behind the tokens that are known: the draw at each tells
+    whether the next guess was right.
+
     `block_tables` (one [B, W] a layer group), `slot_blocks` and `slot_offsets` ([T], where each token's KV
     goes). `logits_at` [R + P]: token indices; the first R draw, the others are prompt tokens whose successors
     `prompt_targets` [P] are scored, with `prompt_top` alternatives.
@@ -71,7 +75,7 @@ class StepPlan:
     block_tables: tuple[NDArray[np.int32], ...]
     slot_blocks: tuple[Ints, ...]
     slot_offsets: Ints
-    drawing: NDArray[np.bool_]  # [B]: sequences whose last token is computed here
+    num_draws: Ints  # [B]: 1 where a sequence's last token is computed, and 1 more for each draft; else 0
     logits_at: Ints
     draw: DrawPlan
     prompt_targets: Ints
@@ -83,10 +87,16 @@ class Rows:
     """Arrays with one row a slot."""
 
     def __init__(self, max_seqs: int, max_len: int) -> None:
-        self.tokens = np.empty((max_seqs, max_len), np.int32)  # pages are only touched where tokens are
+        # drafts stand behind a row's `num_tokens`; pages are only touched where tokens are
+        self.tokens = np.empty((max_seqs, max_len), np.int32)
         self.num_tokens = np.zeros(max_seqs, np.int64)
         self.num_prompt = np.zeros(max_seqs, np.int64)
         self.num_computed = np.zeros(max_seqs, np.int64)
+        self.num_drafts = np.zeros(max_seqs, np.int64)
+        self.tenure = np.zeros(max_seqs, np.int64)  # grows whenever a slot changes hands
+        self.max_drafts = np.full(max_seqs, -1, np.int64)  # at once; -1: as many as the engine makes
+        self.max_ngram = np.full(max_seqs, -1, np.int64)
+        self.confidence = np.full(max_seqs, -1, np.float32)
         self.temperature = np.zeros(max_seqs, np.float32)
         self.top_k = np.zeros(max_seqs, np.int64)
         self.top_p = np.ones(max_seqs, np.float32)
@@ -103,6 +113,14 @@ class Rows:
         self.stops: dict[int, Ints] = {}
         self._free = list(range(max_seqs - 1, -1, -1))
 
+    def twin(self) -> Rows:
+        """The same sequences as another model sees them: what it knows and computed of each is its own."""
+        other = copy.copy(self)
+        other.num_tokens = np.zeros_like(self.num_tokens)
+        other.num_computed = np.zeros_like(self.num_computed)
+        other.tenure = self.tenure.copy()
+        return other
+
     @property
     def num_free(self) -> int:
         return len(self._free)
@@ -117,6 +135,11 @@ class Rows:
         self.num_tokens[slot] = len(tokens)
         self.num_prompt[slot] = len(request.prompt_ids)
         self.num_computed[slot] = 0
+        self.num_drafts[slot] = 0
+        self.tenure[slot] += 1
+        self.max_drafts[slot] = _or_unset(sampling.num_assistant_tokens)
+        self.max_ngram[slot] = _or_unset(sampling.max_ngram_size)
+        self.confidence[slot] = _or_unset(sampling.assistant_confidence_threshold)
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = max(0, sampling.top_k)
         self.top_p[slot] = sampling.top_p
@@ -137,14 +160,33 @@ class Rows:
 
     def give_back(self, slot: int) -> None:
         """Free a slot."""
+        self.tenure[slot] += 1
         self.bias.pop(slot, None)
         self.stops.pop(slot, None)
         self._free.append(slot)
 
-    def append(self, slots: Ints, ids: Ints) -> None:
-        """Add one drawn token to each slot."""
-        self.tokens[slots, self.num_tokens[slots]] = ids
-        self.num_tokens[slots] += 1
+    def append(self, slots: Ints, ids: Ints, num_draws: Ints | None = None) -> Ints:
+        """Add to each slot what was drawn for it: one token, and one more for every draft that came true.
+
+        ids: the draws of all slots, `num_draws[i]` (by default 1) of `slots[i]`, in turn. Returns how many of
+        each were added: those up to the first that differs from the draft in its place. The others were drawn
+        behind a token that never came.
+        """
+        if num_draws is None:
+            num_draws = np.ones(len(slots), np.int64)
+        row_of, ahead = ragged(num_draws)
+        row_slots, at = slots[row_of], self.num_tokens[slots][row_of] + ahead
+        differs = self.tokens[row_slots, at] != ids
+        ends = np.cumsum(num_draws)
+        differs[ends - 1] = True  # no draft stands there
+        firsts = ends - num_draws
+        breaks = np.flatnonzero(differs)
+        added: Ints = breaks[np.searchsorted(breaks, firsts)] - firsts + 1
+        kept = ahead < added[row_of]
+        self.tokens[row_slots[kept], at[kept]] = ids[kept]
+        self.num_tokens[slots] += added
+        self.num_drafts[slots] = 0
+        return added
 
     def plan(
         self, kv: KVCache, slots: Ints, counts: Ints, prompt_logprobs: Seq[tuple[int, int]] = ()
@@ -162,7 +204,8 @@ class Rows:
         width = -(-int(seq_lens.max()) // kv.block_size)
         tables = tuple(table[slots, :width] for table in kv.tables)
         block_index, offsets = np.divmod(positions, kv.block_size)
-        drawing = seq_lens == self.num_tokens[slots]
+        num_draws = np.maximum(0, seq_lens - self.num_tokens[slots] + 1)
+        drawing, ahead = ragged(num_draws)
         scored, targets, prompt_counts = self._prompt_targets(slots, query_start, prompt_logprobs)
         return StepPlan(
             token_ids=self.tokens[slots[row_of], positions].astype(np.int64),
@@ -172,12 +215,39 @@ class Rows:
             block_tables=tables,
             slot_blocks=tuple(table[row_of, block_index].astype(np.int64) for table in tables),
             slot_offsets=offsets,
-            drawing=drawing,
-            logits_at=np.concatenate((query_start[1:][drawing] - 1, scored)),
-            draw=self._draw_plan(slots[drawing]),
+            num_draws=num_draws,
+            logits_at=np.concatenate((query_start[1:][drawing] - num_draws[drawing] + ahead, scored)),
+            draw=self.draw_plan(slots[drawing], ahead),
             prompt_targets=targets,
             prompt_counts=prompt_counts,
             prompt_top=max((top for _, top in prompt_logprobs), default=0),
+        )
+
+    def plan_behind(self, kv: KVCache, slots: Ints, drawn: Ints) -> StepPlan:
+        """The forward that computes one token more for each slot, before the host knows which.
+
+        The token is named by -1 - its row in the draw that makes it, `drawn[i]` for `slots[i]`; blocks for it
+        are at hand. The plan has no draws: `plan` makes them once the token is known.
+        """
+        positions = self.num_tokens[slots]
+        width = -(-int(positions.max() + 1) // kv.block_size)
+        tables = tuple(table[slots, :width] for table in kv.tables)
+        block_index, offsets = np.divmod(positions, kv.block_size)
+        rows, none = np.arange(len(slots)), np.zeros(0, np.int64)
+        return StepPlan(
+            token_ids=-1 - drawn,
+            positions=positions,
+            query_start=np.arange(len(slots) + 1),
+            seq_lens=positions + 1,
+            block_tables=tables,
+            slot_blocks=tuple(table[rows, block_index].astype(np.int64) for table in tables),
+            slot_offsets=offsets,
+            num_draws=np.zeros(len(slots), np.int64),
+            logits_at=rows,
+            draw=self.draw_plan(none, none),
+            prompt_targets=none,
+            prompt_counts=(),
+            prompt_top=0,
         )
 
     def _prompt_targets(
@@ -192,11 +262,12 @@ class Rows:
             targets.append(self.tokens[slot, start + 1 : start + 1 + count].astype(np.int64))
         return np.concatenate(at), np.concatenate(targets), tuple(len(own) for own in targets[1:])
 
-    def _draw_plan(self, slots: Ints) -> DrawPlan:
-        draw_index = self.num_tokens[slots] - self.num_prompt[slots]
+    def draw_plan(self, slots: Ints, ahead: Ints) -> DrawPlan:
+        """How to draw for each of `slots`, behind `ahead` of its drafts."""
+        draw_index = self.num_tokens[slots] + ahead - self.num_prompt[slots]
         bias_rows, bias_ids, bias_values = self._biases(slots, draw_index)
         penalized = np.flatnonzero(self.is_penalized[slots])
-        history_rows, history_ids, is_output = self._histories(slots[penalized])
+        history_rows, history_ids, is_output = self._histories(slots[penalized], ahead[penalized])
         return DrawPlan(
             temperature=self.temperature[slots],
             top_k=self.top_k[slots],
@@ -231,8 +302,8 @@ class Rows:
             values.append(np.full(len(stops), -np.inf, np.float32))
         return np.concatenate(rows), np.concatenate(ids), np.concatenate(values)
 
-    def _histories(self, slots: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-        lengths = self.num_tokens[slots]
+    def _histories(self, slots: Ints, ahead: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+        lengths = self.num_tokens[slots] + ahead
         rows = np.repeat(np.arange(len(slots)), lengths)
         parts = [
             self.tokens[slot, :length] for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True)
@@ -243,10 +314,20 @@ class Rows:
         return rows, ids, is_output
 
 
+def ragged(counts: Ints) -> tuple[Ints, Ints]:
+    """Rows of `counts` entries each, flattened: for every entry its row, and its place in it."""
+    row_of = np.repeat(np.arange(len(counts)), counts)
+    return row_of, np.arange(len(row_of)) - (np.cumsum(counts) - counts)[row_of]
+
+
 def noise_key(seed: int, choice: int, generation: int) -> int:
     """The 64-bit base key of one generation's draws, as a signed integer."""
     data = struct.pack("<QQQ", seed & (2**64 - 1), choice & (2**64 - 1), generation & (2**64 - 1))
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def _or_unset(value: float | None) -> float:
+    return -1 if value is None else value
 
 
 def _is_penalized(sampling: SamplingParams) -> bool:

@@ -18,13 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine import exact, sampler
-from engine.attention import GroupStep, Workspace, make_tiles, paged_attention, write_kv
+from engine.attention import GroupStep, Workspace, make_tiles, new_pool, paged_attention, write_kv
 from engine.inbox import RowLogprobs
+from engine.kernels.launch import Launcher, kernels_for
 from engine.models import Model
 from engine.rows import StepPlan
 from engine.types import LoadError
 
-SMALL_STEP = 2_000_000_000  # floating point operations; some 20 ms of one core
+SMALL_STEP_S = 0.02  # of one core, which computes and reads about so much a second:
+OPERATIONS_PER_S = 1e11
+BYTES_PER_S = 3e10
 
 
 @dataclass(slots=True)
@@ -46,11 +49,30 @@ class StepResult:
     prompt_logprobs: list[RowLogprobs]
 
 
+Scores = tuple[Tensor, Tensor, Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Forwarded:
     """A launched forward: logits [R + P, V] on the device."""
 
     logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A launched draw, and the scores of prompt tokens; all of it is on the host once `ready` has come.
+
+    `numbers` [3, R]: ids, highest raw logits, whether any token was allowed. `logprobs` of the rows
+    `logprob_rows`, and `scores` of `targets`: as `sampler.score` gives them.
+    """
+
+    numbers: Tensor
+    logprob_rows: NDArray[np.int64]
+    logprobs: Scores | None
+    targets: NDArray[np.int64]
+    scores: Scores | None
+    ready: torch.cuda.Event | None
 
 
 class StepAttention:
@@ -91,10 +113,14 @@ class Runner:
         block_size: int,
         vocab_size: int,
         device: torch.device,
+        max_seqs: int,
+        max_len: int,
         num_threads: int | None = None,
         deterministic: bool = False,
     ) -> None:
-        """`num_threads` of torch for every step; None: one for steps too small to share, torch's own else.
+        """`max_seqs` sequences of up to `max_len` tokens: what decode steps are captured for, on a GPU.
+
+        `num_threads` of torch for every step; None: one for steps too small to share, torch's own else.
 
         `deterministic`: see `exact`.
         """
@@ -111,13 +137,24 @@ class Runner:
         self.pools: list[Tensor] = []
         views: dict[int, tuple[int, Tensor, Tensor]] = {}
         for g, (group, count) in enumerate(zip(spec.groups, num_blocks, strict=True)):
-            # one block is contiguous over all layers of its group: it can move between tiers in one piece
-            shape = (count, len(group.layers), 2, block_size, group.num_kv_heads, group.head_dim)
-            pool = _zeros(shape, spec.dtype, device)
+            sizes = (len(group.layers), block_size, group.num_kv_heads, group.head_dim)
+            pool = new_pool(count, *sizes, spec.dtype, device)
             self.pools.append(pool)
             for i, layer in enumerate(group.layers):
                 views[layer] = (g, pool[:, i, 0], pool[:, i, 1])
         self.layers = [views[layer] for layer in sorted(views)]
+        kernels = None if deterministic else kernels_for(device)
+        self.launcher: Launcher | None = None
+        if kernels is not None:
+            self.launcher = Launcher(
+                model,
+                self.layers,
+                kernels,
+                block_size=block_size,
+                max_seqs=max_seqs,
+                max_len=max_len,
+                device=device,
+            )
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Launch the model over a plan; its KV is in the cache afterwards."""
@@ -132,6 +169,8 @@ class Runner:
     def _compute(self, plan: StepPlan) -> Tensor:
         if self.device.type == "cpu":
             torch.set_num_threads(self.num_threads or self.threads_for(len(plan.token_ids)))
+        if self.launcher is not None:
+            return self.launcher.compute(plan)[:, : self.vocab_size]
         attention = StepAttention(self, [self._group_step(plan, g) for g in range(len(self.pools))])
         logits = self.model.forward(
             self._move(plan.token_ids), self._move(plan.positions), attention, self._move(plan.logits_at)
@@ -142,21 +181,47 @@ class Runner:
         self, forwarded: Forwarded, plan: StepPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
     ) -> StepResult:
         """Draw the plan's tokens and fetch them; `masks` as in `sampler.draw`."""
-        count = len(plan.draw.temperature)
-        logits = forwarded.logits
-        if not len(logits):
-            return StepResult(np.zeros(0, np.int64), {}, {}, [])
-        alone = self.deterministic
-        drawn = sampler.draw(logits[:count], plan.draw, mask_rows, masks, alone=alone) if count else None
-        prompt = []
+        return self.fetch(self.launch_draw(forwarded, plan, mask_rows, masks))
+
+    def launch_draw(
+        self, forwarded: Forwarded, plan: StepPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
+    ) -> Drawing:
+        """Launch the plan's draw; a forward launched behind it may name a drawn token by -1 - its row."""
+        count, logits, alone = len(plan.draw.temperature), forwarded.logits, self.deterministic
+        numbers, logprob_rows, logprobs, scores = torch.empty(3, 0), np.zeros(0, np.int64), None, None
         if len(plan.prompt_targets):
             targets = self._move(plan.prompt_targets)
-            scored = sampler.score(logits[count:], targets, plan.prompt_top, alone=alone)
-            prompt = _fetch_logprobs(plan.prompt_targets, *scored)
-        if drawn is None:
-            return StepResult(np.zeros(0, np.int64), {}, {}, prompt)
-        ids = drawn.ids.cpu().numpy()
-        return StepResult(ids, _failures(drawn), _row_logprobs(drawn, ids), prompt)
+            scores = _home(sampler.score(logits[count:], targets, plan.prompt_top, alone=alone))
+        if count:
+            pick = None if self.launcher is None else self.launcher.kernels.pick
+            drawn = sampler.draw(logits[:count], plan.draw, mask_rows, masks, alone=alone, pick=pick)
+            if self.launcher is not None:
+                self.launcher.remember(drawn.ids)
+            allowed = torch.ones_like(drawn.peak) if drawn.allowed is None else drawn.allowed
+            numbers = torch.stack((drawn.ids.double(), drawn.peak.double(), allowed.double()))
+            numbers = numbers.to("cpu", non_blocking=True)
+            logprob_rows = drawn.logprob_rows
+            if drawn.logprobs is not None and drawn.top_ids is not None and drawn.top_logprobs is not None:
+                logprobs = _home((drawn.logprobs, drawn.top_ids, drawn.top_logprobs))
+        ready = None
+        if self.device.type == "cuda":
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+        return Drawing(numbers, logprob_rows, logprobs, plan.prompt_targets, scores, ready)
+
+    def fetch(self, drawing: Drawing) -> StepResult:
+        """Wait for a draw and read it."""
+        if drawing.ready is not None:
+            drawing.ready.synchronize()
+        ids, peak, allowed = drawing.numbers.numpy()
+        ids = ids.astype(np.int64)
+        rows = drawing.logprob_rows
+        logprobs = dict(zip(rows.tolist(), _read(ids[rows], drawing.logprobs), strict=True))
+        return StepResult(ids, _failures(peak, allowed), logprobs, _read(drawing.targets, drawing.scores))
+
+    def narrow(self, forwarded: Forwarded, rows: Sequence[int]) -> Forwarded:
+        """The logits of some rows of a forward."""
+        return Forwarded(forwarded.logits[self._move(np.array(rows, np.int64))])
 
     def clear(self, blocks: Sequence[Sequence[int]]) -> None:
         """Zero blocks, by group: what a failed row leaves behind must not reach its next owner as NaN."""
@@ -170,8 +235,10 @@ class Runner:
         Small operations gain little from a second core, and lose a scheduler's time slice at each of their
         barriers when that core is busy (with this process's own asyncio loop, say).
         """
-        operations = 2 * num_tokens * self.model.spec.num_parameters
-        return 1 if operations < SMALL_STEP else self._most_threads
+        spec = self.model.spec
+        computing = 2 * num_tokens * spec.num_parameters / OPERATIONS_PER_S
+        reading = spec.num_parameters * spec.dtype.itemsize / BYTES_PER_S
+        return 1 if max(computing, reading) < SMALL_STEP_S else self._most_threads
 
     def _group_step(self, plan: StepPlan, g: int) -> GroupStep:
         group, pool = self.model.spec.groups[g], self.pools[g]
@@ -180,6 +247,7 @@ class Runner:
                 plan.block_tables[g],
                 plan.positions,
                 block_size=self.block_size,
+                num_kv_heads=group.num_kv_heads,
                 window=group.window,
                 dtype=pool.dtype,
                 move=self._move,
@@ -190,6 +258,7 @@ class Runner:
                 plan.query_start,
                 plan.seq_lens,
                 block_size=self.block_size,
+                num_kv_heads=group.num_kv_heads,
                 window=group.window,
                 block_bytes=self.block_size * group.num_kv_heads * group.head_dim * pool.element_size(),
                 dtype=pool.dtype,
@@ -209,39 +278,24 @@ class Runner:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy's zeros are the system's untouched pages: a large pool costs memory only where it is used
-    size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
-    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
+def _home(scores: Scores) -> Scores:
+    """On their way to the host."""
+    chosen, top_ids, top = (part.to("cpu", non_blocking=True) for part in scores)
+    return chosen, top_ids, top
 
 
-def _fetch_logprobs(
-    token_ids: NDArray[np.int64], chosen: Tensor, top_ids: Tensor, top: Tensor
-) -> list[RowLogprobs]:
-    rows = zip(token_ids.tolist(), chosen.tolist(), top_ids.tolist(), top.tolist(), strict=True)
+def _read(token_ids: NDArray[np.int64], scores: Scores | None) -> list[RowLogprobs]:
+    if scores is None:
+        return []
+    rows = zip(token_ids.tolist(), *(part.tolist() for part in scores), strict=True)
     return [RowLogprobs(token_id, own, tuple(ids), tuple(values)) for token_id, own, ids, values in rows]
 
 
-def _row_logprobs(drawn: sampler.Drawn, ids: NDArray[np.int64]) -> dict[int, RowLogprobs]:
-    if drawn.logprobs is None or drawn.top_ids is None or drawn.top_logprobs is None:
-        return {}
-    rows = drawn.logprob_rows
-    fetched = _fetch_logprobs(ids[rows], drawn.logprobs, drawn.top_ids, drawn.top_logprobs)
-    return dict(zip(rows.tolist(), fetched, strict=True))
-
-
-def _failures(drawn: sampler.Drawn) -> dict[int, str]:
-    failed = {}
-    finite = torch.isfinite(drawn.peak)
-    if not bool(finite.all()):
-        for row in torch.nonzero(~finite)[:, 0].tolist():
-            failed[row] = "the model produced logits that are not finite"
-    if drawn.allowed is not None and not bool(drawn.allowed.all()):
-        for row in torch.nonzero(~drawn.allowed)[:, 0].tolist():
-            failed.setdefault(row, "grammar, bans and min_tokens together allow no token")
-    return failed
+def _failures(peak: NDArray[np.float64], allowed: NDArray[np.float64]) -> dict[int, str]:
+    banned = "grammar, bans and min_tokens together allow no token"
+    failed = dict.fromkeys(np.flatnonzero(allowed == 0).tolist(), banned)
+    infinite = np.flatnonzero(~np.isfinite(peak)).tolist()
+    return failed | dict.fromkeys(infinite, "the model produced logits that are not finite")
 
 
 # ------------------------------------------------------------------------------------------------------------

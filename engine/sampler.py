@@ -10,6 +10,7 @@ was filtered away.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 from engine.rows import DrawPlan
 
 _CANDIDATES = (64, 1024)  # sizes tried, in turn, for the set that top-k and top-p leave, before a full sort
+Pick = Callable[[Tensor, DrawPlan], Tensor]
 _NOISE_ELEMENTS = 1 << 18  # noise is made for this many candidates at a time, so that it stays in the cache
 
 
@@ -46,11 +48,14 @@ def draw(
     masks: NDArray[np.int32],
     *,
     alone: bool = False,
+    pick: Pick | None = None,
 ) -> Drawn:
     """Draw a token for each row of logits [R, V].
 
     masks [M, ceil(V / 32)]: bit sets of allowed ids for the rows `mask_rows` [M]. `alone`: what may round in
-    another way among another number of rows (sums, logarithms) is done row by row.
+    another way among another number of rows (sums, logarithms) is done row by row. `pick`: what draws from
+    the adjusted scores [R, V] in place of this module, for a device that it would ask too much of; it makes
+    the same noise.
     """
     raw = logits.float()
     peak, greedy = raw.max(dim=-1)
@@ -61,7 +66,7 @@ def draw(
     ids = greedy
     sampled = np.flatnonzero(plan.temperature > 0)
     if len(sampled):
-        ids = _sample(scores, plan, sampled, greedy, alone)
+        ids = _sample(scores, plan, sampled, greedy, alone) if pick is None else pick(scores, plan)
     rows = np.flatnonzero(plan.logprobs >= 0)
     if not len(rows):
         return Drawn(ids, peak, allowed, rows)
@@ -103,14 +108,26 @@ def _adjust(raw: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: ND
         at = (_tensor(plan.bias_rows, raw), _tensor(plan.bias_ids, raw))
         scores.index_put_(at, _tensor(plan.bias_values, raw), accumulate=True)
     if len(mask_rows):
-        at_rows = _tensor(mask_rows, raw)
-        words = _tensor(masks, raw)
-        bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=raw.device)) & 1
-        banned = bits.view(len(words), -1)[:, : raw.shape[1]] == 0
-        if banned.shape[1] < raw.shape[1]:
-            banned = torch.nn.functional.pad(banned, (0, raw.shape[1] - banned.shape[1]), value=True)
-        scores[at_rows] = scores[at_rows].masked_fill(banned, float("-inf"))
+        banned = _banned(masks, raw)
+        if len(mask_rows) == len(scores):  # the commonest: no copies of rows
+            scores.masked_fill_(banned, float("-inf"))
+        else:
+            at_rows = _tensor(mask_rows, raw)
+            scores[at_rows] = scores[at_rows].masked_fill(banned, float("-inf"))
     return scores
+
+
+def _banned(masks: NDArray[np.int32], like: Tensor) -> Tensor:
+    """What masks [M, W] forbid of the vocabulary of `like`, [M, V] bool."""
+    vocab = like.shape[1]
+    if like.device.type == "cpu":
+        # NumPy unpacks bits some ten times as fast as shifts on a CPU
+        allowed = np.unpackbits(masks.view(np.uint8), axis=1, count=vocab, bitorder="little")
+        return torch.from_numpy(allowed) == 0
+    words = _tensor(masks, like)
+    bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=like.device)) & 1
+    banned = bits.view(len(words), -1)[:, :vocab] == 0
+    return torch.nn.functional.pad(banned, (0, vocab - banned.shape[1]), value=True)
 
 
 def _penalize(scores: Tensor, plan: DrawPlan) -> None:

@@ -22,6 +22,8 @@ from engine.rows import PROMPT_LOGPROBS_CHUNK, Ints, Rows, noise_key
 from engine.types import GenerateRequest
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from engine.grammar import Matcher
 
 
@@ -43,6 +45,13 @@ class Sequence:
     cached_tokens: int | None = None
     first_sent: bool = False
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
+    slow: bool = False  # making its masks takes long
+    mask: Future[tuple[NDArray[np.int32], float]] | None = None  # its next one then, and the seconds it took
+
+    @property
+    def late(self) -> bool:
+        """Whether its next draw cannot be made yet."""
+        return self.mask is not None and not self.mask.done()
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -111,6 +120,8 @@ class Counters:
     output_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    drafts: int = 0
+    drafts_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +247,8 @@ class Scheduler:
             if newcomer is not None and sequence.request.priority > newcomer.request.priority
         ]
         left = self._go_on(chosen, [(sequence, 1) for sequence, wanted in begun if wanted == 1], self._budget)
+        if self.rows.num_drafts[slots].any():
+            left = self._add_drafts(chosen, left)
         left = self._go_on(chosen, prefills[: len(prefills) - len(later)], left)
         left = self._admit(chosen, left)
         self._go_on(chosen, later, left)
@@ -253,12 +266,22 @@ class Scheduler:
             if left <= 0:
                 break
             # a slot below 0: preempted for one that came before, and perhaps admitted anew
-            if sequence.slot < 0 or sequence.credit <= 0 or sequence.handle in chosen:
+            if sequence.slot < 0 or sequence.credit <= 0 or sequence.late or sequence.handle in chosen:
                 continue
             count = self._chunk(sequence, wanted, left)
             if self._grow(sequence, count, chosen):
                 chosen[sequence.handle] = (sequence, count)
                 left -= count
+        return left
+
+    def _add_drafts(self, chosen: dict[int, tuple[Sequence, int]], left: int) -> int:
+        """Have drafts checked as far as the budget goes; they take no blocks from anybody."""
+        rows = self.rows
+        for sequence, count in list(chosen.values()):
+            drafts = min(int(rows.num_drafts[sequence.slot]), left)
+            if drafts and self.kv.grow(sequence.slot, int(rows.num_tokens[sequence.slot]) + drafts):
+                chosen[sequence.handle] = (sequence, count + drafts)
+                left -= drafts
         return left
 
     def _chunk(self, sequence: Sequence, wanted: int, left: int) -> int:
@@ -272,7 +295,7 @@ class Scheduler:
         while not self.kv.grow(sequence.slot, needed):
             victim = self._victim()
             chosen.pop(victim.handle, None)
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is sequence:
                 return False
         return True
@@ -281,16 +304,20 @@ class Scheduler:
         """One that waits for its consumer, else the last admitted of those that matter least."""
         return next((s for s in reversed(self.running) if s.credit <= 0), self.running[-1])
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks; it will be computed again (mostly from the prefix cache)."""
+    def preempt(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:
+        """Take a sequence's blocks; it will be computed again (mostly from the prefix cache).
+
+        Returns them by group if their content is bad (`forget`).
+        """
         self.counters.preemptions += 1
         sequence.tokens = self.rows.tokens[sequence.slot, : self.rows.num_tokens[sequence.slot]].copy()
         self.running.remove(sequence)
-        self._vacate(sequence)
+        blocks = self._vacate(sequence, forget=forget)
         if sequence.credit > 0:
             self.waiting.push(sequence, front=True)
         else:
             self._parked[sequence.handle] = sequence
+        return blocks if forget else []
 
     def _vacate(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:
         blocks = self.kv.release(sequence.slot, forget=forget)
@@ -318,7 +345,7 @@ class Scheduler:
                 if not paused:
                     self._held_back = (sequence.handle, self.kv.num_releases)
                     break
-                self._preempt(paused[-1])
+                self.preempt(paused[-1])
                 continue
             self.waiting.pop()
             self._start(sequence, hit)
@@ -360,9 +387,13 @@ class Scheduler:
             self.counters.prefix_hits += sequence.cached_tokens
             self.counters.prompt_tokens += num_prompt
 
-    def computed(self, batch: Batch) -> None:
-        """Book a step's tokens as computed: publish full blocks, release those that left a window."""
-        self.rows.num_computed[batch.slots] += batch.counts
+    def computed(self, batch: Batch, num_rejected: Ints | int = 0) -> None:
+        """Book a step's tokens as computed: publish full blocks, release those that left a window.
+
+        num_rejected: how many at the end of each sequence's were drafts that did not come true; their places
+        are computed again.
+        """
+        self.rows.num_computed[batch.slots] += batch.counts - num_rejected
         self.counters.steps += 1
         computed = self.rows.num_computed[batch.slots]
         full = (computed // self.kv.block_size).tolist()

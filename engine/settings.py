@@ -11,6 +11,7 @@ from typing import Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
+Quantization = Literal["none", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class EngineSettings:
     name: str | None = None
     dtype: Dtype = "auto"  # auto: float32 below 200 M parameters, else the checkpoint's
     device: Device = "auto"
+    quantization: Quantization = "none"  # of the weights, on a CPU; computes in bfloat16
     max_model_len: int | None = None  # tokens of prompt and output together
     max_waiting: int = 512  # requests that wait for a place in the batch; more are refused
     max_num_seqs: int = 256  # sequences in the batch
@@ -35,4 +37,8 @@ class EngineSettings:
     num_threads: int | None = None  # of torch, within one operation
     step_timeout_s: float = 10.0  # without progress for this long the engine counts as dead
     deterministic: bool = False  # the same tokens whatever shares the batch; slower
+    num_assistant_tokens: int = 8  # tokens guessed ahead and checked in one step; 0: none
+    max_ngram_size: int = 3  # without a draft model: as many of the last tokens are looked up in the text
+    draft_model: str | Path | None = None  # guesses instead; it has the same tokenizer
+    assistant_confidence_threshold: float = 0.4  # the draft model stops guessing below this probability
     max_undelivered: int = 256  # tokens a slow consumer may leave lying before its request pauses

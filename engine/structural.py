@@ -8,14 +8,14 @@ structural tag (xgrammar.mlc.ai/docs/tutorials/structural_tag), and its older fo
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from engine.patterns import ANY, spelled
 from engine.schemas import enforceable, weigh
 from engine.types import ConstraintError
 
-ANY, SOME = "(.|\\n)*", "(.|\\n)+"
+SOME = "(.|\\n)+"
 Object = Mapping[str, Any]
 
 
@@ -83,7 +83,7 @@ class TagWriter:
         return f"@{name}"
 
     def _free(self, excluded: Sequence[str]) -> str:
-        unwanted = f" & ~/{ANY}({'|'.join(map(pattern, excluded))}){ANY}/" if excluded else ""
+        unwanted = f" & ~/{ANY}({'|'.join(map(spelled, excluded))}){ANY}/" if excluded else ""
         return self._rule(f"/{SOME}/{unwanted}", "TEXT") + "?"
 
     def _tag(self, form: Object) -> str:
@@ -119,8 +119,8 @@ class TagWriter:
         if self._spelled(mark).startswith("<["):
             return f"{self._free(marks)} {self._spelled(mark)}"
         others = [each for each in marks if each != mark]
-        unwanted = f" & ~/{ANY}({'|'.join(map(pattern, others))}){ANY}/" if others else ""
-        terminal = self._rule(f"/{ANY}{pattern(mark)}/{unwanted}", "HEAD")
+        unwanted = f" & ~/{ANY}({'|'.join(map(spelled, others))}){ANY}/" if others else ""
+        terminal = self._rule(f"/{ANY}{spelled(mark)}/{unwanted}", "HEAD")
         return self._rule(terminal, "head", "[lazy]")
 
     def _separated(self, form: Object) -> str:
@@ -154,8 +154,3 @@ def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConstraintError("nothing fits the schema")
     return value
-
-
-def pattern(text: str) -> str:
-    """A text as a regex between slashes."""
-    return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n")

@@ -40,6 +40,8 @@ class TaggedScanner:
         self._key = ""
         self._value: list[str] = []
         self._streams = False  # the value is a string, whatever it reads
+        self._may_be_json = False
+        self._reads: Literal["text", "json", "string"] = "text"  # in JSON's strings tags are text
         self._begun = False  # the line break in front of the value is dealt with
 
     def take_arguments(self) -> str:
@@ -106,10 +108,15 @@ class TaggedScanner:
     def _read_value(self, text: str, at: int) -> int:
         close = self._tags.close
         if not self._begun:
-            if at == len(text):
+            front = at + (self._tags.strip and text[at : at + 1] == "\n")
+            if front >= len(text):
                 return at
-            self._begun = True
-            at += self._tags.strip and text[at] == "\n"
+            self._begun, at = True, front
+            self._reads = "json" if self._may_be_json and text[at] in '[{"' else "text"
+        start, at = at, self._outside_strings(text, at)
+        self._keep(text[start:at])
+        if self._reads == "string":
+            return at
         end = text.find(close, at)
         if end < 0:
             ready = partial(text, ("\n" + close, close) if self._tags.strip else (close,), at)
@@ -120,9 +127,34 @@ class TaggedScanner:
         self._expects = "argument"
         return end + len(close)
 
+    def _outside_strings(self, text: str, at: int) -> int:
+        """Where the search for the closing tag goes on: behind the strings of a value that is JSON.
+
+        A value with a string that does not end on its line was no JSON.
+        """
+        close = self._tags.close
+        while self._reads != "text":
+            if self._reads == "json":
+                quote, end = text.find('"', at), text.find(close, at)
+                if quote < 0 or 0 <= end < quote:
+                    break
+                at, self._reads = quote + 1, "string"
+            match = _IN_STRING.match(text, at)
+            assert match is not None
+            after = text[match.end() :]
+            if after.startswith('"'):
+                at, self._reads = match.end() + 1, "json"
+            elif after not in ("", "\\"):
+                self._reads = "text"
+            else:  # a tag, or the beginning of one, may yet end the value
+                end = text.find(close, at, match.end())
+                return end if end >= 0 else partial(text[: match.end()], (close,), at)
+        return at
+
     def _begin_value(self) -> None:
         types = self._shapes.types(self.name or "", self._key)
         self._streams = types is not None and "string" in types and "null" not in types
+        self._may_be_json = types is None or "string" not in types
         self._begun = False
         self._arguments.append(f"{', ' if self._num_arguments else '{'}{written(self._key)}: ")
         self._arguments.append('"' if self._streams else "")
@@ -151,6 +183,21 @@ _READ: dict[str, Callable[[TaggedScanner, str, int], int]] = {
     "value": TaggedScanner._read_value,
 }
 
+
+def reads_name(name: str, *, in_tag: bool) -> bool:
+    """Whether a tool of this name can be called; in_tag: the name stands inside a tag of the call's own."""
+    match = (_NAME_IN_TAG if in_tag else _NAME).fullmatch(name)
+    return match is not None and match[1] == name and len(name) < MAX_HEADER // 2
+
+
+def reads_key(key: str) -> bool:
+    """Whether an argument of this name can be given."""
+    match = _KEY.fullmatch(key)
+    return match is not None and match[1] == key and len(key) < MAX_HEADER // 2
+
+
+# What stands in a string of JSON, of which a line break is no part, up to its end or the text's.
+_IN_STRING = re.compile(r'(?:[^"\\\n]|\\[^\n])*')
 _NAME = re.compile(r"""\s*([^\s<>{}\[\]"']+)\s*""")
 # Models add attributes that nobody asked for.
 _NAME_IN_TAG = re.compile(r"""\s*["']?([^\s<>"']+)["']?[^<>]*""")

@@ -91,6 +91,10 @@ class Tokenizer:
         templates = {"default": chat_template} if chat_template else _read_templates(folder, config)
         return cls(backend, templates=templates, special_tokens=special, eos_token_ids=eos)
 
+    def agrees_with(self, other: Tokenizer) -> bool:
+        """Whether every id is the same token to both."""
+        return bool(self._backend.get_vocab() == other._backend.get_vocab())
+
     # -- tokens ----------------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

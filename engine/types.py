@@ -39,6 +39,10 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None  # None: off; k: the chosen token and the k most likely (0..20)
     prompt_logprobs: int | None = None  # the same for prompt tokens, in the first chunk
+    # Guessing ahead changes how soon tokens come, never which; None: as the engine was started.
+    num_assistant_tokens: int | None = None  # tokens guessed and then checked in one step; 0 is off
+    max_ngram_size: int | None = None  # guesses from the text: as many of its last tokens are looked up
+    assistant_confidence_threshold: float | None = None  # a draft model stops guessing below this probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +298,8 @@ class EngineStats:
     output_tokens_total: int = 0
     preemptions_total: int = 0
     steps_total: int = 0
+    drafts_total: int = 0  # tokens guessed ahead and checked
+    drafts_accepted_total: int = 0  # of those, the ones that came true
 
 
 class Engine(Protocol):

@@ -90,15 +90,28 @@ def json_of(text: str, types: Types | None) -> str:
     if types is not None and "string" in types and not ("null" in types and stripped == "null"):
         return written(text)
     try:
-        return written(json.loads(stripped, parse_constant=_refuse))
+        return _spelled(stripped) if types is None else value_of(stripped)
     except (ValueError, RecursionError):
-        pass
-    if types is not None:
-        try:
-            return written(literal(stripped))
-        except ValueError:
-            pass
-    return written(text)
+        return written(text)
+
+
+def value_of(source: str) -> str:
+    """The JSON of a value that is written as JSON or as a Python literal; ValueError for anything else."""
+    try:
+        return _spelled(source)
+    except (ValueError, RecursionError):
+        return written(literal(source))
+
+
+def _spelled(source: str) -> str:
+    """JSON in the layout that templates print."""
+    value = json.loads(source, parse_constant=_refuse)
+    try:
+        return written(value)
+    except UnicodeEncodeError:
+        raise
+    except ValueError:
+        return source  # a number beyond what a float holds: it stays as it was written
 
 
 def written(value: Any) -> str:

@@ -23,7 +23,7 @@ from engine import (
     RenderInput,
     Text,
 )
-from server.choices import Completion, Part, Usage
+from server.choices import Completion, Part, Usage, check_search
 from server.errors import ApiError
 from server.models import ServedModel
 from server.runs.assembler import item_logprob
@@ -33,6 +33,7 @@ from server.runs.prompt import sampling, to_messages
 from server.schema.chat import ChatRequest
 from server.schema.fields import PRIORITIES, effective_tier
 from server.schema.messages import unsupported_in
+from server.schema.search import num_requests
 from server.telemetry import Telemetry
 
 
@@ -43,6 +44,7 @@ async def prepare(
     RequestError."""
     check_modalities(request, served)
     check_logprobs(request.sampling.logprobs, served)
+    check_search(request.search, served)
     offered = offer_of(request)
     await check(offered, served, request.tools, request.shape_param)
     prompt = await served.engine.render(render_input(request, offered, now=time.time()))
@@ -62,7 +64,7 @@ async def prepare(
             cache_salt=request.cache_salt or "",
             priority=PRIORITIES[tier],
         )
-        for choice in range(request.n)
+        for choice in range(num_requests(request.search, request.n))
     ]
     head = {
         "id": completion_id,
@@ -76,11 +78,17 @@ async def prepare(
         telemetry=telemetry,
         requests=requests,
         writers=[
-            ChatWriter(choice, logprobs=request.logprobs, customs=customs(request.tools))
+            ChatWriter(
+                choice,
+                logprobs=request.logprobs,
+                customs=customs(request.tools),
+                thoughts=request.include_reasoning,
+            )
             for choice in range(request.n)
         ],
         head=head,
         usage=Usage([len(prompt.ids)], request.n),
+        search=request.search,
     )
 
 
@@ -127,12 +135,15 @@ class ChatWriter:
     Thoughts go out under both names that clients know, `reasoning` and `reasoning_content`.
     """
 
-    def __init__(self, index: int, *, logprobs: bool, customs: Collection[str] = ()) -> None:
-        """customs: the names of tools that take a text."""
+    def __init__(
+        self, index: int, *, logprobs: bool, customs: Collection[str] = (), thoughts: bool = True
+    ) -> None:
+        """customs: the names of tools that take a text. thoughts: whether they go out at all."""
         self._index = index
         self._preamble = False
         self._logprobs = logprobs
         self._customs = customs
+        self._thoughts = thoughts
         self._input: InputReader | None = None  # of a custom call
         self._num_calls = 0
         self._whole_calls = True
@@ -163,6 +174,8 @@ class ChatWriter:
                     if self._logprobs:
                         logprobs += [item_logprob(entry) for entry in each.logprobs]
                 case Reasoning():
+                    if not self._thoughts:
+                        continue
                     if "tool_calls" in delta or "content" in delta:
                         parts.append(self._part(delta, logprobs))
                         delta, logprobs = {}, []

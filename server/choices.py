@@ -16,8 +16,10 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from engine import Chunk, Engine, GenerateRequest
-from server.errors import to_api_error
+from engine import Chunk, Engine, GenerateRequest, beam_search, best_of
+from server.errors import ApiError, to_api_error
+from server.models import ServedModel
+from server.schema.search import Search
 from server.sse import frame
 from server.telemetry import Telemetry
 
@@ -62,6 +64,10 @@ class Usage:
             self._completion += len(chunk.token_ids)
             self._reasoning += chunk.reasoning_tokens
 
+    def spend(self, tokens: int) -> None:
+        """Count output tokens that no choice shows."""
+        self._completion += tokens
+
     def totals(self) -> dict[str, Any]:
         """The official usage object."""
         prompt = sum(self._prompt_tokens)
@@ -82,8 +88,9 @@ class Usage:
 class Completion:
     """The choices of one request, ready to run once.
 
-    requests: one per choice, prompt after prompt. head: what every body and chunk says (id, created, model,
-    ...). silent: the tokens that come are not part of the answer (no token was asked for).
+    requests: one per choice, prompt after prompt; with a search one per candidate, or per prompt for beams.
+    writers: one per choice. head: what every body and chunk says (id, created, model, ...). silent: the
+    tokens that come are not part of the answer (no token was asked for).
     """
 
     engine: Engine
@@ -93,21 +100,55 @@ class Completion:
     head: dict[str, Any]
     usage: Usage
     silent: bool = False
+    search: Search | None = None
 
     async def parts(self) -> AsyncGenerator[list[Part]]:
         """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them
         all."""
-        streams = [self.telemetry.timed(self.engine.generate(request)) for request in self.requests]
-        async with aclosing(side_by_side(streams)) as chunks:
+        async with aclosing(self._chunks()) as chunks:
             async for choice, chunk in chunks:
                 self.usage.add(choice, chunk, silent=self.silent)
                 parts = self.writers[choice].write(chunk)
                 if parts:
                     yield parts
 
+    async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
+        """(choice, chunk) as they come; where the best are to be found first, when they are."""
+        if self.search is None:
+            async with aclosing(side_by_side([self._timed(request) for request in self.requests])) as chunks:
+                async for found in chunks:
+                    yield found
+            return
+        each = 1 if self.search.beams is not None else self.search.num_candidates
+        num_prompts = len(self.requests) // each
+        count = len(self.writers) // num_prompts
+        picks = [
+            self._pick(self.search, self.requests[at * each : (at + 1) * each], at * count, count)
+            for at in range(num_prompts)
+        ]
+        async with aclosing(side_by_side(picks)) as picked:
+            async for _, best in picked:
+                yield best
+
+    async def _pick(
+        self, search: Search, requests: Sequence[GenerateRequest], first: int, count: int
+    ) -> AsyncGenerator[tuple[int, Chunk]]:
+        """The chunks of the best of one prompt's candidates, as choices from `first` on."""
+        if search.beams is not None:
+            picked = await beam_search(self.engine, requests[0], search.beams, count)
+        else:
+            picked = await best_of(self._timed, requests, count)
+        self.usage.spend(picked.spent)
+        for choice, chunks in enumerate(picked.chunks, first):
+            for chunk in chunks:
+                yield choice, chunk
+
+    def _timed(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+        return self.telemetry.timed(self.engine.generate(request))
+
     async def whole(self, object_name: str) -> bytes:
         """The body of a reply that is not streamed. Raises the engine's errors."""
-        gathered: list[list[Part]] = [[] for _ in self.requests]
+        gathered: list[list[Part]] = [[] for _ in self.writers]
         async with aclosing(self.parts()) as stream:
             async for parts in stream:
                 for part in parts:
@@ -134,27 +175,37 @@ class Completion:
         return {"id": self.head["id"], "object": object_name, **self.head}
 
 
-async def side_by_side(streams: Sequence[AsyncGenerator[Chunk]]) -> AsyncGenerator[tuple[int, Chunk]]:
-    """(choice, chunk) of all streams as they come; the first failure, or closing it, ends them all."""
+def check_search(search: Search | None, served: ServedModel) -> None:
+    """Raise ApiError 400 when an engine is asked for a search that it cannot do."""
+    wanted, param = ("logprobs", "best_of")
+    if search is not None and search.beams is not None:
+        wanted, param = ("beams", "use_beam_search")
+    if search is not None and wanted not in served.info.capabilities:
+        message = f"The model '{served.name}' cannot rank candidates by '{param}'."
+        raise ApiError(400, message, code="unsupported_parameter", param=param)
+
+
+async def side_by_side(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """(place, item) of all streams as they come; the first failure, or closing it, ends them all."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
-            async for chunk in only:
-                yield 0, chunk
+            async for item in only:
+                yield 0, item
         return
-    # Room for one chunk a choice: a slow reader holds the choices back, not memory.
-    queue: asyncio.Queue[tuple[int, Chunk] | BaseException | None] = asyncio.Queue(len(streams))
+    # Room for one item a stream: a slow reader holds the streams back, not memory.
+    queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(len(streams))
 
-    async def pull(choice: int, stream: AsyncGenerator[Chunk]) -> None:
+    async def pull(place: int, stream: AsyncGenerator[T]) -> None:
         try:
-            async with aclosing(stream) as chunks:
-                async for chunk in chunks:
-                    await queue.put((choice, chunk))
+            async with aclosing(stream) as items:
+                async for item in items:
+                    await queue.put((place, item))
         except Exception as exc:
             await queue.put(exc)
         else:
             await queue.put(None)
 
-    tasks = [asyncio.create_task(pull(choice, stream)) for choice, stream in enumerate(streams)]
+    tasks = [asyncio.create_task(pull(place, stream)) for place, stream in enumerate(streams)]
     try:
         running = len(tasks)
         while running:

@@ -28,10 +28,14 @@ COMMANDS = {
     "migrate": "bring the database to this version's schema",
     "config": "show every setting, its value and where it came from",
     "doctor": "check that this machine can serve",
+    "bench": "measure an engine in this process, or servers over HTTP",
+    "collect-env": "print what a bug report should say of this machine",
+    "eval-tiny": "score the shipped model at what it was made for",
     "keys": "create, list and revoke API keys",
     "export": "write all that an owner can read as JSON lines",
     "purge": "remove everything of an owner",
     "webhooks": "add, list, remove and test webhooks",
+    "sealing": "list the keys that seal reasoning, and rotate them",
 }
 
 
@@ -45,10 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((arg for arg in args if arg in COMMANDS), None)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            add_help=name not in _PASSED_ON,
+        )
         if name == chosen:
             _ARGUMENTS[name](command)
-    options = parser.parse_args(args)
+    options, rest = parser.parse_known_args(args)
+    if chosen in _PASSED_ON:
+        options.rest = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return _RUN[options.command](options)
     except KeyboardInterrupt:
@@ -179,6 +192,39 @@ def _doctor(options: argparse.Namespace) -> int:
     return examine(loaded.config)
 
 
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    from server.bench.command import add_arguments
+
+    for verb in add_arguments(parser):
+        _add_settings(verb)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from server.bench.command import run
+
+    if options.verb not in ("latency", "throughput"):
+        return run(options, None)
+    loaded = _load(options)
+    return loaded if isinstance(loaded, int) else run(options, loaded.config)
+
+
+def _collect_env(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    from server.surroundings import describe
+
+    for line in describe(loaded):
+        print(line)
+    return 0
+
+
+def _eval_tiny(options: argparse.Namespace) -> int:
+    import subprocess
+
+    return subprocess.call([sys.executable, "-m", "engine.tiny.evaluate", *options.rest])
+
+
 def _keys_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="create|list|revoke", required=True)
     create = verbs.add_parser("create", help="make a key and print it, this once")
@@ -231,6 +277,23 @@ def _webhooks(options: argparse.Namespace) -> int:
     if isinstance(loaded, int):
         return loaded
     from server.hooks import run
+
+    return _print(run(loaded.config, options))
+
+
+def _sealing_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="list|rotate", required=True)
+    listing = verbs.add_parser("list", help="show all keys, never the keys themselves")
+    rotate = verbs.add_parser("rotate", help="have a new key seal from now on; the old ones still open")
+    for verb in (listing, rotate):
+        _storage_arguments(verb)
+
+
+def _sealing(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    from server.rotation import run
 
     return _print(run(loaded.config, options))
 
@@ -300,21 +363,31 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "migrate": _storage_arguments,
     "config": _add_settings,
     "doctor": _add_settings,
+    "bench": _bench_arguments,
+    "collect-env": _add_settings,
+    "eval-tiny": lambda parser: None,
     "keys": _keys_arguments,
     "export": _export_arguments,
     "purge": _purge_arguments,
     "webhooks": _webhooks_arguments,
+    "sealing": _sealing_arguments,
 }
+_PASSED_ON = frozenset({"eval-tiny"})
+"""Commands whose arguments are another program's, `--help` included."""
 _RUN: dict[str, Callable[[Any], int]] = {
     "serve": _serve,
     "chat": _chat,
     "migrate": _migrate,
     "config": _config,
     "doctor": _doctor,
+    "bench": _bench,
+    "collect-env": _collect_env,
+    "eval-tiny": _eval_tiny,
     "keys": _keys,
     "export": _export,
     "purge": _purge,
     "webhooks": _webhooks,
+    "sealing": _sealing,
 }
 
 

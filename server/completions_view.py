@@ -14,11 +14,12 @@ from typing import Any
 
 from engine import Chunk, Done, Engine, GenerateRequest, ReaderParams, Text, TokenLogprob
 from server.chat_view import check_logprobs
-from server.choices import Completion, Part, Usage
+from server.choices import Completion, Part, Usage, check_search
 from server.models import ServedModel
 from server.runs.offer import Offer, check, steady
 from server.runs.prompt import sampling
 from server.schema.completions import CompletionRequest
+from server.schema.search import num_requests
 from server.schema.shapes import refuse
 from server.telemetry import Telemetry
 
@@ -28,6 +29,7 @@ async def prepare(
 ) -> Completion:
     """Tokenize every prompt and resolve everything else. Raises ApiError 400 and RequestError."""
     check_logprobs(request.logprobs, served)
+    check_search(request.search, served)
     offered = Offer.of(request.shape)
     await check(offered, served, (), request.shape_param)
     seed = secrets.randbits(63)
@@ -45,23 +47,23 @@ async def prepare(
         shown = None
         if request.echo:
             shown = prompt if isinstance(prompt, str) else await served.engine.detokenize(ids)
-        for choice in range(request.n):
-            index = len(requests)
-            requests.append(
-                GenerateRequest(
-                    id=f"{completion_id}/{index}",
-                    prompt_ids=ids,
-                    sampling=steady(params, offered.answer),
-                    reader=ReaderParams(dialect=False),
-                    constraint=offered.constraint,
-                    choice=choice,
-                    owner=owner,
-                    cache_salt=request.cache_salt or "",
-                )
+        requests += [
+            GenerateRequest(
+                id=f"{completion_id}/{len(requests) + candidate}",
+                prompt_ids=ids,
+                sampling=steady(params, offered.answer),
+                reader=ReaderParams(dialect=False),
+                constraint=offered.constraint,
+                choice=candidate,
+                owner=owner,
+                cache_salt=request.cache_salt or "",
             )
+            for candidate in range(num_requests(request.search, request.n))
+        ]
+        for _ in range(request.n):
             writers.append(
                 TextWriter(
-                    index,
+                    len(writers),
                     engine=served.engine,
                     logprobs=request.logprobs,
                     prompt=shown,
@@ -83,8 +85,9 @@ async def prepare(
         requests=requests,
         writers=writers,
         head=head,
-        usage=Usage(counts, len(requests)),
+        usage=Usage(counts, len(writers)),
         silent=silent,
+        search=request.search,
     )
 
 

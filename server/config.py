@@ -109,11 +109,26 @@ class Config(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = _setting(
         "auto", "where the model runs; auto: a GPU where there is one"
     )
+    quantization: Literal["none", "int8", "int4"] = _setting(
+        "none", "bits of a weight on a CPU; fewer: less memory, quicker for few requests at once, less exact"
+    )
     deterministic: bool = _setting(
         False, "a request's tokens never depend on what else is computed, nor on a crash; slower"
     )
     max_model_len: int | None = _setting(
         None, "longest context; default: the checkpoint's", unit="tokens", gt=0
+    )
+    num_assistant_tokens: int = _setting(
+        8, "tokens guessed ahead and checked in one step; the text stays the same; 0: none", ge=0, le=32
+    )
+    max_ngram_size: int = _setting(
+        3, "guesses come from where this many last tokens stood before", unit="tokens", ge=1, le=16
+    )
+    draft_model: str | None = _setting(
+        None, "folder or Hugging Face id of a small model with the same tokenizer that guesses instead"
+    )
+    assistant_confidence_threshold: float = _setting(
+        0.4, "the draft model stops guessing at a token less probable than this", ge=0, le=1
     )
     max_num_seqs: int = _setting(256, "sequences that are generated at once", unit="sequences", gt=0)
     max_num_batched_tokens: int = _setting(2048, "tokens that one engine step computes", unit="tokens", ge=16)
@@ -172,11 +187,16 @@ class Config(BaseModel):
     tick_s: float = _setting(0.0, "pause between chunks of the scripted engine", unit="s", ge=0)
     lease_s: float = _setting(
         10.0,
-        "a server without a beat for this long loses its runs to others on its database; the same for all",
+        "what a dead server had in hand goes on at others of its database within this; the same for all",
         unit="s",
         gt=0,
     )
     drain_grace_s: float = _setting(30.0, "work in flight may take this long at SIGTERM", unit="s", ge=0)
+
+    # What it hands out sealed
+    sealing_key_s: float = _setting(
+        30 * 86400.0, "a key seals reasoning this long; it opens what it sealed for ever", unit="s", gt=0
+    )
 
     # What it says
     log_level: Literal["debug", "info", "warning", "error"] = _setting(

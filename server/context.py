@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from server.life import Life
     from server.models import Models
     from server.runs import Runs
+    from server.sealing import Sealing
     from server.telemetry import Telemetry
     from storage import Storage
 
@@ -37,6 +38,7 @@ class Context:
     config: Config
     storage: Storage
     models: Models
+    sealing: Sealing
     runs: Runs
     telemetry: Telemetry
 

@@ -22,6 +22,7 @@ from server.context import Context
 from server.errors import ApiError
 from server.models import Models, build_engine, served_names
 from server.retention import Retention
+from server.sealing import Sealing
 from server.sse import Pulse
 from server.telemetry import Telemetry
 from server.webhooks import Deliveries
@@ -80,8 +81,9 @@ class Life:
         assert self._storage is not None and self._engine is not None
         models = Models()
         models.add(self._engine, served_names(self.config))
-        runs = Runs(self._storage, models, self.config, self.telemetry)
-        context = Context(self.config, self._storage, models, runs, self.telemetry)
+        sealing = Sealing(self._storage, self.config.sealing_key_s)
+        runs = Runs(self._storage, models, sealing, self.config, self.telemetry)
+        context = Context(self.config, self._storage, models, sealing, runs, self.telemetry)
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),

@@ -117,6 +117,7 @@ def build_engine(config: Config) -> Engine:
         name=name,
         dtype=config.dtype,
         device=config.device,
+        quantization=config.quantization,
         max_model_len=config.max_model_len,
         max_waiting=config.max_waiting,
         max_num_seqs=config.max_num_seqs,
@@ -129,6 +130,10 @@ def build_engine(config: Config) -> Engine:
         num_threads=config.num_threads,
         step_timeout_s=config.step_timeout_s,
         deterministic=config.deterministic,
+        num_assistant_tokens=config.num_assistant_tokens,
+        max_ngram_size=config.max_ngram_size,
+        draft_model=config.draft_model,
+        assistant_confidence_threshold=config.assistant_confidence_threshold,
     )
 
 

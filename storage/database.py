@@ -1,18 +1,20 @@
 """What a database is to storage: connections that write or read, and what its errors ask for.
 
-Owns: the protocols that SQLite (`sqlite`) and PostgreSQL (`postgres`) fill, and the way from a URL to one of
-them. Refuses to know: tables, jobs, and everything that only one of the two has.
+Owns: the protocols that SQLite (`sqlite`) and PostgreSQL (`postgres`) fill, the way from a URL to one of
+them, and the insert that may find its key taken. Refuses to know: which tables there are, jobs, and
+everything that only one of the two has.
 
 All of it is synchronous: a connection belongs to one thread at a time, the writer's or a reader's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -143,6 +145,19 @@ def database(url: str) -> Database:
 
         return PostgreSQL(parsed)
     raise ValueError(f"only sqlite+aiosqlite:///PATH and postgresql+asyncpg:// are supported, not {name}")
+
+
+def insert_unless_taken(conn: Connection, table: Table, values: dict[str, Any]) -> bool:
+    """Inserts a row; False where its key is taken: decided by the table's key, so by no race."""
+    statement = _INSERT[conn.dialect.name](table).values(values)
+    return conn.execute(statement.on_conflict_do_nothing()).rowcount == 1
+
+
+# The same clause on both, but SQLAlchemy has it in their dialects only.
+_INSERT: Mapping[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
+    "postgresql": postgresql.insert,
+    "sqlite": sqlite.insert,
+}
 
 
 def unavailable(what: str, error: BaseException) -> StorageUnavailable:

@@ -29,6 +29,7 @@ from . import (
     responses,
     retention,
     runs,
+    sealing,
     tenants,
     waiting,
     webhooks,
@@ -56,6 +57,7 @@ from .records import (
     RunAppend,
     RunClaim,
     RunGlance,
+    SealingKey,
     StorageUnavailable,
     StoredConversation,
     StoredItem,
@@ -527,6 +529,14 @@ class Storage:
     async def find_key(self, hash: bytes) -> StoredKey | None:
         """The live key with this hash."""
         return await self._read(partial(keys.find, hash=hash))
+
+    async def sealing_keys(self) -> tuple[SealingKey, ...]:
+        """All keys that seal, oldest first."""
+        return await self._read(sealing.list_)
+
+    async def add_sealing_key(self, key: SealingKey) -> bool:
+        """Stores a key, to seal from now on; False where there is one of its number already."""
+        return await self._write(partial(sealing.add, key=key))
 
     # -- webhooks --------------------------------------------------------------------------------------------
 

@@ -36,12 +36,13 @@ def beat(conn: Connection, runner: str) -> bool:
 def look(conn: Connection, now: int) -> FleetView:
     """Who beats, and whether there is anything to do; now: microseconds since the epoch."""
     beats: dict[str, int | None] = {row.id: row.beat for row in conn.execute(select(runners)).all()}
-    owners = select(runs.c.runner).distinct().where(runs.c.runner.is_not(None))
-    for row in conn.execute(owners).all():
-        beats.setdefault(row.runner, None)
+    owning = select(runs.c.runner).distinct().where(runs.c.runner.is_not(None))
+    owners = frozenset(conn.execute(owning).scalars().all())
+    for runner in owners:
+        beats.setdefault(runner, None)
     due = exists().where(runs.c.state == "waiting", runs.c.deadline <= now)
     has_free, has_due = conn.execute(select(exists().where(FREE), due)).one()
-    return FleetView(beats, bool(has_free), bool(has_due))
+    return FleetView(beats, owners, bool(has_free), bool(has_due))
 
 
 # ------------------------------------------------------------------------------------------------------------

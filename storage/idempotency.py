@@ -10,23 +10,17 @@ next one to ask takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, delete, exists, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, select, update
 
 from . import responses
+from .database import insert_unless_taken
 from .records import KeyedRequest, KnownRequest, RequestKnown
 from .tables import idempotency, runners, runs
 from .tables import responses as response_rows
 
 SWEEP_ROWS = 16
-
-_INSERT: Mapping[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
-    "postgresql": postgresql.insert,
-    "sqlite": sqlite.insert,
-}
 
 
 def find(conn: Connection, request: KeyedRequest) -> KnownRequest | None:
@@ -124,8 +118,7 @@ def _insert(conn: Connection, request: KeyedRequest, **values: Any) -> bool:
         "body_hash": request.body_hash,
         "created_at": request.created_at,
     }
-    insert = _INSERT[conn.dialect.name](idempotency)
-    return conn.execute(insert.values(values).on_conflict_do_nothing()).rowcount == 1
+    return insert_unless_taken(conn, idempotency, values)
 
 
 def _same(request: KeyedRequest) -> tuple[ColumnElement[bool], ...]:

@@ -243,9 +243,11 @@ class RunGlance:
 @dataclass(frozen=True, slots=True)
 class FleetView:
     """What one process sees of all: the beats of those that own runs or say that they live (None: it has no
-    beat), and whether there are runs that nobody owns, and waiting ones whose time has come."""
+    beat), which of them own runs, and whether there are runs that nobody owns, and waiting ones whose time
+    has come."""
 
     beats: Mapping[str, int | None]
+    owners: frozenset[str]
     has_free: bool
     has_due: bool
 
@@ -312,6 +314,15 @@ class StoredKey:
     hint: str  # its last characters, to tell keys apart
     created_at: int
     revoked_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SealingKey:
+    """A key that seals what clients keep for us; the one with the highest number does."""
+
+    number: int
+    secret: bytes = field(repr=False)
+    created_at: int
 
 
 @dataclass(frozen=True, slots=True)

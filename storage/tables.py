@@ -259,6 +259,15 @@ api_keys = Table(
     Index("api_keys_by_hash", "hash", unique=True),
 )
 
+# Keys that seal what clients keep for us. Numbers count up and the highest one seals; the others still open.
+sealing_keys = Table(
+    "sealing_keys",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("secret", LargeBinary, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
 # The latest transaction of each process that writes to a shared database; by it a writer whose connection
 # broke during a COMMIT learns whether that took place. at: seconds, by the database's clock.
 commits = Table(

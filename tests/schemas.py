@@ -7,7 +7,7 @@ always a schema.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Schema = dict[str, Any]
@@ -19,10 +19,11 @@ VALUES: list[Any] = [None, True, 0, -3, 2.5, "x", 'q"\\', "é", [1], {"k": [None
 
 
 class Generator:
-    """Schemas drawn from one seed."""
+    """Schemas drawn from one seed, whose properties have some of these names."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, names: Sequence[str] = NAMES) -> None:
         self.rng = random.Random(seed)
+        self.names = names
 
     def schema(self) -> Schema:
         """A root: an object as often as not, with definitions that it may refer to, itself among them."""
@@ -30,6 +31,10 @@ class Generator:
         root = self._object(3) if rng.random() < 0.7 else self.part(3)
         root["$defs"] = {"leaf": self.part(0), "node": self._node()}
         return root
+
+    def parameters(self) -> Schema:
+        """The arguments of a tool: an object."""
+        return {**self._object(2), "$defs": {"leaf": self.part(0), "node": self._node()}}
 
     def part(self, depth: int) -> Schema:
         """A subschema, nested at most `depth` deep."""
@@ -42,7 +47,7 @@ class Generator:
             lambda: {"oneOf": [self._string(), self._number(), {"type": "null"}]},
             lambda: {"$ref": self.rng.choice(["#/$defs/leaf", "#/$defs/node"])},
             lambda: self._conditional(depth - 1),
-            lambda: {"allOf": [self._object(0), {"required": [self.rng.choice(NAMES)]}]},
+            lambda: {"allOf": [self._object(0), {"required": [self.rng.choice(self.names)]}]},
         ]
         return self.rng.choice(leaves + nested if depth > 0 else leaves)()
 
@@ -85,7 +90,7 @@ class Generator:
 
     def _object(self, depth: int) -> Schema:
         rng = self.rng
-        names = rng.sample(NAMES, rng.randint(1, 4))
+        names = rng.sample(self.names, rng.randint(1, 4))
         schema: Schema = {"type": "object", "properties": {name: self.part(depth) for name in names}}
         if rng.random() < 0.8:
             schema["required"] = rng.sample(names, rng.randint(0, len(names)))

@@ -20,6 +20,12 @@ EXPECTED = {
     "tool_outputs": ['get_weather {"city": "Paris"}', "official: ", "waiting: "],
     "agent": ["sunny"],
     "langchain_chat": ["Your name is Mark."],
+    "offline_batch": [
+        "Mark",
+        "chosen: ",
+        'get_weather {"city": "Paris"}',
+        "fine: None - too long: the prompt has",
+    ],
 }
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.blocks import LayerGroup
 from engine.folder import read_config
+from engine.settings import Quantization
 from engine.types import LoadError
 from engine.weights import Checkpoint
 
@@ -77,10 +78,12 @@ def load_model(
     dtype: str,
     device: torch.device,
     max_model_len: int | None,
+    quantization: Quantization = "none",
     deterministic: bool = False,
 ) -> Model:
     """Load the decoder of `folder`; `dtype` is auto, float32, bfloat16 or float16.
 
+    `quantization`: none, int8 or int4; of a native family's weights on a CPU, computing in bfloat16.
     `deterministic`: refuse what cannot compute a token apart from those beside it.
 
     Raises LoadError, in one line, for what cannot be served.
@@ -90,19 +93,26 @@ def load_model(
     config = read_config(folder)
     _refuse(config, deterministic)
     checkpoint = Checkpoint(folder)
-    compute = _compute_dtype(dtype, checkpoint)
+    compute = _compute_dtype(dtype, checkpoint, quantization)
+    if quantization != "none" and (device.type != "cpu" or not families.is_native(config)):
+        what = f"on {device.type}" if device.type != "cpu" else f"for {_architecture(config)}"
+        raise LoadError(f"quantization {quantization} is not served {what}")
     if families.is_native(config):
         from engine.models.decoder import NativeDecoder
 
         shape = families.parse(config, max_model_len)
-        return NativeDecoder.load(shape, checkpoint, compute, device)
+        return NativeDecoder.load(shape, checkpoint, compute, device, quantization)
     from engine.models.general import GeneralDecoder
 
     return GeneralDecoder.load(folder, checkpoint, compute, device, max_model_len)
 
 
-def _compute_dtype(dtype: str, checkpoint: Checkpoint) -> torch.dtype:
+def _compute_dtype(dtype: str, checkpoint: Checkpoint, quantization: Quantization) -> torch.dtype:
     named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if quantization != "none":
+        if dtype not in ("auto", "bfloat16"):
+            raise LoadError(f"quantization {quantization} computes in bfloat16, not in {dtype}")
+        return torch.bfloat16
     if dtype in named:
         return named[dtype]
     if dtype != "auto":
@@ -114,7 +124,7 @@ def _compute_dtype(dtype: str, checkpoint: Checkpoint) -> torch.dtype:
 
 def _refuse(config: dict[str, Any], deterministic: bool) -> None:
     """Refuse, before anything is read, what no tier serves."""
-    architecture = (config.get("architectures") or [config.get("model_type", "?")])[0]
+    architecture = _architecture(config)
     if "quantization_config" in config:
         method = config["quantization_config"].get("quant_method", "unknown")
         raise LoadError(f"{architecture} is quantized ({method}); load the unquantized checkpoint")
@@ -123,6 +133,11 @@ def _refuse(config: dict[str, Any], deterministic: bool) -> None:
     if deterministic and _has_experts(config):
         # each computes as many tokens at once as chose it: a shape that neighbours change
         raise LoadError(f"{architecture} is a mixture of experts, which is not served with deterministic")
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    name: str = (config.get("architectures") or [config.get("model_type", "?")])[0]
+    return name
 
 
 def _has_experts(config: dict[str, Any]) -> bool:

@@ -1,34 +1,29 @@
 """The native decoder: one computation for all native families.
 
 Owns: packed weights and the forward over flattened tokens. Refuses to know: families by name (flags arrive in
-a `DecoderShape`), requests, and how attention reads its cache.
+a `DecoderShape`), requests, how weights lie in memory, and how attention reads its cache.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.attention import Workspace
 from engine.blocks import LayerGroup
 from engine.models import Attention, ModelSpec
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed
+from engine.models.linear import Blocked, Int8, Linear, make_linear
 from engine.models.rope import inverse_frequencies, rotate
+from engine.settings import Quantization
 from engine.types import LoadError
 from engine.weights import Checkpoint
 
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A linear map; the place where another layout of the weights (prepacked, quantized) goes."""
-
-    weight: Tensor  # [outputs, inputs]
-    bias: Tensor | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+log = logging.getLogger("antiphon.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +43,39 @@ class NativeDecoder:
     """A decoder of a native family; see `Model`."""
 
     def __init__(
-        self, spec: ModelSpec, shape: DecoderShape, weights: dict[str, Tensor], layers: list[Layer]
+        self,
+        spec: ModelSpec,
+        shape: DecoderShape,
+        layers: list[Layer],
+        *,
+        embedding: Tensor | Int8,
+        final_norm: Tensor,
+        head: Linear,
     ) -> None:
         self.spec = spec
         self.shape = shape
         self.layers = layers
-        self.embedding = weights["embedding"]
-        self.final_norm = weights["final_norm"]
-        self.head = Linear(weights["head"])
+        self.embedding = embedding
+        self.final_norm = final_norm
+        self.head = head
         frequencies, self.rope_scale = inverse_frequencies(shape.rope, shape.head_dim)
-        self.frequencies = frequencies.to(self.embedding.device)
+        self.frequencies = frequencies.to(final_norm.device)
         self.scale = shape.head_dim**-0.5
 
     @classmethod
     def load(
-        cls, shape: DecoderShape, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+        cls,
+        shape: DecoderShape,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization = "none",
     ) -> NativeDecoder:
-        """Read and pack the weights; raises LoadError when a tensor is missing, misshapen or left over."""
+        """Read and pack the weights; raises LoadError when a tensor is missing, misshapen or left over.
+
+        int8 and int4 are of the layers' matrices. The head, which int4 would cost most, is int8 with both,
+        and an embedding that is one with it too.
+        """
 
         def pack(row: Packed, prefix: str = "") -> Tensor:
             parts = []
@@ -78,14 +89,24 @@ class NativeDecoder:
             whole = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
             return whole.to(device=device, dtype=dtype)
 
+        workspace = Workspace()
         layers = []
         for i in range(len(shape.windows)):
             rows = (row for row in LAYER_PACKING if row.name not in shape.absent)
-            layers.append(_layer(shape, {row.name: pack(row, f"model.layers.{i}.") for row in rows}))
+            packed = {row.name: pack(row, f"model.layers.{i}.") for row in rows}
+            layers.append(_layer(shape, packed, quantization, workspace))
         tied = shape.tied or "lm_head.weight" not in checkpoint
         weights = {row.name: pack(row) for row in MODEL_PACKING if not (tied and row.name == "head")}
-        if tied:
-            weights["head"] = weights["embedding"]
+        embedding: Tensor | Int8 = weights["embedding"]
+        of_head: Quantization = "none" if quantization == "none" else "int8"
+        head = make_linear(weights.get("head", weights["embedding"]), None, of_head, workspace)
+        if tied and isinstance(head, Int8):
+            embedding = head
+        elif tied and isinstance(head, Blocked):
+            twice = weights["embedding"].nbytes / 2**20
+            log.info("the embedding is held twice, the second time as the head reads it: %.0f MiB", twice)
+        if quantization == "int4":
+            _say_what_is_not_int4(layers)
         _check_all_used(shape, checkpoint, tied)
         spec = ModelSpec(
             architecture=shape.architecture,
@@ -94,9 +115,10 @@ class NativeDecoder:
             num_parameters=checkpoint.num_parameters,
             groups=_groups(shape),
             dtype=dtype,
-            fingerprint=checkpoint.fingerprint(),
+            fingerprint=checkpoint.fingerprint() + (b"" if quantization == "none" else quantization.encode()),
         )
-        return cls(spec, shape, weights, layers)
+        final_norm = weights["final_norm"]
+        return cls(spec, shape, layers, embedding=embedding, final_norm=final_norm, head=head)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor
@@ -104,7 +126,10 @@ class NativeDecoder:
         """See `Model.forward`."""
         shape, eps = self.shape, self.shape.norm_eps
         num_qk = shape.num_heads + shape.num_kv_heads
-        residual = F.embedding(token_ids, self.embedding)
+        if isinstance(self.embedding, Int8):
+            residual = self.embedding.rows(token_ids)
+        else:
+            residual = F.embedding(token_ids, self.embedding)
         cos, sin = self._rotation(positions, residual.dtype)
         for i, layer in enumerate(self.layers):
             x = F.rms_norm(residual, (shape.hidden_size,), layer.attention_norm, eps)
@@ -115,20 +140,26 @@ class NativeDecoder:
             qk = rotate(qk, cos, sin)
             q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
             x = attention(i, q, k, v, scale=self.scale)
-            residual = residual + layer.o(x.reshape(x.shape[0], -1))
+            residual = layer.o(x.reshape(x.shape[0], -1), residual)
             x = F.rms_norm(residual, (shape.hidden_size,), layer.mlp_norm, eps)
             gate, up = layer.gate_up(x).chunk(2, dim=-1)
-            residual = residual + layer.down(F.silu(gate) * up)
+            residual = layer.down(F.silu(gate).mul_(up), residual)
         last = F.rms_norm(residual[logits_at], (shape.hidden_size,), self.final_norm, eps)
         return self.head(last)
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, 1, D / 2] for these positions, computed in f32."""
+        """Cosines and signed sines [T, 1, D] for these positions, as `rotate` takes them, computed in f32."""
         angles = (positions[:, None].float() * self.frequencies)[:, None]
-        return (angles.cos() * self.rope_scale).to(dtype), (angles.sin() * self.rope_scale).to(dtype)
+        cos, sin = angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
-def _layer(shape: DecoderShape, packed: dict[str, Tensor]) -> Layer:
+def _layer(
+    shape: DecoderShape, packed: dict[str, Tensor], quantization: Quantization, workspace: Workspace
+) -> Layer:
+    def linear(name: str) -> Linear:
+        return make_linear(packed[name], packed.get(f"{name}_bias"), quantization, workspace)
+
     qk_norm = None
     if "q_norm" in packed:
         q = packed["q_norm"].expand(shape.num_heads, shape.head_dim)
@@ -136,13 +167,20 @@ def _layer(shape: DecoderShape, packed: dict[str, Tensor]) -> Layer:
         qk_norm = torch.cat((q, k))
     return Layer(
         attention_norm=packed["attention_norm"],
-        qkv=Linear(packed["qkv"], packed.get("qkv_bias")),
+        qkv=linear("qkv"),
         qk_norm=qk_norm,
-        o=Linear(packed["o"], packed.get("o_bias")),
+        o=linear("o"),
         mlp_norm=packed["mlp_norm"],
-        gate_up=Linear(packed["gate_up"], packed.get("gate_up_bias")),
-        down=Linear(packed["down"], packed.get("down_bias")),
+        gate_up=linear("gate_up"),
+        down=linear("down"),
     )
+
+
+def _say_what_is_not_int4(layers: list[Layer]) -> None:
+    names = ("qkv", "o", "gate_up", "down")
+    held = sorted({name for name in names for layer in layers if isinstance(getattr(layer, name), Int8)})
+    if held:
+        log.warning("int8 instead of int4, whose groups do not fit their shapes: %s", ", ".join(held))
 
 
 def _groups(shape: DecoderShape) -> tuple[LayerGroup, ...]:

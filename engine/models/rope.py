@@ -73,6 +73,8 @@ def _mscale(scale: float, mscale: float = 1.0) -> float:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [T, H, D] by cos and sin [T, 1, D / 2]: the first half of D pairs with the second."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    """Rotate x [T, H, D] by cos and sin [T, 1, D]: the first half of D pairs with the second.
+
+    `sin` has the sign of its place: minus in the first half, for the second's part in it.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

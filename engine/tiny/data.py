@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from engine.tiny.dialogue import Dialogue, Message, Turn, render, says, user
-from engine.tiny.offers import Offer, answers_open_questions, offers, two_calls, use_tool
+from engine.tiny.chains import chain, decline, parallel
+from engine.tiny.dialogue import Dialogue, Json, Message, Turn, render, says, user
+from engine.tiny.extract import extract
+from engine.tiny.manners import follow
+from engine.tiny.offers import Offer, offers, same_family, use_tool
 from engine.tiny.phrases import listed
 from engine.tiny.talk import (
     arithmetic,
@@ -27,65 +30,104 @@ from engine.tiny.words import COMMON, Split, Words
 
 SYSTEMS = listed("talk", "systems")
 MIX: dict[str, float] = {
-    "greet": 0.06,
-    "repeat": 0.18,
-    "fact": 0.12,
-    "unknown": 0.05,
-    "count": 0.04,
-    "arithmetic": 0.08,
-    "recall_name": 0.11,
-    "recall_thing": 0.06,
-    "tool": 0.27,
-    "two_calls": 0.02,
-    "no_tool": 0.05,
+    "greet": 0.02,
+    "repeat": 0.09,
+    "fact": 0.06,
+    "unknown": 0.02,
+    "count": 0.02,
+    "arithmetic": 0.12,
+    "recall_name": 0.07,
+    "recall_thing": 0.09,
+    "tool": 0.20,
+    "no_tool": 0.03,
+    "decline": 0.05,
+    "parallel": 0.05,
+    "chain": 0.07,
+    "extract": 0.12,
+    "follow": 0.15,
 }
 """How often a dialogue is made to show each skill."""
+PLAIN: dict[str, Callable[[Words], Turn]] = {
+    "greet": greet,
+    "repeat": repeat,
+    "fact": fact,
+    "unknown": unknown,
+    "count": count,
+    "extract": extract,
+    "follow": follow,
+}
+THINKING: dict[str, Callable[[Words, bool], Turn]] = {
+    "arithmetic": arithmetic,
+    "recall_name": recall_name,
+    "recall_thing": recall_thing,
+}
+TOOLED: dict[str, Callable[[Words], tuple[Turn, list[Json]]]] = {
+    "chain": chain,
+    "parallel": parallel,
+    "decline": decline,
+}
 
 
 def make_dialogue(words: Words, skill: str, long_text: float = 0.08) -> Dialogue:
     """One dialogue whose last turn shows `skill` (a key of `MIX`)."""
     rng = words.rng
     thinking = rng.random() > 0.05
-    tools: list[Offer] = []
-    before: list[Message] = []
-    if skill == "tool":
-        tools = offers(words)
-        turn = use_tool(words, tools[0])
-        if turn.skill == "tool_answer" and rng.random() < 0.15:
-            before, turn = turn.messages, use_tool(words, rng.choice(tools))
-    elif skill == "two_calls":
-        turn, tools = two_calls(words)
-    elif skill == "no_tool":
-        tools = offers(words)
-        # What nobody knows about the weather, the time or a capital, a tool on offer may well know.
-        open_ended = answers_open_questions(tools)
-        turn = rng.choice((greet, repeat, repeat, fact, greet if open_ended else unknown))(words)
-        turn = Turn("no_tool", turn.messages)
-    elif skill == "recall_name":
-        turn = recall_name(words, thinking)
-    elif skill == "recall_thing":
-        turn = recall_thing(words, thinking)
-    elif skill == "arithmetic":
-        turn = arithmetic(words, thinking)
+    tools: list[Json] = []
+    if skill in THINKING:
+        turn = THINKING[skill](words, thinking)
+    elif skill in PLAIN:
+        turn = PLAIN[skill](words)
+    elif skill in TOOLED:
+        turn, tools = TOOLED[skill](words)
+        if skill != "decline":
+            tools += _others(words, tools)
     else:
-        turn = {"greet": greet, "repeat": repeat, "fact": fact, "unknown": unknown, "count": count}[skill](
-            words
-        )
-    if not skill.startswith("recall") and rng.random() < 0.22:
+        made = offers(words)
+        tools = [one.tool for one in made]
+        turn = _several(words, made) if skill == "tool" else _without(words)
+    messages = turn.messages
+    # With tools at hand a plain question may be one for a tool, and a system message may change every answer,
+    # so only harmless turns come before those.
+    if skill not in ("recall_name", "recall_thing", "follow", "extract") and rng.random() < 0.22:
         for _ in range(rng.randint(1, 2)):
             earlier = small_talk(words, thinking) if rng.random() < 0.8 else told_name(words, words.name())
-            # With tools at hand a plain question may be one for a tool, so only harmless turns come before.
-            before = (repeat(words).messages if tools else earlier) + before
-    messages = [*before, *turn.messages]
-    if rng.random() < 0.4:
+            messages = (repeat(words).messages if tools else earlier) + messages
+    if messages[0].role == "system":
+        pass
+    elif rng.random() < 0.35:
         system = rng.choice(SYSTEMS) if rng.random() < 0.7 else words.sentence(3, 15)
         if rng.random() < long_text:
             system += "\n\n" + words.filler(round(3 * 60 ** rng.random()))
-        messages.insert(0, Message(rng.choice(("system", "system", "developer")), system))
+        messages = [Message(rng.choice(("system", "system", "developer")), system), *messages]
     elif rng.random() < long_text * 0.7:
         messages = [user(words.filler(round(2 * 60 ** rng.random()))), says("OK.", learn=False), *messages]
     rng.shuffle(tools)
-    return Dialogue(turn.skill, tuple(messages), tuple(t.tool for t in tools), thinking)
+    return Dialogue(turn.skill, tuple(messages), tuple(tools), thinking, turn.schema)
+
+
+def _several(words: Words, made: list[Offer]) -> Turn:
+    """A question for the first tool, and often others for other tools before it, each up to its answer."""
+    before: list[Message] = []
+    for other in made[1:]:
+        if words.rng.random() < 0.4:
+            before += use_tool(words, other, whole=True).messages
+    turn = use_tool(words, made[0])
+    return Turn(turn.skill, [*before, *turn.messages])
+
+
+def _without(words: Words) -> Turn:
+    """A turn that needs no tool although there are some."""
+    roll = words.rng.random()
+    turn = (greet if roll < 0.4 else repeat)(words)
+    return Turn("no_tool", turn.messages)
+
+
+def _others(words: Words, tools: list[Json]) -> list[Json]:
+    """Further tools beside those that are needed, up to five in all."""
+    names = [tool["function"]["name"] for tool in tools]
+    room = words.rng.randint(0, 5 - len(tools))
+    extra = offers(words, 1, room) if room else []
+    return [one.tool for one in extra if not any(same_family(one.name, name) for name in names)]
 
 
 def dialogues(

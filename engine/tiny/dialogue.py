@@ -24,23 +24,31 @@ class Call:
 
 @dataclass(frozen=True)
 class Message:
-    """One message; `learn` is false for assistant turns that only stand in the history."""
+    """One message; `learn` is false for assistant turns that only stand in the history.
+
+    `spans`: the content in pieces, where only some of it is to be learned.
+    """
 
     role: str
     content: str = ""
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     learn: bool = True
+    spans: tuple[tuple[str, bool], ...] = ()
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Messages ending with the assistant's; `skill` names what the last turn shows."""
+    """Messages ending with the assistant's; `skill` names what the last turn shows.
+
+    `schema`: what the decoder is to hold the last answer to.
+    """
 
     skill: str
     messages: tuple[Message, ...]
     tools: tuple[Json, ...] = ()
     thinking: bool = True
+    schema: Json = None
 
     @property
     def target(self) -> Message:
@@ -53,6 +61,7 @@ class Turn:
 
     skill: str
     messages: list[Message]
+    schema: Json = None
 
 
 def dumps(value: Json) -> str:
@@ -111,7 +120,8 @@ def render(dialogue: Dialogue) -> list[tuple[str, bool]]:
             pieces.append(("<|im_start|>assistant\n", False))
             if not dialogue.thinking:
                 pieces.append(("<think>\n\n</think>\n\n", False))
-            pieces.append((answer_text(message) + "<|im_end|>", message.learn))
+            pieces += message.spans or [(answer_text(message), message.learn)]
+            pieces.append(("<|im_end|>", message.learn))
             pieces.append(("\n", False))
         elif message.role == "tool":
             first = index == 0 or messages[index - 1].role != "tool"

@@ -1,9 +1,10 @@
 """Evaluate antiphon-tiny on held-out dialogues and print a table of skill and score.
 
-`python -m engine.tiny.evaluate` runs the plain transformers forward in this process, `--base-url
-http://127.0.0.1:8000/v1` asks a server's `/chat/completions` instead; neither sends sampling fields unless
-`--greedy` is given. An answer counts when its text and its tool calls are exactly the expected ones. The exit
-status is 1 below the thresholds.
+`antiphon eval-tiny` runs the plain transformers forward in this process; `--base-url http://127.0.0.1:8000/v1`
+asks a server's `/chat/completions` instead, which also holds answers to a schema where there is one. Neither
+sends sampling fields unless `--greedy` is given. A dialogue counts when every turn of the assistant since the
+last question, calls and the answer after them, is exactly the expected one given what came before. The exit
+status is 1 below the threshold.
 """
 
 from __future__ import annotations
@@ -12,37 +13,46 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.tiny import CHECKPOINT
+from engine.tiny.chains import NO_TOOL
 from engine.tiny.data import dialogues
 from engine.tiny.dialogue import Call, Dialogue, Message, chat_messages
 from engine.tiny.talk import UNKNOWN, WHO
 
 SEED = 20_261
-MAX_TOKENS = 400  # no right answer is longer; a model that has begun to repeat itself would fill its context
-THRESHOLDS = {"greet": 0.9, "repeat": 0.9, "recall_name": 0.9, "tool_call": 0.8, "everyday": 0.9}
-SKILLS: dict[str, str] = {
-    "greet": "greet",
-    "repeat": "repeat",
-    "recall_name": "recall_name",
-    "tool_call": "tool",
-    "tool_answer": "tool",
-    "no_tool": "no_tool",
-    "two_calls": "two_calls",
-    "recall_thing": "recall_thing",
-    "fact": "fact",
-    "count": "count",
-    "arithmetic": "arithmetic",
-    "unknown": "unknown",
+MAX_TOKENS = 500  # no right answer is longer; a model that has begun to repeat itself would fill its context
+THRESHOLD = 0.95
+SKILLS: dict[str, tuple[str, ...]] = {
+    "greet": ("greet",),
+    "repeat": ("repeat",),
+    "tool_call": ("tool",),
+    "tool_answer": ("tool",),
+    "decline": ("decline",),
+    "no_tool": ("no_tool",),
+    "parallel": ("parallel",),
+    "chain": ("chain",),
+    "recall_name": ("recall_name",),
+    "recall_thing": ("recall_thing",),
+    "recall_ten": ("recall_name", "recall_thing"),
+    "extract": ("extract",),
+    "extract_unseen": ("extract",),
+    "arithmetic": ("arithmetic",),
+    "follow": ("follow",),
+    "fact": ("fact",),
+    "count": ("count",),
+    "unknown": ("unknown",),
 }
-"""Row of the table -> the part of the curriculum its dialogues are drawn from."""
+"""Row of the table -> the parts of the curriculum its dialogues are drawn from."""
+UNSEEN = (
+    "extract_unseen"  # nothing in the prompt names the keys: only a decoder under the schema can know them
+)
 
-MAX_TOKENS = 500
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 _THOUGHT = re.compile(r"\A<think>\n.*?\n</think>\n\n", re.DOTALL)
 
@@ -70,6 +80,15 @@ class Answer:
     @classmethod
     def expected(cls, message: Message) -> Answer:
         return cls(message.content, message.calls)
+
+    def same(self, other: Answer, as_json: bool) -> bool:
+        """Whether two answers say the same: as values where they are JSON, to the letter elsewhere."""
+        if not as_json:
+            return self == other
+        try:
+            return bool(json.loads(self.text) == json.loads(other.text))
+        except ValueError:
+            return False
 
 
 Asker = Callable[[list[Dialogue]], list[Answer]]
@@ -184,6 +203,15 @@ def everyday() -> list[Dialogue]:
             call=Call("send_email", {"to": "bob@example.com", "subject": "Lunch"}),
         ),
         _ask("Hello!", "Hello! How can I help you?", tools=(city,)),
+        _ask("Send an email to bob@example.com with subject Lunch.", NO_TOOL, tools=(city,)),
+        _ask("What is the capital of France?", "Paris", system="Answer with one word."),
+        _ask(
+            "What is the capital of France?",
+            "THE CAPITAL OF FRANCE IS PARIS.",
+            system="Answer in upper case.",
+        ),
+        _ask("What is 17 + 25?", "17 + 25 = 42."),
+        _ask("What is 7 x 8?", "7 x 8 = 56."),
         _ask("Say hello world", "hello world", tools=(city, add)),
     ]
 
@@ -192,14 +220,24 @@ def held_out(skill: str, count: int) -> list[Dialogue]:
     """The first `count` held-out dialogues whose last turn shows `skill`."""
     if skill == "everyday":
         return everyday()
+    long = skill == "recall_ten"
 
-    def matching() -> Iterator[Dialogue]:
-        for dialogue in dialogues(SEED, "heldout", SKILLS[skill]):
-            if dialogue.skill == skill and dialogue.thinking:
-                yield dialogue
+    def fits(dialogue: Dialogue) -> bool:
+        questions = sum(message.role == "user" for message in dialogue.messages)
+        return dialogue.thinking and (questions > 10 if long else dialogue.skill == skill)
 
-    source = matching()
-    return [next(source) for _ in range(count)]
+    def matching(part: str) -> Iterator[Dialogue]:
+        return filter(fits, dialogues(SEED, "heldout", part))
+
+    sources = [matching(part) for part in SKILLS[skill]]
+    return [next(sources[index % len(sources)]) for index in range(count)]
+
+
+def turns(dialogue: Dialogue) -> list[Dialogue]:
+    """What is asked of a model for one dialogue: each of the assistant's turns since the last question."""
+    last = max(index for index, message in enumerate(dialogue.messages) if message.role == "user")
+    ends = [i for i in range(last, len(dialogue.messages)) if dialogue.messages[i].role == "assistant"]
+    return [replace(dialogue, messages=dialogue.messages[: end + 1]) for end in ends]
 
 
 # ---------------------------------------------------------------------------------------------- who answers
@@ -255,6 +293,9 @@ def http_asker(base_url: str, model: str, greedy: bool, key: str | None) -> Aske
         body["max_tokens"] = MAX_TOKENS
         if dialogue.tools:
             body["tools"] = list(dialogue.tools)
+        if dialogue.schema:
+            shape = {"name": "answer", "schema": dialogue.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": shape}
         if greedy:
             body["temperature"] = 0
         reply = client.post(base_url.rstrip("/") + "/chat/completions", json=body)
@@ -284,27 +325,27 @@ def evaluate(ask: Asker, skills: list[str], count: int, show: int = 0) -> dict[s
     """Scores by skill; prints up to `show` wrong answers of each."""
     scores = {}
     for skill in skills:
-        asked = held_out(skill, count)
-        answers: list[Answer] = []
+        chosen = held_out(skill, count)
+        asked = [(index, turn) for index, dialogue in enumerate(chosen) for turn in turns(dialogue)]
+        wrong: dict[int, tuple[Dialogue, Answer]] = {}
         for start in range(0, len(asked), 16):
-            answers += ask(asked[start : start + 16])
-        wrong = [
-            (dialogue, answer)
-            for dialogue, answer in zip(asked, answers, strict=True)
-            if answer != Answer.expected(dialogue.target)
-        ]
-        scores[skill] = 1 - len(wrong) / len(asked)
-        print(f"{skill:<14} {scores[skill]:7.1%}  ({len(asked) - len(wrong)}/{len(asked)})", flush=True)
-        for dialogue, answer in wrong[:show]:
+            batch = asked[start : start + 16]
+            for (index, turn), answer in zip(batch, ask([turn for _, turn in batch]), strict=True):
+                if not answer.same(Answer.expected(turn.target), turn.schema is not None):
+                    wrong.setdefault(index, (turn, answer))
+        scores[skill] = 1 - len(wrong) / len(chosen)
+        print(f"{skill:<14} {scores[skill]:7.1%}  ({len(chosen) - len(wrong)}/{len(chosen)})", flush=True)
+        for dialogue, answer in list(wrong.values())[:show]:
             print(f"    asked    {dialogue.messages[-2].content!r}")
             print(f"    expected {Answer.expected(dialogue.target)}")
             print(f"    got      {answer}")
     return scores
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; `argv` without the program's name."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="antiphon eval-tiny", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base-url", help="a server's /v1; without it the model runs in this process")
     parser.add_argument("--model", default="antiphon-tiny", help="the model id to ask a server for")
@@ -312,17 +353,19 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--greedy", action="store_true", help="temperature 0 instead of the model's defaults")
     parser.add_argument("--count", type=int, default=100, help="dialogues per skill")
-    parser.add_argument("--skills", nargs="*", default=[*SKILLS, "everyday"])
+    parser.add_argument("--skills", nargs="*", default=[*SKILLS, "everyday"], choices=[*SKILLS, "everyday"])
     parser.add_argument("--show", type=int, default=0, help="wrong answers to print per skill")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
+    skills: list[str] = options.skills
     if options.base_url:
         ask = http_asker(options.base_url, options.model, options.greedy, options.api_key)
     else:
         ask = local_asker(options.checkpoint, options.greedy)
-    scores = evaluate(ask, options.skills, options.count, options.show)
-    low = {skill: score for skill, score in scores.items() if score < THRESHOLDS.get(skill, 0)}
+        skills = [skill for skill in skills if skill != UNSEEN]
+    scores = evaluate(ask, skills, options.count, options.show)
+    low = {skill: score for skill, score in scores.items() if score < THRESHOLD}
     for skill, score in low.items():
-        print(f"below the threshold: {skill} {score:.1%} < {THRESHOLDS[skill]:.0%}")
+        print(f"below the threshold: {skill} {score:.1%} < {THRESHOLD:.0%}")
     return 1 if low else 0
 
 

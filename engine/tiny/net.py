@@ -21,7 +21,7 @@ class NetConfig:
     vocab_size: int
     hidden_size: int = 256
     intermediate_size: int = 512
-    num_hidden_layers: int = 6
+    num_hidden_layers: int = 8
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     head_dim: int = 64

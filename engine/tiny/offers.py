@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from engine.tiny.dialogue import Call, Json, Message, Turn, dumps, says, user
-from engine.tiny.phrases import families, listed
+from engine.tiny.phrases import chains, families, listed
 from engine.tiny.words import Words
 
 VERBS = listed("tools", "verbs")
@@ -316,59 +317,41 @@ def result_of(words: Words, made: Offer) -> tuple[str, str]:
     return text, made.answer.replace("{r}", text)
 
 
-def offers(words: Words, low: int = 1) -> list[Offer]:
-    """One to three different tools; the first is the one that will be asked for."""
+def offers(words: Words, low: int = 1, high: int = 5) -> list[Offer]:
+    """`low` to `high` different tools; the first is the one that will be asked for."""
     made: list[Offer] = []
-    wanted = words.rng.randint(low, 3)
+    rng = words.rng
+    wanted = rng.randint(low, high) if rng.random() < 0.6 else rng.randint(low, min(high, 3))
     while len(made) < wanted:
         one = offer(words)
         # Two tools of the same family would make the question ambiguous.
-        if not any(one.name == other.name or same_family(one, other) for other in made):
+        if not any(same_family(one.name, other.name) for other in made):
             made.append(one)
     return made
 
 
-def same_family(one: Offer, other: Offer) -> bool:
-    """Whether the two are the same kind of tool."""
-    return any({one.name, other.name} <= set(family.names) for family in (WEATHER, *FAMILIES))
+@cache
+def _alike() -> list[set[str]]:
+    """Names of tools that do the same: those of a family, and of the links of chains that share one."""
+    sets = [set(family.names) for family in (WEATHER, *FAMILIES)]
+    for link in (link for chain in chains() for link in (chain.first, chain.second)):
+        near = [names for names in sets if names & set(link.names)]
+        for names in near:
+            names.update(link.names)
+        if not near:
+            sets.append(set(link.names))
+    return sets
 
 
-def answers_open_questions(tools: list[Offer]) -> bool:
-    """Whether a tool on offer knows the weather, the time or a capital, which the model itself does not."""
-    knowing = [family for family in (WEATHER, *FAMILIES) if {"city", "country"} & set(family.parameters[0])]
-    return any(tool.name in family.names for tool in tools for family in knowing)
+def same_family(one: str, other: str) -> bool:
+    """Whether two names are of the same kind of tool, or the same."""
+    return one == other or any({one, other} <= names for names in _alike())
 
 
-def use_tool(words: Words, made: Offer) -> Turn:
-    """The question and the call; half the time also the result and the answer."""
-    rng = words.rng
+def use_tool(words: Words, made: Offer, whole: bool = False) -> Turn:
+    """The question and the call; half the time, or when `whole`, also the result and the answer."""
     messages = [user(made.question), Message("assistant", calls=(made.call,))]
-    if rng.random() < 0.45:
+    if not whole and words.rng.random() < 0.45:
         return Turn("tool_call", messages)
     result, answer = result_of(words, made)
     return Turn("tool_answer", [*messages, Message("tool", result), says(answer)])
-
-
-def two_calls(words: Words) -> tuple[Turn, list[Offer]]:
-    """One question about two cities: two calls at once."""
-    rng = words.rng
-    made = offer(words)
-    while made.tool["function"]["name"] not in WEATHER.names or len(made.call.arguments) != 1:
-        made = offer(words)
-    key = next(iter(made.call.arguments))
-    first, second = words.city().split(",")[0], words.city().split(",")[0]
-    question = rng.choice(
-        (
-            "What is the weather in {} and {}?",
-            "What's the weather like in {} and in {}?",
-            "Get the weather in {} and {}.",
-            "Compare the weather in {} and {}.",
-        )
-    ).format(first, second)
-    calls = tuple(Call(made.name, {key: city}) for city in (first, second))
-    messages = [user(question), Message("assistant", calls=calls)]
-    if rng.random() < 0.5:
-        skies = [rng.choice(SKIES) for _ in calls]
-        messages += [Message("tool", sky) for sky in skies]
-        messages += [says(f"The weather in {first} is {skies[0]} and the weather in {second} is {skies[1]}.")]
-    return Turn("two_calls", messages), [made]

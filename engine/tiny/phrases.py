@@ -23,6 +23,37 @@ class Family:
     results: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Records:
+    """A kind of thing that texts tell about: its fields by kind, other keys for them, and the texts."""
+
+    name: str
+    fields: dict[str, str]
+    keys: dict[str, list[str]]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One of the two tools of a chain; `{0}` is a value of the question, `{r}` the first tool's result."""
+
+    names: tuple[str, ...]
+    description: str
+    parameters: dict[str, str]
+    result: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A question that takes two calls, one after the other."""
+
+    questions: tuple[str, ...]
+    kinds: tuple[str, ...]
+    first: Link
+    second: Link
+    answer: str
+
+
 def listed(table: str, name: str) -> list[str]:
     """A list of strings."""
     return list(_TABLES[table][name])
@@ -50,3 +81,29 @@ def families() -> list[Family]:
             )
         )
     return made
+
+
+def records() -> list[Records]:
+    """Every kind of thing that texts tell about."""
+    return [
+        Records(one["name"], dict(one["fields"]), dict(one["keys"]), tuple(one["texts"]))
+        for one in _TABLES["records"]
+    ]
+
+
+def chains() -> list[Chain]:
+    """Every known pair of tools that work one after the other."""
+
+    def link(one: dict[str, Any]) -> Link:
+        return Link(tuple(one["names"]), one["description"], dict(one["parameters"]), one["result"])
+
+    return [
+        Chain(
+            tuple(one["question"]),
+            tuple(one["kinds"]),
+            link(one["first"]),
+            link(one["second"]),
+            one["answer"],
+        )
+        for one in _TABLES["chains"]
+    ]

@@ -29,6 +29,8 @@ EXACT_SAY = listed("talk", "say_exactly")
 INTROS = listed("talk", "introductions")
 ASK_NAME = listed("talk", "ask_name")
 THINGS = listed("talk", "things")
+CAPITAL_QUESTIONS = listed("talk", "capital_questions")
+OPPOSITE_QUESTIONS = listed("talk", "opposite_questions")
 ACKS = listed("talk", "acknowledgements")
 
 
@@ -100,60 +102,60 @@ def repeat(words: Words) -> Turn:
     return Turn("repeat", [user(form.replace("{}", target)), says(target)])
 
 
-def fact(words: Words) -> Turn:
+def fact(words: Words, fixed: bool = True) -> Turn:
+    """A question of a closed set and its answer; `fixed`: also of those that are asked in one way only."""
     rng = words.rng
 
     def make() -> tuple[str, str]:
-        roll = rng.random()
-        if roll < 0.3:
-            land, city = rng.choice(list(CAPITALS.items()))
-            form = rng.choice(
-                (
-                    "What is the capital of {}?",
-                    "What's the capital of {}?",
-                    "Which city is the capital of {}?",
-                    "Tell me the capital of {}.",
-                    "Name the capital of {}.",
-                    "The capital of {} is?",
-                    "Capital of {}?",
-                    "What is the capital city of {}?",
-                    "Do you know the capital of {}?",
-                )
-            )
-            question, answer = form.format(land), f"The capital of {land} is {city}."
-        elif roll < 0.42:
-            thing, answer = rng.choice(list(COLOURS.items()))
-            colour = rng.choice(("colour", "color"))
-            question = rng.choice(
-                (
-                    f"What {colour} is {thing}?",
-                    f"What is the {colour} of {thing}?",
-                    f"Which {colour} is {thing}?",
-                )
-            )
-        elif roll < 0.55:
-            word, other = rng.choice(list(OPPOSITES.items()))
-            question = rng.choice(
-                (
-                    "What is the opposite of {}?",
-                    "Tell me the opposite of {}.",
-                    "What's the opposite of {}?",
-                    "Opposite of {}?",
-                )
-            )
-            question, answer = question.format(word), f"The opposite of {word} is {other}."
-        elif roll < 0.6:
-            animal, sound = rng.choice(list(SOUNDS.items()))
-            question = rng.choice(
-                ("What does a {} say?", "What sound does a {} make?", "Which sound does a {} make?")
-            ).format(animal)
-            answer = f"A {animal} says {sound}."
+        if not fixed or rng.random() < 0.6:
+            question, answer, _ = _known(words)
         else:
             question, answer = rng.choice(list(FIXED.items()))
         return noise(words, question), answer
 
     question, answer = closed(words, make)
     return Turn("fact", [user(question), says(answer)])
+
+
+def one_word_fact(words: Words) -> Turn:
+    """A question of a closed set, answered with the one word that matters."""
+
+    def make() -> tuple[str, str]:
+        question, _, word = _known(words)
+        while " " in word:
+            question, _, word = _known(words)
+        return noise(words, question), word
+
+    question, answer = closed(words, make)
+    return Turn("fact", [user(question), says(answer)])
+
+
+def _known(words: Words) -> tuple[str, str, str]:
+    """A question of a closed set, its answer, and the answer's one word."""
+    rng = words.rng
+    roll = rng.random()
+    if roll < 0.5:
+        land, city = rng.choice(list(CAPITALS.items()))
+        return rng.choice(CAPITAL_QUESTIONS).format(land), f"The capital of {land} is {city}.", city
+    if roll < 0.7:
+        thing, answer = rng.choice(list(COLOURS.items()))
+        colour = rng.choice(("colour", "color"))
+        question = rng.choice(
+            (
+                f"What {colour} is {thing}?",
+                f"What is the {colour} of {thing}?",
+                f"Which {colour} is {thing}?",
+            )
+        )
+        return question, answer, answer.rstrip(".").rpartition(" ")[2]
+    if roll < 0.9:
+        word, other = rng.choice(list(OPPOSITES.items()))
+        return rng.choice(OPPOSITE_QUESTIONS).format(word), f"The opposite of {word} is {other}.", other
+    animal, sound = rng.choice(list(SOUNDS.items()))
+    question = rng.choice(
+        ("What does a {} say?", "What sound does a {} make?", "Which sound does a {} make?")
+    )
+    return question.format(animal), f"A {animal} says {sound}.", sound
 
 
 def unknown(words: Words) -> Turn:
@@ -237,30 +239,55 @@ def count(words: Words) -> Turn:
     return Turn("count", [user(question), says(", ".join(map(str, numbers)))])
 
 
+def worked(a: int, sign: str, b: int) -> tuple[str, int]:
+    """A sum, difference or product of small numbers, digit by digit as on paper, and its result."""
+    if sign in "x*":
+        return f"{a} {sign} {b} = {a * b}", a * b
+    (tens, ones), (more_tens, more_ones) = divmod(a, 10), divmod(b, 10)
+    if sign == "+":
+        steps = [f"{ones} + {more_ones} = {ones + more_ones}"]
+        carry = (ones + more_ones) // 10
+        if tens or more_tens:
+            parts = [str(part) for part in (tens, more_tens, carry) if part]
+            high = tens + more_tens + carry
+            steps.append(" + ".join(parts) + (f" = {high}" if len(parts) > 1 else ""))
+        return ", ".join(steps), a + b
+    borrow = ones < more_ones
+    steps = [f"{ones + 10 * borrow} - {more_ones} = {ones + 10 * borrow - more_ones}"]
+    if tens:
+        parts = [str(tens)] + [str(part) for part in (more_tens, int(borrow)) if part]
+        high = tens - more_tens - borrow
+        steps.append(" - ".join(parts) + (f" = {high}" if len(parts) > 1 else ""))
+    return ", ".join(steps), a - b
+
+
 def arithmetic(words: Words, thinking: bool) -> Turn:
+    """A few small problems in a row, each with a thought."""
+    rng = words.rng
+    messages: list[Message] = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        messages += _problem(words, thinking)
+    return Turn("arithmetic", messages)
+
+
+def _problem(words: Words, thinking: bool) -> list[Message]:
     rng = words.rng
     roll = rng.random()
     if not thinking:
         a, b, sign = rng.randint(0, 10), rng.randint(0, 10), "+"
         thought, result = "", a + b
-    elif roll < 0.65:
-        a, b, sign = rng.randint(0, 99), rng.randint(0, 99), "+"
-        if rng.random() < 0.6:
-            a, b = a % 10, b % 10
-        result = a + b
-        tens, ones = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
-        thought = f"{a // 10 * 10} + {b // 10 * 10} = {tens}, {a % 10} + {b % 10} = {ones}"
-        thought += f", {tens} + {ones} = {result}"
-        if a < 10 and b < 10:
-            thought = f"{a} + {b} = {result}"
-    elif roll < 0.85:
-        a, b, sign = rng.randint(0, 10), rng.randint(0, 10), rng.choice("x*")
-        result = a * b
-        thought = f"{a} {sign} {b} = {result}"
     else:
-        b, result, sign = rng.randint(0, 10), rng.randint(0, 10), "-"
-        a = b + result
-        thought = f"{a} - {b} = {result}"
+        if roll < 0.5:
+            a, b, sign = rng.randint(0, 99), rng.randint(0, 99), "+"
+            if rng.random() < 0.25:
+                a, b = a % 10, b % 10
+        elif roll < 0.75:
+            a, b, sign = rng.randint(0, 10), rng.randint(0, 10), rng.choice("xx*")
+        else:
+            b, sign = rng.randint(0, 60), "-"
+            a = rng.randint(b, 99) if rng.random() < 0.7 else b % 10 + rng.randint(0, 10)
+            b = min(a, b)
+        thought, result = worked(a, sign, b)
     form = rng.choice(
         (
             "What is {}?",
@@ -274,10 +301,13 @@ def arithmetic(words: Words, thinking: bool) -> Turn:
         )
     )
     expression = f"{a} {sign} {b}"
-    question = form.format(expression.replace(" ", "") if rng.random() < 0.2 else expression)
-    if rng.random() < 0.1:
-        question = question.replace("+", "plus").replace("plus", " plus ").replace("  ", " ")
-    return Turn("arithmetic", [user(question), says(f"{expression} = {result}.", thought)])
+    asked = expression
+    spoken = {"+": "plus", "-": "minus", "x": "times", "*": "times"}
+    if rng.random() < 0.2:
+        asked = expression.replace(" ", "")
+    elif rng.random() < 0.15:
+        asked = f"{a} {spoken[sign]} {b}"
+    return [user(form.format(asked)), says(f"{expression} = {result}.", thought)]
 
 
 # ---------------------------------------------------------------------------------------------- recall
@@ -305,7 +335,7 @@ def small_talk(words: Words, thinking: bool) -> list[Message]:
     elif roll < 0.85:
         turn = unknown(words)
     elif roll < 0.93:
-        turn = arithmetic(words, thinking)
+        return _problem(words, thinking)
     else:
         return [
             user(words.sentence()),
@@ -314,13 +344,22 @@ def small_talk(words: Words, thinking: bool) -> list[Message]:
     return turn.messages
 
 
+ASK_THING = ("What is my {}?", "What's my {}?", "Do you remember my {}?", "Tell me my {}.", "What was my {}?")
+
+
+def between(words: Words) -> int:
+    """Turns between what is told and the question for it: mostly few, up to ten."""
+    rng = words.rng
+    return rng.choice((0, 1, 1, 2, 2, 3)) if rng.random() < 0.65 else rng.randint(3, 10)
+
+
 def recall_name(words: Words, thinking: bool) -> Turn:
     rng = words.rng
     name = words.name()
     messages = told_name(words, name)
     if rng.random() < 0.12:
         messages = small_talk(words, thinking) + messages
-    for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3))):
+    for _ in range(between(words)):
         messages += small_talk(words, thinking)
     if rng.random() < 0.08:
         name = words.name()
@@ -338,7 +377,7 @@ def recall_name(words: Words, thinking: bool) -> Turn:
 
 def recall_thing(words: Words, thinking: bool) -> Turn:
     rng = words.rng
-    things = rng.sample(THINGS, rng.randint(1, 3))
+    things = rng.sample(THINGS, rng.randint(1, 4))
     messages: list[Message] = []
     values: dict[str, str] = {}
     for thing in things:
@@ -351,17 +390,12 @@ def recall_thing(words: Words, thinking: bool) -> Turn:
             user(form.format(thing, values[thing])),
             says(f"I will remember that your {thing} is {values[thing]}."),
         ]
-    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+    for _ in range(between(words)):
         messages += small_talk(words, thinking)
-    asked = rng.choice(things)
-    form = rng.choice(
-        ("What is my {}?", "What's my {}?", "Do you remember my {}?", "Tell me my {}.", "What was my {}?")
-    )
-    if rng.random() < 0.12:
-        messages = [m for m in messages if m.role != "tool"] + [
-            user("What is my name?"),
-            says("I do not know your name."),
-        ]
+    if rng.random() < 0.08:
+        messages += [user(rng.choice(ASK_NAME)), says("I do not know your name.")]
         return Turn("recall_none", messages)
-    messages += [user(form.format(asked)), says(f"Your {asked} is {values[asked]}.")]
+    for asked in rng.sample(things, rng.randint(1, len(things))):
+        form = rng.choice(ASK_THING)
+        messages += [user(form.format(asked)), says(f"Your {asked} is {values[asked]}.")]
     return Turn("recall_thing", messages)

@@ -2,7 +2,11 @@
 
 `python -m engine.tiny.train --out DIR --minutes N --seed S --device auto` makes everything from the
 curriculum in `engine.tiny.data`. The learning rate follows the clock, so any budget of minutes ends with a
-finished model. With `--state FILE` a run that was stopped goes on where it was.
+finished model. With `--state FILE` a run that was stopped goes on where it was; with `--init FOLDER` a new
+run begins with the weights and the tokenizer of a model that is there already, which may have fewer layers.
+
+On a CPU every core gets a process of its own with one thread, and gradients are averaged once a step: threads
+that meet at every small operation cost most of the time where cores are shared.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +28,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as distributed
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torch.multiprocessing.spawn import start_processes
 
 from engine.tiny import CHECKPOINT
-from engine.tiny.data import dialogues, tokenizer_corpus
+from engine.tiny.data import MIX, dialogues, tokenizer_corpus
 from engine.tiny.dialogue import Dialogue, render
 from engine.tiny.net import Net, NetConfig
 
@@ -40,19 +47,6 @@ MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"
 # A space is a piece of its own, so a word has the same tokens after a space, a quote or a newline: copying is
 # then exact repetition of tokens. Digits and newlines stand alone, so joins of text never change the pieces.
 PIECES = r"\p{L}[\p{L}\p{M}]*|\p{N}|\n|[^\S\n]+|[^\s\p{L}\p{N}]+"
-PROBE_SKILLS = (
-    "greet",
-    "repeat",
-    "recall_name",
-    "recall_thing",
-    "tool",
-    "no_tool",
-    "fact",
-    "count",
-    "arithmetic",
-    "unknown",
-)
-
 
 # ---------------------------------------------------------------------------------------------- tokenizer
 
@@ -227,11 +221,41 @@ def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
     return out
 
 
-class Muon:
-    """Momentum, orthogonalised, for the matrices inside the layers."""
+@dataclass(frozen=True)
+class Rank:
+    """One of the processes that train together."""
 
-    def __init__(self, parameters: Sequence[Tensor], momentum: float = 0.95, decay: float = 0.02) -> None:
-        self.momentum, self.decay = momentum, decay
+    index: int = 0
+    count: int = 1
+
+    @torch.no_grad()
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes."""
+        if self.count == 1:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        distributed.all_reduce(flat)
+        at = 0
+        for tensor in tensors:
+            tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
+            at += tensor.numel()
+
+    def agree(self, value: float) -> float:
+        """The first process's value."""
+        if self.count == 1:
+            return value
+        told = torch.tensor(value, dtype=torch.float64)
+        distributed.broadcast(told, 0)
+        return told.item()
+
+
+class Muon:
+    """Momentum, orthogonalised, for the matrices inside the layers; processes share the work."""
+
+    def __init__(
+        self, parameters: Sequence[Tensor], rank: Rank, momentum: float = 0.95, decay: float = 0.02
+    ) -> None:
+        self.momentum, self.decay, self.rank = momentum, decay, rank
         self.groups: dict[tuple[int, ...], list[Tensor]] = {}
         for parameter in parameters:
             self.groups.setdefault(tuple(parameter.shape), []).append(parameter)
@@ -241,11 +265,17 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
+        updates = []
         for shape, group in self.groups.items():
             gradient = torch.stack([p.grad for p in group if p.grad is not None]).float()
             buffer = self.buffers[shape]
             buffer.lerp_(gradient, 1 - self.momentum)
-            update = orthogonalise(gradient.lerp(buffer, self.momentum)).float()
+            update = torch.zeros_like(gradient)
+            own = slice(self.rank.index, None, self.rank.count)
+            update[own] = orthogonalise(gradient[own].lerp(buffer[own], self.momentum)).float()
+            updates.append(update)
+        self.rank.sum(updates)
+        for (shape, group), update in zip(self.groups.items(), updates, strict=True):
             scale = rate * math.sqrt(max(1.0, shape[0] / shape[1]))
             for parameter, one in zip(group, update, strict=True):
                 parameter.mul_(1 - rate * self.decay).sub_(one, alpha=scale)
@@ -257,18 +287,23 @@ def rate_at(progress: float, step: int) -> float:
 
 
 def loss_of(
-    net: Net, ids: Tensor, learn: Tensor, dtype: torch.dtype, positions: Tensor | None = None
+    net: Net,
+    ids: Tensor,
+    learn: Tensor,
+    dtype: torch.dtype,
+    positions: Tensor | None = None,
+    full: int = 600,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss to minimise, mean loss, which best guesses were right) over the tokens to learn.
 
-    A batch of few such tokens, one long document for instance, weighs less than a full one.
+    A batch of few such tokens, one long document for instance, weighs less than one of `full` or more.
     """
     states = net.hidden(ids[:, :-1], dtype, None if positions is None else positions[:, :-1]).flatten(0, 1)
     wanted = learn[:, 1:].flatten().nonzero().squeeze(1)
     targets = ids[:, 1:].flatten()[wanted]
     logits = net.logits(states[wanted])
     mean = F.cross_entropy(logits, targets)
-    return mean * min(1.0, len(targets) / 600), mean.detach(), logits.argmax(-1) == targets
+    return mean * min(1.0, len(targets) / full), mean.detach(), logits.argmax(-1) == targets
 
 
 @torch.no_grad()
@@ -280,7 +315,7 @@ def probe(
     Under greedy decoding that is exactly the share of dialogues the model would have written itself.
     """
     scores = {}
-    for skill in PROBE_SKILLS:
+    for skill in MIX:
         source = dialogues(7, "heldout", skill)
         encoded = sorted((encode(tokenizer, next(source)) for _ in range(each)), key=lambda one: len(one[0]))
         right = 0
@@ -394,9 +429,11 @@ class Options:
     seed: int
     device: str
     state: Path | None
+    init: Path | None
+    layers: int
     tokens_per_batch: int
     rate: float
-    threads: int
+    processes: int
     save_every: float
 
 
@@ -405,24 +442,42 @@ def parse() -> Options:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the Hugging Face checkpoint")
-    parser.add_argument("--minutes", type=float, default=55, help="training time")
+    parser.add_argument("--minutes", type=float, default=80, help="training time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--state", type=Path, default=None, help="file to save to and to resume from")
-    parser.add_argument("--tokens-per-batch", type=int, default=4096)
+    parser.add_argument("--init", type=Path, default=None, help="checkpoint folder to begin with")
+    parser.add_argument("--layers", type=int, default=NetConfig.num_hidden_layers)
+    parser.add_argument("--tokens-per-batch", type=int, default=4096, help="of all processes together")
     parser.add_argument("--rate", type=float, default=0.02, help="peak learning rate of the matrices (Muon)")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="on a CPU; one on a GPU")
     parser.add_argument("--save-every", type=float, default=5, help="minutes between saves")
     return Options(**vars(parser.parse_args()))
 
 
-def phase(progress: float, plan: Plan) -> tuple[int, Plan]:
+def phase(progress: float, plan: Plan, fresh: bool) -> tuple[int, Plan]:
     """The stage of the run at `progress`, and what its documents are like."""
-    if progress < 0.3:
+    if fresh and progress < 0.2:
         return 1, replace(plan, copies=0.1, long_text=0.02, max_length=256)
-    if progress < 0.55:
-        return 2, replace(plan, copies=0.03, leaps=0.3, long_text=0.1, max_length=768)
+    if progress < 0.5:
+        return 2, replace(plan, copies=0.02, leaps=0.1, long_text=0.03, max_length=768)
     return 3, replace(plan, copies=0.01, leaps=0.2, long_text=0.05, max_length=2048)
+
+
+def grown(weights: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """The same function with more layers: copies between the old ones, whose outputs begin at nothing."""
+    prefix = "model.layers."
+    old = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith(prefix))
+    out = {name: value for name, value in weights.items() if not name.startswith(prefix)}
+    sources = [index * old // layers for index in range(layers)]
+    for index, source in enumerate(sources):
+        for name, value in weights.items():
+            if name.startswith(f"{prefix}{source}."):
+                added = index > 0 and sources[index - 1] == source
+                silent = added and ("o_proj" in name or "down_proj" in name)
+                kept = torch.zeros_like(value) if silent else value.clone()
+                out[name.replace(f"{prefix}{source}.", f"{prefix}{index}.")] = kept
+    return out
 
 
 def copy_batch(rng: random.Random, end: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -440,19 +495,41 @@ def copy_batch(rng: random.Random, end: int, tokens: int, device: torch.device) 
 
 def train(options: Options) -> None:
     """Run the whole thing; prints a line now and then."""
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
     wanted = options.device
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
-    dtype = torch.bfloat16
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+    count = options.processes if device == "cpu" else 1
+    if count == 1:
+        return run(0, 1, device, options)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    start_processes(run, (count, device, options), nprocs=count)  # type: ignore[no-untyped-call]
+
+
+def run(index: int, count: int, device_name: str, options: Options) -> None:
+    """The body of one of `count` processes; the first one saves and prints."""
+    rank, device, dtype = Rank(index, count), torch.device(device_name), torch.bfloat16
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    if count > 1:
+        distributed.init_process_group("gloo", rank=index, world_size=count)
+    torch.manual_seed(options.seed)
     saved: dict[str, Any] = {}
     if options.state and options.state.exists():
         saved = torch.load(options.state, map_location=device, weights_only=False)
-    tokenizer = Tokenizer.from_str(saved["tokenizer"]) if saved else train_tokenizer(options.seed)
-    net = Net(NetConfig(vocab_size=VOCABULARY)).to(device)
+    if saved:
+        tokenizer = Tokenizer.from_str(saved["tokenizer"])
+    elif options.init:
+        tokenizer = Tokenizer.from_file(str(options.init / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(options.seed)
+    net = Net(NetConfig(vocab_size=VOCABULARY, num_hidden_layers=options.layers)).to(device)
+    if options.init and not saved:
+        net.load_state_dict(grown(load_file(options.init / "model.safetensors"), options.layers))
     matrices = [p for name, p in net.named_parameters() if name.endswith("_proj.weight")]
     others = [p for name, p in net.named_parameters() if not name.endswith("_proj.weight")]
-    muon = Muon(matrices)
+    muon = Muon(matrices, rank)
     adam = torch.optim.AdamW(others, lr=options.rate / 6, betas=(0.9, 0.98), weight_decay=0.0)
     step, tokens, learned, spent = 0, 0, 0, 0.0
     if saved:
@@ -460,11 +537,14 @@ def train(options: Options) -> None:
         adam.load_state_dict(saved["adam"])
         muon.buffers = saved["muon"]
         step, tokens, learned, spent = saved["step"], saved["tokens"], saved["learned"], saved["spent"]
-    print(f"{sum(p.numel() for p in net.parameters()):,} parameters on {device}", flush=True)
-    if not saved:
-        export(net, tokenizer, options.out)
+
+    def say(text: str) -> None:
+        if index == 0:
+            print(text, flush=True)
 
     def save() -> None:
+        if index:
+            return
         export(net, tokenizer, options.out)
         if options.state:
             temporary = options.state.with_name(options.state.name + ".new")
@@ -479,34 +559,44 @@ def train(options: Options) -> None:
             )
             os.replace(temporary, options.state)
 
+    def score(each: int) -> None:
+        if index == 0:
+            scores = probe(net, tokenizer, dtype, device, each)
+            say("        " + "  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+
+    say(f"{sum(p.numel() for p in net.parameters()):,} parameters on {count} {device}")
+    fresh = not options.init
     feeder: Feeder | None = None
     current = -1
     # Dialogues start once the model copies: then everything that is said again costs little to learn.
-    copied = 1.0 if saved else 0.0
-    copy_rng = random.Random(options.seed)
+    copied = 0.0 if fresh and not saved else 1.0
+    copy_rng = random.Random(f"{options.seed}/{index}")
     end = id_of(tokenizer, "<|im_end|>")
     last_save = last_print = spent
     smooth_loss = 0.0
     mark = time.monotonic()
+    budget = options.tokens_per_batch // count
     try:
         while spent < options.minutes * 60:
             progress = spent / (options.minutes * 60)
-            seed = options.seed * 1_000_003 + step
-            index, plan = phase(progress, Plan(seed, options.tokens_per_batch))
-            if copied < 0.9 and progress < 0.2:
+            seed = (options.seed * 1_000_003 + step) * 64 + index
+            stage, plan = phase(progress, Plan(seed, budget), fresh)
+            copying = copied < 0.9 and progress < 0.2
+            if copying:
                 positions = None
-                ids, learn = copy_batch(copy_rng, end, options.tokens_per_batch, device)
+                ids, learn = copy_batch(copy_rng, end, budget, device)
             else:
-                if feeder is None or index != current:
+                if feeder is None or stage != current:
                     if feeder:
                         feeder.close()
-                    print(f"        phase {index} from step {step}, copies {copied:.2f}", flush=True)
-                    feeder, current = Feeder(tokenizer, plan), index
+                    say(f"        phase {stage} from step {step}, copies {copied:.2f}")
+                    feeder, current = Feeder(tokenizer, plan), stage
                 ids, learn, positions = feeder.next(device)
-            loss, mean, right = loss_of(net, ids, learn, dtype, positions)
-            if feeder is None:
-                copied = 0.8 * copied + 0.2 * right.float().mean().item()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss, mean, right = loss_of(net, ids, learn, dtype, positions, full=600 // count)
+            (loss / count).backward()  # type: ignore[no-untyped-call]
+            rank.sum([p.grad for p in net.parameters() if p.grad is not None])
+            if copying:
+                copied = rank.agree(0.8 * copied + 0.2 * right.float().mean().item())
             factor = rate_at(progress, step)
             torch.nn.utils.clip_grad_norm_(others, 1.0)
             muon.step(options.rate * factor)
@@ -515,35 +605,29 @@ def train(options: Options) -> None:
             adam.step()
             net.zero_grad(set_to_none=True)
             step += 1
-            tokens += ids.numel()
-            learned += right.numel()
+            tokens += ids.numel() * count
+            learned += right.numel() * count
             smooth_loss = 0.97 * (smooth_loss or mean.item()) + 0.03 * mean.item()
             now = time.monotonic()
-            spent, mark = spent + now - mark, now
+            spent, mark = rank.agree(spent + now - mark), now
             if spent - last_print > 20:
                 last_print = spent
-                print(
+                say(
                     f"{spent / 60:6.1f} min  step {step}  {tokens / 1e6:.2f} M tokens  "
-                    f"{tokens / spent:.0f} tok/s  loss {smooth_loss:.4f}  rate {factor:.2f}",
-                    flush=True,
+                    f"{tokens / spent:.0f} tok/s  loss {smooth_loss:.4f}  rate {factor:.2f}"
                 )
             if spent - last_save > options.save_every * 60:
                 last_save = spent
                 save()
-                scores = probe(net, tokenizer, dtype, device)
-                print(
-                    "        " + "  ".join(f"{name} {score:.2f}" for name, score in scores.items()),
-                    flush=True,
-                )
+                score(24)
     finally:
         if feeder:
             feeder.close()
     save()
-    scores = probe(net, tokenizer, dtype, device, each=48)
-    print(
-        f"done: {step} steps, {tokens:,} tokens ({learned:,} learned), {spent / 60:.1f} minutes", flush=True
-    )
-    print("  ".join(f"{name} {score:.2f}" for name, score in scores.items()), flush=True)
+    score(48)
+    say(f"done: {step} steps, {tokens:,} tokens ({learned:,} learned), {spent / 60:.1f} minutes")
+    if count > 1:
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

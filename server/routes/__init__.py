@@ -12,6 +12,7 @@ from server.routes import (
     keys,
     models,
     responses,
+    sealing,
     tenants,
     tokenize,
     webhooks,
@@ -21,6 +22,6 @@ ROUTERS: tuple[APIRouter, ...] = tuple(
     family.router
     for family in (
         *(health, models, responses, conversations, chat, completions, tokenize),
-        *(keys, webhooks, tenants),
+        *(keys, webhooks, sealing, tenants),
     )
 )

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.clock import now_us
-from server.context import context, owner, read_body
+from server.context import Context, context, owner, read_body
 from server.errors import invalid_value
 from server.identity import identify
 from server.pages import conversation_json, json_reply, page_json
@@ -28,7 +28,7 @@ from server.schema.fields import ignored_headers
 from server.schema.items import normalize_input
 from server.schema.responses import check_metadata
 from server.schema.shapes import missing, mistyped
-from storage import ItemConflict, NewItem, Storage
+from storage import ItemConflict, NewItem
 
 T = TypeVar("T")
 
@@ -42,10 +42,11 @@ MAX_ITEMS = 20
 async def create_conversation(request: Request) -> Response:
     """Create one, with its first items if there are any."""
     body = await read_body(request, allow_empty=True)
-    storage, who = context(request).storage, owner(request)
+    here, who = context(request), owner(request)
     metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
-    create = partial(storage.create_conversation, who, f"conv_{secrets.token_hex(24)}", now_us(), metadata)
-    stored = await _stored(storage, who, body.get("items") or [], create)
+    conversation_id = f"conv_{secrets.token_hex(24)}"
+    create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata)
+    stored = await _stored(here, who, body.get("items") or [], create)
     return json_reply(conversation_json(stored), _ignored(body, ("items", "metadata")))
 
 
@@ -83,9 +84,9 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     body = await read_body(request)
     if body.get("items") is None:
         missing("items")
-    storage, who = context(request).storage, owner(request)
-    add = partial(storage.add_conversation_items, who, conversation_id)
-    added = await _stored(storage, who, body["items"], add)
+    here, who = context(request), owner(request)
+    add = partial(here.storage.add_conversation_items, who, conversation_id)
+    added = await _stored(here, who, body["items"], add)
     page = page_json([item.body for item in added], [item.id for item in added], has_more=False)
     return json_reply(page, _ignored(body, ("items", "include")))
 
@@ -122,7 +123,7 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> R
 
 
 async def _stored(
-    storage: Storage, who: str, value: Any, store: Callable[[Sequence[NewItem]], Awaitable[T]]
+    here: Context, who: str, value: Any, store: Callable[[Sequence[NewItem]], Awaitable[T]]
 ) -> T:
     """Store a request's items by `store`, under ids that are free. Raises ApiError 400, 404."""
     if not isinstance(value, list):
@@ -130,12 +131,13 @@ async def _stored(
     if len(value) > MAX_ITEMS:
         raise invalid_value("items", f"Invalid 'items': at most {MAX_ITEMS} are taken, got {len(value)}.")
     items = normalize_input(value, new_id=new_id, param="items")
-    items = await identify(storage, who, items, param="items")
+    items = await here.sealing.opened(who, items, model=None, param="items")
+    items = await identify(here.storage, who, items, param="items")
     while True:
         try:
             return await store([new_item(item) for item in items])
         except ItemConflict as conflict:  # the id was taken meanwhile, or by an item that is out of sight
-            items = await identify(storage, who, items, param="items", taken=conflict.item_id)
+            items = await identify(here.storage, who, items, param="items", taken=conflict.item_id)
 
 
 def _ignored(body: Mapping[str, Any], known: Iterable[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server import sealing
 from server.context import Context, context, owner, read_body, while_connected
 from server.errors import ApiError
 from server.idempotency import keyed
@@ -305,8 +306,8 @@ def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
         body["tool_choice"] = {**choice, "mode": "auto"}  # a forced choice held for the first generation only
     sampling = {name: value for name, value in plan.sampling.items() if name != "logprobs"}
-    if plan.logprobs:
-        body["include"] = ["message.output_text.logprobs"]
+    wanted = {"message.output_text.logprobs": plan.logprobs, sealing.INCLUDE: plan.sealed_by is not None}
+    body["include"] = [name for name, asked in wanted.items() if asked]
     if plan.cache_salt:
         body["cache_salt"] = plan.cache_salt
     if plan.answer is not None and parent["text"]["format"] == TEXT:  # an extension asked for it

@@ -12,10 +12,13 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text, TokenLogprob
 from server.runs.inputs import InputReader
+
+if TYPE_CHECKING:
+    from server.sealing import Seal
 
 Draft = dict[str, Any]
 Item = dict[str, Any]
@@ -82,7 +85,8 @@ class Assembler:
 
     secret: the run's, for ids. servers: function name -> server label, for calls that the server runs itself
     (`mcp_call` items). customs: names of tools that take a text (`custom_tool_call` items). logprobs: whether
-    text carries them. output, unfinished: what `fold` made of its events, when a run goes on.
+    text carries them. seal: seals the content of reasoning, which is pure as well. output, unfinished: what
+    `fold` made of its events, when a run goes on.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Assembler:
         servers: Mapping[str, str] | None = None,
         customs: Collection[str] = (),
         logprobs: bool = False,
+        seal: Seal | None = None,
         output: Iterable[Item] = (),
         unfinished: Iterable[int] = (),
     ) -> None:
@@ -99,6 +104,7 @@ class Assembler:
         self._servers = servers or {}
         self._customs = customs
         self._logprobs = logprobs
+        self._seal = seal
         self.output: list[Item] = list(output)
         self._calling: dict[str, int] = {  # mcp calls whose outcome is still to come: item id -> output index
             item["id"]: index for index, item in enumerate(self.output) if pending_server_call(item)
@@ -221,9 +227,12 @@ class Assembler:
     # -- ends ------------------------------------------------------------------------------------------------
 
     def ensure_output(self, since: int) -> list[Draft]:
-        """Drafts of an empty message when what was made from index `since` on said and called nothing."""
+        """Drafts of an empty message when what was made from index `since` on said and called nothing. A
+        thought that was cut short stands alone: nobody came to an answer."""
         drafts: list[Draft] = []
-        if all(item["type"] == "reasoning" for item in self.output[since:]):
+        made = self.output[since:]
+        cut = bool(made) and made[-1].get("status") == "incomplete"
+        if not cut and all(item["type"] == "reasoning" for item in made):
             self._open_part("message", drafts)
             self._close(drafts, "completed")
         return drafts
@@ -287,6 +296,8 @@ class Assembler:
             drafts.append(opened.at(_TEXT_DONE[kind], content_index=0, **done))
             drafts.append(opened.at("response.content_part.done", content_index=0, part=part))
             item["content"] = [part]
+            if kind == "reasoning" and self._seal is not None:
+                item["encrypted_content"] = self._seal(item["id"], item["content"])
         else:
             call = _CALLS[kind]
             item[call.field] = text

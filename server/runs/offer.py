@@ -11,9 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from engine import Constraint, ConstraintError, ModelInfo, ReaderParams, SamplingParams, Shape, ToolShape
+from engine import (
+    Constraint,
+    ConstraintError,
+    ModelInfo,
+    ReaderParams,
+    SamplingParams,
+    Shape,
+    ToolShape,
+    closed_schema,
+)
 from server.errors import ApiError
-from server.schema.closed import closed_schema
 from server.schema.shapes import refuse
 
 if TYPE_CHECKING:

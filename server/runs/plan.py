@@ -25,6 +25,7 @@ from server.schema.tools import is_builtin
 if TYPE_CHECKING:
     from server.models import ServedModel
     from server.schema.responses import CreateResponse
+    from server.sealing import SealedBy
     from storage import Storage
     from tools import ToolSpec
 
@@ -60,7 +61,8 @@ class RunPlan:
     secret: hex, source of the ids of its output. created_at: microseconds. num_dropped: items that truncation
     took from the beginning of the context. fingerprint: of the model that the plan was made for. hidden: its
     client asked for store=false, and it is stored all the same, for the repeats of its request alone.
-    answer: kind and source of the shape that an answer must have.
+    answer: kind and source of the shape that an answer must have. sealed_by: what seals its reasoning, where
+    that is wanted.
     """
 
     response_id: str
@@ -91,6 +93,7 @@ class RunPlan:
     priority: int = 0
     answer: tuple[str, str] | None = None
     effort: str | None = None
+    sealed_by: SealedBy | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -228,6 +231,7 @@ def _of_functions(choice: Any, functions: Functions) -> Any:
 async def make_plan(
     request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
     ServedModel, builtin: Mapping[str, ToolSpec], now: int, tool_timeout_s: float, keyed: bool = False,
+    sealed_by: SealedBy | None = None,
 ) -> Planned:  # fmt: skip
     """Resolve a request whose input is normalised and whose references are resolved.
 
@@ -244,7 +248,7 @@ async def make_plan(
     num_dropped, prompt = await fit(
         plan, served, context.items, offered, truncate=request.truncation == "auto"
     )
-    plan = replace(plan, num_dropped=num_dropped)
+    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by)
     first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
     kept = tuple(drop_oldest(context.items, num_dropped))
     return Planned(plan, functions, tuple(input_items), kept, context.conversation_head, first)

@@ -64,7 +64,8 @@ def to_messages(
         if kind == "message" and item["role"] == "assistant":
             turn.say(text_of(item["content"]))
         elif kind == "reasoning":
-            turn.think(text_of(item.get("content") or item.get("summary")))
+            if thought := text_of(item.get("content") or item.get("summary")):
+                turn.think(thought)
         elif kind == "function_call":
             turn.call(item["call_id"], item["name"], item["arguments"])
         elif kind == "custom_tool_call":
@@ -162,4 +163,7 @@ def sampling(fields: SamplingFields, info: ModelInfo, *, prompt_tokens: int, see
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         logprobs=fields.logprobs,
+        num_assistant_tokens=fields.num_assistant_tokens,
+        max_ngram_size=fields.max_ngram_size,
+        assistant_confidence_threshold=fields.assistant_confidence_threshold,
     )

@@ -23,15 +23,19 @@ from storage import ECHO_MARK, Record, RunClaim
 if TYPE_CHECKING:
     from server.models import Models
     from server.runs.feed import Feed
+    from server.sealing import Sealing
     from storage import Storage
 
 
 class Restorer:
     """Brings runs back from the log."""
 
-    def __init__(self, storage: Storage, models: Models, journal: Journal, feed: Feed) -> None:
+    def __init__(
+        self, storage: Storage, models: Models, sealing: Sealing, journal: Journal, feed: Feed
+    ) -> None:
         self._storage = storage
         self._models = models
+        self._sealing = sealing
         self._journal = journal
         self._feed = feed
 
@@ -56,14 +60,15 @@ class Restorer:
         # to say.
         served = self._models.get(plan.model if plan.model in self._models else None)
         functions = plan.functions(tools.BUILTIN)
-        run = Run.of(plan, served, functions, context, output, unfinished)
+        seal = await self._sealing.seal(owner, plan.sealed_by)
+        run = Run.of(plan, served, functions, context, seal, output, unfinished)
         run.queued = stored.status == "queued"
         run.progress = _progress(records)
         if run.progress.ended is not None:
             run.uncertain = frozenset(item["id"] for item in output if pending_server_call(item))
         elif run.progress.generations:
             begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
-            front = assembler_of(plan, functions, *fold(_events(records[:begun])))
+            front = assembler_of(plan, functions, seal, *fold(_events(records[:begun])))
             run.unfinished = Unfinished(front, tuple(records[begun:]))
         next_seq = records[-1].first_seq + records[-1].num_events
         channel = self._feed.open(response_id, stored.echo, stored=True, next_seq=next_seq)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -22,6 +22,9 @@ from server.runs.plan import Functions, RunPlan
 from server.runs.prompt import OUTPUT_KINDS
 from server.runs.steps import Progress, pending_calls
 from storage import NewItem, Record, RunClaim
+
+if TYPE_CHECKING:
+    from server.sealing import Seal
 
 
 @dataclass(slots=True)
@@ -85,10 +88,10 @@ class Run:
     @classmethod
     def of(
         cls, plan: RunPlan, served: ServedModel, functions: Functions, context: Sequence[Item],
-        output: Sequence[Item] = (), unfinished: Collection[int] = (),
+        seal: Seal | None = None, output: Sequence[Item] = (), unfinished: Collection[int] = (),
     ) -> Run:  # fmt: skip
         """A run with what `fold` made of its events, if there are any, and no place in the journal yet."""
-        assembler = assembler_of(plan, functions, output, unfinished)
+        assembler = assembler_of(plan, functions, seal, output, unfinished)
         listed = {item["server_label"] for item in (*context, *output) if item["type"] == "mcp_list_tools"}
         labels = dict.fromkeys(label for label in functions.servers.values() if label not in listed)
         return cls(plan, served, functions, assembler, context, unlisted=tuple(labels))
@@ -125,7 +128,11 @@ class Run:
 
 
 def assembler_of(
-    plan: RunPlan, functions: Functions, output: Sequence[Item], unfinished: Collection[int]
+    plan: RunPlan,
+    functions: Functions,
+    seal: Seal | None,
+    output: Sequence[Item],
+    unfinished: Collection[int],
 ) -> Assembler:
     """A run's assembler with what `fold` made of its events."""
     return Assembler(
@@ -133,6 +140,7 @@ def assembler_of(
         servers=functions.servers,
         customs=functions.customs,
         logprobs=plan.logprobs,
+        seal=seal,
         output=output,
         unfinished=unfinished,
     )

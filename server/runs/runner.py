@@ -27,6 +27,7 @@ from server.runs.follower import Follower
 from server.runs.journal import RETRY_S, Journal
 from server.runs.loop import Loop
 from server.runs.plan import Planned, RunPlan, count_input, make_plan
+from server.runs.presence import Presence
 from server.runs.probation import MAX_STRIKES, Probation
 from server.runs.prompt import OUTPUT_KINDS, Item, answering
 from server.runs.queue import Queue
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from server.config import Config
     from server.models import Models
     from server.schema.responses import CreateResponse
+    from server.sealing import Sealing
     from server.telemetry import Telemetry
     from storage import Storage
 
@@ -90,21 +92,32 @@ class Started:
 class Runs:
     """All runs of this process."""
 
-    def __init__(self, storage: Storage, models: Models, config: Config, telemetry: Telemetry) -> None:
+    def __init__(
+        self, storage: Storage, models: Models, sealing: Sealing, config: Config, telemetry: Telemetry
+    ) -> None:
         self._storage = storage
         self._models = models
+        self._sealing = sealing
         self._config = config
         self.feed = Feed(storage)
         self._journal = Journal(storage, telemetry.committed)
         self._loop = Loop(self._journal, Probation(storage), telemetry)
-        self._restorer = Restorer(storage, models, self._journal, self.feed)
+        self._restorer = Restorer(storage, models, sealing, self._journal, self.feed)
         self._tasks = RunTasks(
             self._loop, self._journal, self._restorer, self.feed, storage, config.resume_grace_s
         )
         self._queue = Queue(storage, self._room, self._take)
         self._tasks.on_over = self._queue.has_room
         self._follower = Follower(storage, self.feed, self._tasks, config.resume_grace_s)
-        self._fleet = Fleet(storage, config.lease_s, free=self._queue.want, due=self._end_due)
+        self._presence = Presence(config.data / "runners", storage.runner)
+        self._fleet = Fleet(
+            storage,
+            config.lease_s,
+            self._presence,
+            at_work=lambda: bool(self._tasks.stored()),
+            free=self._queue.want,
+            due=self._end_due,
+        )
         self._chores: list[asyncio.Task[None]] = []
         # Held from a claim until its run is at work or has ended: who looks meanwhile would see neither.
         self._claiming = asyncio.Lock()
@@ -117,7 +130,9 @@ class Runs:
     async def start(self) -> None:
         """Start the journal and go on with what an earlier process left."""
         self._journal.start()
-        if not self._storage.shared:
+        if self._storage.shared:
+            self._presence.enter()
+        else:
             await self._storage.free_all()
         self._queue.want()
         chores = {
@@ -147,6 +162,7 @@ class Runs:
             await self._storage.release(blameless=blameless)
         except StorageUnavailable as error:
             log.warning("unfinished runs could not be given back: %s", error)
+        self._presence.leave()
 
     @property
     def num_active(self) -> int:
@@ -176,9 +192,10 @@ class Runs:
             raise EngineUnavailable("The engine is away.")
         # Items of an unstored turn are stored at its end, when it is too late to find that an id is taken.
         late = request.conversation_id is not None and not request.store and keyed is None
-        items = list(input_items)
+        items = await self._sealing.opened(owner, input_items, model=served.info.name)
         if late or any(map(may_be_known, items)):
             items = await identify(self._storage, owner, items)
+        sealed_by = await self._sealing.by(request.include, served.info.name)
         while True:
             planned = await make_plan(
                 request,
@@ -190,6 +207,7 @@ class Runs:
                 now=now_us(),
                 tool_timeout_s=self._config.tool_timeout_s,
                 keyed=keyed is not None,
+                sealed_by=sealed_by,
             )
             drawn = planned.request.sampling
             echo = echo_members(
@@ -209,19 +227,22 @@ class Runs:
 
     async def count_input(self, owner: str, request: CreateResponse, input_items: Sequence[Item]) -> int:
         """How many prompt tokens a request would have. Raises ApiError."""
+        served = self._models.get(request.model)
+        items = await self._sealing.opened(owner, input_items, model=served.info.name)
         return await count_input(
             request,
-            await identify(self._storage, owner, input_items),
+            await identify(self._storage, owner, items),
             owner=owner,
             storage=self._storage,
-            served=self._models.get(request.model),
+            served=served,
             builtin=tools.BUILTIN,
             now=now_us(),
         )
 
     async def _begin(self, planned: Planned, echo: bytes, keyed: KeyedRequest | None) -> Started:
         plan = planned.plan
-        run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context)
+        seal = await self._sealing.seal(plan.owner, plan.sealed_by)
+        run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
         run.input, run.first = planned.input, planned.request
         queued = plan.background and (self._queue.busy or self._room() <= 0)
         status = "queued" if plan.background else "in_progress"

@@ -17,6 +17,7 @@ from server.schema.formats import asked_shape, parse_format
 from server.schema.items import Item
 from server.schema.messages import to_items
 from server.schema.responses import Effort, StreamOptions, check_metadata, check_template_kwargs
+from server.schema.search import Search, parse_search
 from server.schema.shapes import from_pydantic, mapping, missing, refuse
 from server.schema.tools import parse_tool_choice, parse_tools, unoffered
 
@@ -46,6 +47,7 @@ class ChatRequest(BaseModel):
     messages: list[dict[str, Any]]
     items: list[Item]
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    search: Search | None = None
     stream: bool = False
     stream_options: ChatStreamOptions = ChatStreamOptions()
     logprobs: bool = False
@@ -60,6 +62,7 @@ class ChatRequest(BaseModel):
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
     reasoning_effort: Effort | None = None
+    include_reasoning: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     service_tier: Tier | None = None
@@ -96,10 +99,14 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
     except ValidationError as error:
         raise from_pydantic(error) from None
     _check_rules(request, body)
+    search, idle = parse_search(values, n=request.n, stream=request.stream)
+    if search is not None and search.beams is not None and (request.shape is not None or request.tools):
+        param = "tools" if request.shape is None else request.shape_param
+        refuse(param, f"'{param}' cannot be combined with 'use_beam_search'.", "unsupported_parameter")
     limit = request.max_completion_tokens or request.max_tokens
     logprobs = request.top_logprobs or 0 if request.logprobs else None
     sampling = sampling_fields(values, max_tokens=limit, logprobs=logprobs)
-    return request.model_copy(update={"sampling": sampling}), ignored
+    return request.model_copy(update={"sampling": sampling, "search": search}), ignored + idle
 
 
 def _unnamed(prefix: str) -> str:

@@ -14,6 +14,7 @@ from engine import Shape
 from server.schema.chat import MAX_CHOICES, ChatStreamOptions, Name
 from server.schema.fields import SamplingFields, sampling_fields, screen
 from server.schema.formats import asked_shape, parse_format
+from server.schema.search import Search, parse_search
 from server.schema.shapes import from_pydantic, missing, mistyped, refuse
 
 MAX_PROMPTS = 128
@@ -34,7 +35,7 @@ class CompletionRequest(BaseModel):
     model: Name | None = None
     prompts: list[Prompt]
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
-    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
+    search: Search | None = None
     stream: bool = False
     stream_options: ChatStreamOptions = ChatStreamOptions()
     echo: bool = False
@@ -65,12 +66,13 @@ def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[s
         request = CompletionRequest(**values)
     except ValidationError as error:
         raise from_pydantic(error) from None
-    if request.best_of not in (None, request.n):
-        message = "'best_of' other than 'n' cannot be honoured yet; it comes with the next release."
-        refuse("best_of", message, "unsupported_parameter")
+    search, idle = parse_search(values, n=request.n, stream=request.stream)
+    if search is not None and search.beams is not None:
+        _check_beams(request)
     if body.get("stream_options") is not None and not request.stream:
         refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
-    if len(request.prompts) * request.n > MAX_PROMPTS:
+    candidates = request.n if search is None else search.num_candidates
+    if len(request.prompts) * candidates > MAX_PROMPTS:
         refuse("prompt", f"At most {MAX_PROMPTS} completions can be asked for at once.")
     # No token may be wanted, but the engine generates one at least; the view leaves it out.
     limit = max(request.max_tokens, 1)
@@ -78,7 +80,19 @@ def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[s
     sampling = sampling_fields(
         values, max_tokens=limit, logprobs=request.logprobs, prompt_logprobs=prompt_logprobs
     )
-    return request.model_copy(update={"sampling": sampling}), screened.ignored
+    return request.model_copy(update={"sampling": sampling, "search": search}), screened.ignored + idle
+
+
+def _check_beams(request: CompletionRequest) -> None:
+    if request.shape is not None:
+        message = f"'{request.shape_param}' cannot be combined with 'use_beam_search'."
+        refuse(request.shape_param, message, "unsupported_parameter")
+    if request.echo and request.logprobs is not None:
+        refuse(
+            "echo",
+            "'echo' with 'logprobs' cannot be combined with 'use_beam_search'.",
+            "unsupported_parameter",
+        )
 
 
 def _prompts(value: Any) -> list[Prompt]:

@@ -87,14 +87,13 @@ def effective_tier(asked: str | None) -> str:
 _EXTENSIONS: Mapping[str, Rule] = _each(
     EXTENSION,
     "seed stop top_k min_p repetition_penalty frequency_penalty presence_penalty logit_bias ignore_eos "
-    "min_tokens stop_token_ids cache_salt guided_json guided_regex guided_choice guided_grammar "
+    "min_tokens stop_token_ids num_assistant_tokens max_ngram_size assistant_confidence_threshold "
+    "cache_salt guided_json guided_regex guided_choice guided_grammar "
     "structured_outputs",
 )
 
 # What other open servers take and this one does not: a client that relies on it must hear so.
 _FOREIGN: Mapping[str, Rule] = {
-    "use_beam_search": _refused(False),
-    "length_penalty": _refused(1.0),
     "bad_words": _refused([]),
     "allowed_token_ids": _refused([]),
     "truncate_prompt_tokens": _refused(),
@@ -106,10 +105,17 @@ _FOREIGN: Mapping[str, Rule] = {
     "chat_template": _refused(because="Templates come with the model; pass chat_template_kwargs."),
 }
 
+# Of these only the best are shown, which are known at the end: nothing for a stream that is kept.
+_SEARCH: Mapping[str, Rule] = _each(EXTENSION, "best_of use_beam_search length_penalty early_stopping")
+
 _RESPONSES: Mapping[str, Rule] = {
     **_HINTS,
     **_EXTENSIONS,
     **_FOREIGN,
+    "use_beam_search": _refused(False),
+    "length_penalty": _refused(1.0),
+    "early_stopping": _refused(False),
+    "best_of": _refused(1),
     **_each(
         HONOURED,
         "model input instructions previous_response_id conversation store background stream include tools "
@@ -141,6 +147,7 @@ _CHAT: Mapping[str, Rule] = {
     **_HINTS,
     **_EXTENSIONS,
     **_FOREIGN,
+    **_SEARCH,
     **_each(
         HONOURED,
         "model messages temperature top_p frequency_penalty presence_penalty stop logit_bias logprobs "
@@ -151,6 +158,7 @@ _CHAT: Mapping[str, Rule] = {
     "prediction": HINT,
     "verbosity": HINT,
     "reasoning_effort": HINT,
+    "include_reasoning": EXTENSION,
     "chat_template_kwargs": EXTENSION,
     "continue_final_message": EXTENSION,
     "add_generation_prompt": EXTENSION,
@@ -160,12 +168,12 @@ _CHAT: Mapping[str, Rule] = {
     "moderation": _refused(),
     "functions": _refused([], because="It is deprecated; use tools."),
     "function_call": _refused("none", "auto", because="It is deprecated; use tool_choice."),
-    "best_of": _refused(1),
 }
 
 _COMPLETIONS: Mapping[str, Rule] = {
     **_EXTENSIONS,
     **_FOREIGN,
+    **_SEARCH,
     **_each(
         HONOURED,
         "model prompt best_of echo frequency_penalty presence_penalty logit_bias logprobs max_tokens n seed "
@@ -273,6 +281,9 @@ class SamplingFields(BaseModel):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
+    num_assistant_tokens: Annotated[int, Field(ge=0, le=32)] | None = None
+    max_ngram_size: Annotated[int, Field(ge=1, le=16)] | None = None
+    assistant_confidence_threshold: Annotated[Number, Field(ge=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

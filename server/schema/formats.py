@@ -13,8 +13,7 @@ from typing import Any
 
 import orjson
 
-from engine import Shape
-from server.schema.closed import closed_schema
+from engine import Shape, closed_schema
 from server.schema.shapes import (
     STRING,
     array,

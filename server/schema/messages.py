@@ -88,9 +88,9 @@ def _assistant(message: Mapping[str, Any], path: str, new_id: NewId) -> list[Ite
     items: list[Item] = []
     for field in ("reasoning_content", "reasoning"):
         thought = message.get(field)
-        if thought is None or items:
+        if thought is None or not STRING(thought, f"{path}.{field}") or items:
             continue
-        parts = [{"type": "reasoning_text", "text": STRING(thought, f"{path}.{field}")}]
+        parts = [{"type": "reasoning_text", "text": thought}]
         items.append(normalize_item({"type": "reasoning", "content": parts}, path, new_id))
     calls = message.get("tool_calls")
     content = message.get("content")

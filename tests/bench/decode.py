@@ -22,7 +22,9 @@ ROUNDS = 3
 
 async def ours(engine: LocalEngine, prompts: list[tuple[int, ...]]) -> float:
     """Seconds for all prompts at once."""
-    sampling = SamplingParams(seed=0, max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(
+        seed=0, max_tokens=TOKENS, temperature=0.0, ignore_eos=True, num_assistant_tokens=0
+    )
 
     async def one(index: int, prompt: tuple[int, ...]) -> None:
         request = GenerateRequest(

@@ -1,80 +1,58 @@
 """What storing costs, beside not storing, in one run: `python -m tests.bench.overhead`.
 
-64 streams of a scripted engine with no model behind it, the client in a process of its own, `store=true` and
-`store=false` in turn. Prints the processor time of the event loop's thread per event (it carries the run
-loop, the
-assembler, the journal, the feed and the sending; with a model the engine's thread shares the processor with
-it) and
-the throughput of stored streams as a share of that of unstored ones.
+64 streams of a scripted engine with no model behind it, as fast as they go, `store=true` and `store=false` in
+short rounds by turns; which of the two goes first changes from pair to pair. Prints the throughput of stored
+streams as a share of that of unstored ones, pair by pair, and the processor time per event: of the event
+loop's thread (it carries the scripted engine, the run loop, the assembler, the journal, the feed and the
+sending), and of the whole process.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import statistics
-import sys
-import tempfile
 import time
-from pathlib import Path
 
-import aiohttp
-
-from tests.running import live_app
+from tests.bench.crowd import read, run, serving
 
 STREAMS = 64
 COUNT = 150
-PAIRS = 4
+PAIRS = 8
+
+Round = tuple[float, float, float]
+"""Microseconds of the loop's thread and of the process per event; events a second."""
 
 
-async def client(url: str, store: bool) -> None:
-    """Read STREAMS streams to their ends at once; prints events and seconds as JSON."""
-
-    async def one(session: aiohttp.ClientSession) -> int:
-        body = {"input": f"count {COUNT}", "stream": True, "store": store}
-        events = 0
-        async with session.post(f"{url}/v1/responses", json=body) as reply:
-            async for line in reply.content:
-                events += line.startswith(b"event: response.output_text.delta")
-        return events
-
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        began = time.perf_counter()
-        events = await asyncio.gather(*(one(session) for _ in range(STREAMS)))
-        print(json.dumps({"events": sum(events), "seconds": time.perf_counter() - began}))
-
-
-async def measure(url: str, store: bool) -> tuple[float, float]:
-    """(microseconds of loop thread per event, events per second)."""
-    before = time.thread_time()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.bench.overhead", url, str(int(store)), stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await process.communicate()
-    spent = time.thread_time() - before
-    result = json.loads(out)
-    return spent / result["events"] * 1e6, result["events"] / result["seconds"]
+async def measure(url: str, *, store: bool) -> Round:
+    """One round."""
+    thread, process = time.thread_time(), time.process_time()
+    crowd = await read(url, STREAMS, f"count {COUNT}", store=store)
+    thread, process = time.thread_time() - thread, time.process_time() - process
+    assert crowd.events == STREAMS * COUNT, f"{crowd.events} events came"
+    return thread / crowd.events * 1e6, process / crowd.events * 1e6, crowd.events / crowd.seconds
 
 
 async def main() -> None:
-    """Interleaved pairs; medians."""
-    stored: list[tuple[float, float]] = []
-    unstored: list[tuple[float, float]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        async with live_app(Path(folder)) as running:
-            await measure(running.base_url, True)
-            for _ in range(PAIRS):
-                stored.append(await measure(running.base_url, True))
-                unstored.append(await measure(running.base_url, False))
-    for name, rows in (("store=true", stored), ("store=false", unstored)):
-        cost, rate = (statistics.median(column) for column in zip(*rows, strict=True))
-        print(f"{name:12} {cost:6.1f} us of the loop's thread per event, {rate:8.0f} events/s")
-    ratio = statistics.median(a[1] / b[1] for a, b in zip(stored, unstored, strict=True))
-    print(f"stored streams run at {ratio:.0%} of unstored ones")
+    """Pairs of rounds; medians, and how far they lie apart."""
+    rounds: dict[bool, list[Round]] = {True: [], False: []}
+    async with serving() as running:
+        for pair in range(PAIRS + 1):
+            for store in (pair % 2 == 0, pair % 2 == 1):
+                found = await measure(running.base_url, store=store)
+                if pair:  # the first one is for warming up
+                    rounds[store].append(found)
+    for store, found in rounds.items():
+        loop, process, rate = (statistics.median(column) for column in zip(*found, strict=True))
+        print(
+            f"store={str(store).lower():5} {loop:5.1f} us of the loop's thread per event, "
+            f"{process:5.1f} us of the process, {rate:6.0f} events/s"
+        )
+    shares = sorted(a[2] / b[2] for a, b in zip(rounds[True], rounds[False], strict=True))
+    low, middle, high = statistics.quantiles(shares, n=4)
+    print(
+        f"stored streams run at {middle:.0%} of unstored ones "
+        f"({PAIRS} pairs: half {low:.0%} to {high:.0%}, all {shares[0]:.0%} to {shares[-1]:.0%})"
+    )
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        asyncio.run(client(sys.argv[1], sys.argv[2] == "1"))
-    else:
-        asyncio.run(main())
+    run(main())

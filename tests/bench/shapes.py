@@ -1,7 +1,9 @@
 """What shapes cost: `python -m tests.bench.shapes`.
 
 32 requests at once on the shipped model: free, under a JSON Schema, in strict auto (free text beside a tool).
-Tokens a second, in turn, so that a drift of the machine hits all alike; and the time of one mask by itself.
+Tokens a second, in turn, so that a drift of the machine hits all alike; the time of all processors together,
+which other work on the machine changes little, masks that are made beside the forward included; and the time
+of one mask by itself.
 """
 
 from __future__ import annotations
@@ -56,8 +58,10 @@ KINDS: dict[str, Constraint | None] = {
 }
 
 
-async def rate(engine: LocalEngine, prompt: tuple[int, ...], constraint: Constraint | None) -> float:
-    """Tokens a second of all rows together."""
+async def rate(
+    engine: LocalEngine, prompt: tuple[int, ...], constraint: Constraint | None
+) -> tuple[float, float]:
+    """Tokens a second of all rows together, and microseconds of the processors for each."""
     sampling = SamplingParams(seed=0, max_tokens=TOKENS, temperature=1.0, min_tokens=TOKENS)
     reader = ReaderParams(dialect=constraint is not None and bool(constraint.tools))
     request = GenerateRequest("r", prompt, sampling, reader, constraint)
@@ -69,9 +73,9 @@ async def rate(engine: LocalEngine, prompt: tuple[int, ...], constraint: Constra
             count += len(chunk.token_ids)
         return count
 
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     total = sum(await asyncio.gather(*map(one, range(ROWS))))
-    return total / (time.perf_counter() - began)
+    return total / (time.perf_counter() - began), (time.process_time() - used) / total * 1e6
 
 
 async def mask_us(
@@ -101,16 +105,19 @@ async def main() -> None:
     engine = LocalEngine(CHECKPOINT)
     await engine.start()
     prompt = (await engine.render(RenderInput([{"role": "user", "content": "Tell me a story."}]))).ids
-    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for constraint in KINDS.values():
         await rate(engine, prompt, constraint)  # warm
     for _ in range(ROUNDS):
         for kind, constraint in KINDS.items():
-            rates[kind].append(await rate(engine, prompt, constraint))
+            found[kind].append(await rate(engine, prompt, constraint))
     for kind, constraint in KINDS.items():
-        pairs = [own / free for own, free in zip(rates[kind], rates["free"], strict=True)]
-        line = f"{kind:12} {statistics.median(rates[kind]):7.0f} tokens/s"
-        line += f"  {statistics.median(pairs):6.1%} of free"
+        pairs = list(zip(found[kind], found["free"], strict=True))
+        speed = statistics.median(own[0] / free[0] for own, free in pairs)
+        cost = statistics.median(own[1] / free[1] for own, free in pairs)
+        tokens, used = map(statistics.median, zip(*found[kind], strict=True))
+        line = f"{kind:12} {tokens:7.0f} tokens/s  {speed:6.1%} of free"
+        line += f"  {used:6.0f} us of the processors a token, {cost - 1:+.1%}"
         if constraint is not None:
             median, worst = await mask_us(engine, prompt, constraint)
             line += f"  a mask {median:.1f} us, p99 {worst:.1f} us"

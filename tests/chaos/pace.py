@@ -1,5 +1,5 @@
 """How evenly streams flow, measured by a process of its own: `python -m tests.chaos.pace URL KEY STREAMS
-COUNT`.
+COUNT [BODY]`.
 
 Owns the time between events of one stream, over many at once. Prints milliseconds as JSON: p50 and p99.
 Refuses to know what else the server is doing.
@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from typing import Any
 
 import aiohttp
 
@@ -18,13 +19,16 @@ from tests.chaos.driver import ROOT
 from tests.chaos.report import percentile
 
 
-async def pace(url: str, key: str, num_streams: int, count: int) -> dict[str, float]:
-    """Milliseconds between text events; the server was started with the pause between them."""
+async def pace(
+    url: str, key: str, num_streams: int, count: int, body: dict[str, Any] | None = None
+) -> dict[str, float]:
+    """Milliseconds between text events. Without a body the scripted engine counts; the server was started
+    with the pause between its words."""
     gaps: list[float] = []
 
     async def one(session: aiohttp.ClientSession) -> None:
-        body = {"input": f"count {count}", "stream": True}
-        async with session.post(f"{url}/v1/responses", json=body) as reply:
+        asked = {**(body or {"input": f"count {count}"}), "stream": True}
+        async with session.post(f"{url}/v1/responses", json=asked) as reply:
             assert reply.status == 200, await reply.text()
             then = None
             async for line in reply.content:
@@ -42,10 +46,13 @@ async def pace(url: str, key: str, num_streams: int, count: int) -> dict[str, fl
     return {"p50": percentile(gaps, 0.5) * 1000, "p99": percentile(gaps, 0.99) * 1000}
 
 
-async def measured(url: str, key: str, num_streams: int, count: int) -> dict[str, float]:
+async def measured(
+    url: str, key: str, num_streams: int, count: int, body: dict[str, Any] | None = None
+) -> dict[str, float]:
     """`pace`, in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.chaos.pace", url, key, str(num_streams), str(count),
+        json.dumps(body),
         cwd=ROOT, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, _ = await process.communicate()
@@ -54,4 +61,5 @@ async def measured(url: str, key: str, num_streams: int, count: int) -> dict[str
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(pace(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))))
+    url, key, streams, count, body = (*sys.argv[1:], "null")[:5]
+    print(json.dumps(asyncio.run(pace(url, key, int(streams), int(count), json.loads(body)))))

@@ -18,12 +18,13 @@ from tests.postgres import Postgres, postgres_server
 from tests.storage.making import query
 
 LEASE_S = 2.0
-SLACK_S = 3.0  # a beat every second at this lease, a look at them, and recovery itself
+DEATH_LEASE_S = 5.0  # half of the default, so taking over, which takes as long at any, has half of the room
+SLACK_S = 3.0  # of a machine that has other things to do
 
 
 @asynccontextmanager
 async def fleet(
-    form: Form, report: Report, name: str, clients: int, num: int = 2, lease_s: float = LEASE_S
+    form: Form, report: Report, name: str, clients: int, lease_s: float = LEASE_S
 ) -> AsyncIterator[tuple[Scene, Postgres, str]]:
     """A crowd at work on replicas of one database; the database's server and URL."""
     draw = form.draw(name)
@@ -31,7 +32,7 @@ async def fleet(
     with postgres_server() as postgres:
         url = await postgres.fresh()
         flags = (*SCRIPTED, *TICK, "--db", url, "--lease-s", str(lease_s))
-        servers = [Server(form.folder / f"{name}-{n}", *flags, port=free_port(draw)) for n in range(num)]
+        servers = [Server(form.folder / f"{name}-{n}", *flags, port=free_port(draw)) for n in range(2)]
         scene = Scene(servers, works, expected, report, draw)
         async with serving(*servers), at_work(scene, clients):
             yield scene, postgres, url
@@ -47,7 +48,7 @@ async def kill_replica(form: Form, report: Report) -> None:
     """50 kills in full, 2 in short."""
     takeovers: list[float] = []
     num_hit = 0
-    async with fleet(form, report, "replicas", 32) as (scene, _, url):
+    async with fleet(form, report, "replicas", 32, DEATH_LEASE_S) as (scene, _, url):
         for _ in range(form.of(2, 50)):
             await scene.flowing(20, 1.0)
             await asyncio.sleep(scene.draw.uniform(0, 1.0))
@@ -60,11 +61,11 @@ async def kill_replica(form: Form, report: Report) -> None:
             await scene.intrude()
             await victim.start()
     report.figure(
-        f"{len(takeovers)} kills under 32 clients, {num_hit} responses in flight, lease {LEASE_S:g} s"
+        f"{len(takeovers)} kills under 32 clients, {num_hit} responses in flight, lease {DEATH_LEASE_S:g} s"
     )
     report.figure(f"all streams went on after {spread(takeovers)}")
     report.figure(f"{scene.num_works} pieces of work ended as in an uninterrupted run")
-    report.holds(max(takeovers) <= LEASE_S + SLACK_S, f"a takeover took {max(takeovers):.1f} s")
+    report.holds(max(takeovers) <= DEATH_LEASE_S, f"a takeover took {max(takeovers):.1f} s")
 
 
 @row(

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos import clients, disks, engines, hostile, kills, migrations, processes, replicas  # noqa: F401
+from tests.chaos import bombs, clients, disks, engines, hostile, kills, migrations, processes, replicas  # noqa: F401
 from tests.chaos.report import ROWS, Form, Report, Row, carry_out
 
 

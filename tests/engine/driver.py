@@ -27,13 +27,16 @@ def greedy(max_tokens: int, **fields: Any) -> SamplingParams:
 class Driver:
     """One engine loop, stepped by hand; `tokens[handle]` gathers what came out."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, draft: Path | None = None, vocab_size: int = VOCAB_SIZE, **settings: Any
+    ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self.outputs: dict[int, list[RowOutput]] = defaultdict(list)
         self.loop: EngineLoop = build_loop(
             EngineSettings(folder, **{"num_threads": 1, **settings}),
             folder,
-            vocab_size=VOCAB_SIZE,
+            draft_folder=draft,
+            vocab_size=vocab_size,
             eos_token_ids=(EOS,),
             inbox=self.inbox,
             deliver=self._receive,

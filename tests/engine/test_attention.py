@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import attention
-from engine.attention import GroupStep, Workspace, make_tiles, paged_attention, write_kv
+from engine.attention import GroupStep, Workspace, make_tiles, new_pool, paged_attention, write_kv
 
 CPU = torch.device("cpu")
 
@@ -52,6 +52,7 @@ def check(
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    block_by_block: bool = False,
 ) -> None:
     """lengths: (tokens in the cache already, queries) of each sequence."""
     generator = torch.Generator().manual_seed(seed)
@@ -64,8 +65,9 @@ def check(
     width = -(-int(seq_lens.max()) // block_size)
     num_blocks = len(lengths) * width + 3
     tables = rng.permutation(num_blocks)[: len(lengths) * width].reshape(len(lengths), width).astype(np.int32)
-    # a pool whose layers interleave, as the runner's do
-    pool = torch.zeros(num_blocks, 3, 2, block_size, num_kv_heads, dim, dtype=dtype)
+    pool = new_pool(num_blocks, 3, block_size, num_kv_heads, dim, dtype, CPU)
+    if block_by_block:  # as on a GPU
+        pool = pool.contiguous()
     k_cache, v_cache = pool[:, 1, 0], pool[:, 1, 1]
 
     def rand(*shape: int) -> torch.Tensor:
@@ -99,6 +101,7 @@ def check(
         query_start,
         seq_lens,
         block_size=block_size,
+        num_kv_heads=num_kv_heads,
         window=window,
         block_bytes=block_size * num_kv_heads * dim * pool.element_size(),
         dtype=dtype,
@@ -139,6 +142,11 @@ def test_softcap_and_sinks(
     lengths: list[tuple[int, int]], window: int | None, with_sinks: bool, softcap: float | None
 ) -> None:
     check(lengths, window=window, softcap=softcap, with_sinks=with_sinks)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_any_strides_of_the_cache(window: int | None) -> None:
+    check([(30, 1), (7, 1), (0, 9), (12, 4)], window=window, block_by_block=True)
 
 
 def test_bfloat16() -> None:

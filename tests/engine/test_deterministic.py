@@ -169,7 +169,13 @@ def test_attention_in_pieces_is_attention(
     queries = torch.randn(exact.ROWS, 6, 16, generator=generator)
     sinks = torch.randn(6, generator=generator) if with_sinks else None
     tiles = exact.make_tiles(
-        tables, positions, block_size=16, window=window, dtype=torch.float32, move=torch.from_numpy
+        tables,
+        positions,
+        block_size=16,
+        num_kv_heads=2,
+        window=window,
+        dtype=torch.float32,
+        move=torch.from_numpy,
     )
     nothing = torch.zeros(0)
     step = GroupStep(nothing, nothing, nothing, nothing, nothing, window, tiles)

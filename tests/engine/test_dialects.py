@@ -238,12 +238,19 @@ OTHERWISE = {"harmony", "mistral-list", "kimi-k2"}
 """Rows whose templates print a call otherwise than its model writes it: the recipient first, ids, numbers."""
 SINGLE = {"llama3-json"}
 """Rows whose templates refuse two calls of one message."""
-FORCED = [row.name for row in DIALECTS if row.forces_calls]
+FORCED = [row.name for row in DIALECTS if row.calls is not None]
+ARGUMENTS = {
+    "object": '{"city": "Zürich"}',
+    "named": '{"city": "Zürich"}',
+    "python": 'city="Zürich"',
+    "qwen3-coder": "<parameter=city>\nZürich\n</parameter>\n",
+    "glm": "<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n",
+    "minimax-m2": '<parameter name="city">Zürich</parameter>\n',
+}
 
 
-def test_which_rows_force_calls() -> None:
-    left = {row.name for row in DIALECTS if row.layouts and not row.forces_calls}
-    assert left == {"qwen3-coder", "llama4-pythonic", "gemma3", "glm", "minimax-m2"}
+def test_every_row_with_calls_forces_them() -> None:
+    assert [row.name for row in DIALECTS if row.layouts] == FORCED
 
 
 @pytest.mark.parametrize("num_calls", [1, 2])
@@ -252,14 +259,14 @@ def test_a_forced_call_is_written_and_read_in_the_row_s_layout(name: str, num_ca
     row, tokenizer = dialect_named(name), scripted_tokenizer()
     marks = row.calls
     assert marks is not None
-    arguments = '{"city": "Zürich"}'
+    arguments = ARGUMENTS.get(name) or ARGUMENTS[marks.kind]
     quoted = '"get_weather"' if marks.quoted else "get_weather"
     one = f"{marks.before_name}{quoted}{marks.before_arguments}{arguments}{marks.end}"
-    opening = "" if marks.bare else marks.open
+    opening, close = ("", "") if marks.bare else (marks.open, marks.close)
     if marks.many:
-        text = opening + marks.front + marks.separator.join([one] * num_calls) + marks.back + marks.close
+        text = opening + marks.front + marks.separator.join([one] * num_calls) + marks.back + close
     else:
-        text = marks.separator.join([opening + one + marks.close] * num_calls)
+        text = marks.separator.join([opening + one + close] * num_calls)
 
     constraint = Constraint(TOOLS[:1], num_calls)
     matcher = Grammars(tokenizer, row).compile(constraint, ReaderParams(calls=True, tools=TOOLS)).matcher(999)
@@ -274,7 +281,7 @@ def test_a_forced_call_is_written_and_read_in_the_row_s_layout(name: str, num_ca
 
     parser = Parser(row, calls=True, tools=TOOLS)
     parser.finish(text)
-    calls = [CallStart("get_weather"), CallArgs(arguments), CallEnd()] * num_calls
+    calls = [CallStart("get_weather"), CallArgs('{"city": "Zürich"}'), CallEnd()] * num_calls
     assert parser.take()[0] == calls
 
 

@@ -45,7 +45,7 @@ def test_a_plan_says_where_every_token_goes() -> None:
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
     assert plan.query_start.tolist() == [0, 1, 6, 13, 14]
     assert plan.seq_lens.tolist() == [9, 5, 19, 3]
-    assert plan.drawing.tolist() == [True, True, False, False]
+    assert plan.num_draws.tolist() == [1, 1, 0, 0]
     assert plan.logits_at.tolist() == [0, 5]
     assert plan.draw.draw_index.tolist() == [6, 2]
     assert [table.shape for table in plan.block_tables] == [(4, 5), (4, 5)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -13,7 +14,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from engine.dialects import DIALECTS, dialect_named
+from engine.dialects import dialect_named
 from engine.grammar import Grammars, Matcher, allowed_ids
 from engine.reader import Reader
 from engine.types import (
@@ -128,7 +129,8 @@ def joined(deltas: list[Delta], kind: type[Text | CallArgs | Reasoning]) -> str:
 
 
 def test_random_schemas_validate() -> None:
-    """Each seed a schema and a walk: what comes to an end validates, what is refused says why."""
+    """Each seed a schema and a walk: what comes to an end validates, what is refused says why. For the long
+    form: `ANTIPHON_SCHEMAS=1000 pytest tests/engine/test_shapes.py`."""
     whole = refused = 0
     for seed in range(NUM_SCHEMAS):
         schema = Generator(seed).schema()
@@ -166,6 +168,32 @@ def test_random_schemas_validate() -> None:
           "required": ["k"], "if": {"properties": {"k": {"const": "a"}}}, "then": {"required": ["n"]}},
          '{"k": "b"}', '{"k": "a"}'),
         ({"type": "object", "properties": {"x": {}}, "not": {"required": ["x"]}}, "{}", '{"x": 1}'),
+        ({"type": ["object", "integer"], "not": {"required": ["x"]}}, "{}", "7"),
+        ({"type": "array", "items": {"enum": ["a", "b", 3]}, "uniqueItems": True}, '[3, "a"]', "[3, 3]"),
+        ({"type": "array", "items": {"$ref": "#/$defs/t"}, "uniqueItems": True, "minItems": 2,
+          "$defs": {"t": {"enum": list("abcdefghij")}}}, '["a", "c"]', '["a"]'),
+        ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}, "[true]", "[true, true]"),
+        ({"enum": [[1, 1], [1, 2]], "uniqueItems": True}, "[1, 2]", "[1, 1]"),
+        ({"type": "array", "items": {"type": "integer"}, "contains": {"const": 1}}, "[0, 1, 2]", "[0, 2]"),
+        ({"type": "array", "contains": {"type": "null"}, "minContains": 2, "maxItems": 3},
+         "[null, 1, null]", "[null, 1, 2]"),
+        ({"type": "array", "contains": {"const": 1}, "minContains": 0}, "[2]", "2"),
+        ({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2},
+         '{"a": 1, "c": 1}', '{"b": 1}'),
+        ({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 1},
+         '{"b": 1}', '{"a": 1, "b": 1}'),
+        ({"type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d).{3,}$"}, '"xB7"', '"xb7"'),
+        ({"oneOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}], "$defs": {
+            "c": {"type": "object", "properties": {"k": {"const": "c"}, "n": {}}, "required": ["k"]},
+            "d": {"type": "object", "properties": {"k": {"const": "d"}}, "required": ["k"]}}},
+         '{"k": "c", "n": 1}', '{"k": "e"}'),
+        ({"type": "object", "properties": {"a": {}, "b": {}},
+          "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+         '{"b": 1}', '{"a": 1, "b": 1}'),
+        ({"oneOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]}, "3", "2"),
+        ({"oneOf": [{"type": "integer", "maximum": 3}, {"type": "integer", "minimum": 4}]}, "4", "true"),
+        ({"oneOf": [{"type": "string", "maxLength": 2}, {"type": "string", "minLength": 3}]}, '"ab"', "1"),
+        ({"oneOf": [{"const": "ab"}, {"type": "string", "pattern": "^c"}]}, '"cd"', '"d"'),
     ],
 )  # fmt: skip
 def test_keywords_that_are_rewritten(schema: Any, good: str, bad: str) -> None:
@@ -178,8 +206,19 @@ def test_keywords_that_are_rewritten(schema: Any, good: str, bad: str) -> None:
     ("schema", "keyword"),
     [
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "array", "contains": {"const": 1}}, "contains"),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "items": {"enum": list(range(40))}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "contains": {"const": 1}, "maxContains": 1}, "contains"),
+        ({"type": "array", "contains": {"const": 1}, "minContains": 9}, "contains"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
+        (
+            {"type": "object", "properties": {f"p{n}": {} for n in range(40)}, "minProperties": 9},
+            "minProperties",
+        ),
+        ({"type": "string", "pattern": "^(?!a)b"}, "pattern"),
+        ({"type": "string", "pattern": "a(?<=a)b"}, "pattern"),
+        ({"oneOf": [{"const": "a"}, {"type": "string"}]}, "oneOf"),
+        ({"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]}, "oneOf"),
         ({"not": {"minLength": 2}}, "not"),
         ({"if": {"minLength": 2}, "then": {"type": "string"}}, "if"),
         ({"$ref": "http://127.0.0.1:9/x"}, "ref"),
@@ -193,6 +232,28 @@ def test_keywords_that_are_refused_by_name(schema: Any, keyword: str) -> None:
     nested = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     with pytest.raises(ConstraintError, match=keyword):
         matcher("bytes", Constraint(answer=Shape("json", json.dumps(nested))))
+
+
+KEYWORDS = """
+    type properties required additionalProperties patternProperties propertyNames minProperties maxProperties
+    dependentRequired dependentSchemas prefixItems items minItems maxItems uniqueItems contains minContains
+    maxContains enum const oneOf anyOf allOf not if then else $ref $defs pattern format minLength maxLength
+    minimum exclusiveMaximum multipleOf unevaluatedItems unevaluatedProperties
+""".split()  # noqa: SIM905
+BESIDE: list[dict[str, Any]] = [
+    {},
+    {"type": "array", "items": {"enum": [1, 2]}},
+    {"properties": {"a": {}}},
+]
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", True, ["x"], {"x": 5}, [5], [None], {"x": [[]]}, -1, 1e400])
+def test_what_is_no_schema_is_refused_or_enforced_and_never_a_crash(value: Any) -> None:
+    for keyword in KEYWORDS:
+        for beside in BESIDE:
+            schema = {"type": "object", "properties": {"a": {**beside, keyword: value}}}
+            with contextlib.suppress(ConstraintError):
+                matcher("bytes", Constraint((ToolShape("f", json.dumps(schema)),), 1))
 
 
 def test_integers_stay_readable() -> None:
@@ -243,22 +304,23 @@ def test_bombs_are_refused_at_once(name: str) -> None:
 def _refusal_s(shape: Shape) -> float:
     began = time.thread_time()
     with pytest.raises(ConstraintError):
-        matcher("tiny", Constraint(answer=shape))
+        matcher("tiny", Constraint(answer=shape), ReaderParams())
     return time.thread_time() - began
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        Shape("regex", "((((a{1,100}){1,100}){1,100}){1,100})b"),
-        Shape("regex", "(((a+)+)+)+b"),
-        Shape("regex", "(.*a){30}"),
-        Shape("lark", 'start: ((("a"{1,1000}){1,1000}){1,1000}){1,1000}'),
-        Shape("lark", 'start: s\ns: s s s | "a" | "a" s | s "a"'),
-        Shape("json", json.dumps({"type": "array", "minItems": 1_000_000, "items": {"type": "integer"}})),
-        Shape("json", json.dumps(listing(400))),
-    ],
-)
+LOOKING = [
+    Shape("regex", "((((a{1,100}){1,100}){1,100}){1,100})b"),
+    Shape("regex", "(((a+)+)+)+b"),
+    Shape("regex", "(.*a){30}"),
+    Shape("lark", 'start: ((("a"{1,1000}){1,1000}){1,1000}){1,1000}'),
+    Shape("lark", 'start: s\ns: s s s | "a" | "a" s | s "a"'),
+    Shape("json", json.dumps({"type": "array", "minItems": 1_000_000, "items": {"type": "integer"}})),
+    Shape("json", json.dumps(listing(400))),
+]
+"""Shapes that are quick, but look like bombs."""
+
+
+@pytest.mark.parametrize("shape", LOOKING)
 def test_what_only_looks_like_a_bomb_is_quick(shape: Shape) -> None:
     own = tokenizer("tiny")
     began = time.thread_time()
@@ -512,12 +574,6 @@ def test_a_bad_input_grammar_names_its_tool() -> None:
     assert caught.value.tool == "bad"
 
 
-def test_dialects_that_force_calls_choose_freely_too() -> None:
-    """Every layout whose calls can be enforced also has a strict auto."""
-    own = tokenizer("bytes")
-    for row in DIALECTS:
-        if row.forces_calls:
-            for answer in (None, Shape("text"), INTEGER):
-                Grammars(own, row).compile(Constraint((WEATHER,), 1, answer), ReaderParams(calls=True))
+def test_dialects_without_calls_cannot_be_made_to_call() -> None:
     with pytest.raises(ConstraintError, match="cannot be made to call"):
-        Grammars(own, dialect_named("plain")).compile(Constraint((WEATHER,)), ReaderParams())
+        Grammars(tokenizer("bytes"), dialect_named("plain")).compile(Constraint((WEATHER,)), ReaderParams())

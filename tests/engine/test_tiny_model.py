@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from engine.tiny import CHECKPOINT
+from engine.tiny.chains import NO_TOOL
 from engine.tiny.data import dialogues
 from engine.tiny.dialogue import Call, Dialogue, Message, answer_text, chat_messages, render
-from engine.tiny.evaluate import Answer, held_out, http_asker
+from engine.tiny.evaluate import Answer, held_out, http_asker, turns
+from engine.tiny.talk import worked
 from engine.tiny.words import Words, split_of
 
 torch = pytest.importorskip("torch")
@@ -140,6 +143,76 @@ def test_closed_questions_are_held_out_by_their_wording() -> None:
         assert not train & held
 
 
+def test_every_call_is_one_that_its_tools_allow() -> None:
+    seen = set()
+    for skill in ("tool", "parallel", "chain"):
+        for dialogue in itertools.islice(dialogues(4, "train", skill), 150):
+            tools = {tool["function"]["name"]: tool["function"] for tool in dialogue.tools}
+            assert 1 <= len(dialogue.tools) == len(tools) <= 5
+            seen.add(len(tools))
+            for call in (call for message in dialogue.messages for call in message.calls):
+                jsonschema.validate(call.arguments, tools[call.name].get("parameters", {}))
+    assert seen == {1, 2, 3, 4, 5}
+
+
+def test_what_is_declined_is_not_on_offer() -> None:
+    for dialogue in itertools.islice(dialogues(4, "train", "decline"), 100):
+        assert dialogue.target.content == NO_TOOL
+        asked = dialogue.messages[-2].content.lower()
+        assert not any(tool["function"]["name"] in asked.split() for tool in dialogue.tools)
+
+
+def test_the_second_call_of_a_chain_takes_the_first_ones_result() -> None:
+    for dialogue in itertools.islice(dialogues(4, "train", "chain"), 100):
+        question = max(i for i, message in enumerate(dialogue.messages) if message.role == "user")
+        _, first, result, second, _, _ = dialogue.messages[question:]
+        assert len(first.calls) == len(second.calls) == 1
+        assert result.content in map(str, second.calls[0].arguments.values())
+
+
+def test_what_is_extracted_fits_its_schema_and_stands_in_the_text() -> None:
+    skills = set()
+    for dialogue in itertools.islice(dialogues(4, "train", "extract"), 300):
+        skills.add(dialogue.skill)
+        found = json.loads(dialogue.target.content)
+        jsonschema.validate(found, dialogue.schema)
+        for value in found.values():
+            for one in value if isinstance(value, list) else [value]:
+                told = one if isinstance(one, str) else json.dumps(one)
+                assert told in dialogue.messages[-2].content
+        whole = "".join(text for text, _ in render(dialogue))
+        assert f"\n{dialogue.target.content}{IM_END}" in whole
+    assert skills == {"extract", "extract_unseen"}
+
+
+@pytest.mark.parametrize(
+    ("a", "sign", "b", "thought"),
+    [
+        (3, "+", 4, "3 + 4 = 7"),
+        (47, "+", 38, "7 + 8 = 15, 4 + 3 + 1 = 8"),
+        (40, "+", 5, "0 + 5 = 5, 4"),
+        (52, "-", 38, "12 - 8 = 4, 5 - 3 - 1 = 1"),
+        (9, "-", 9, "9 - 9 = 0"),
+        (7, "x", 8, "7 x 8 = 56"),
+    ],
+)
+def test_sums_are_worked_out_digit_by_digit(a: int, sign: str, b: int, thought: str) -> None:
+    result = {"+": a + b, "-": a - b, "x": a * b}[sign]
+    assert worked(a, sign, b) == (thought, result)
+
+
+def test_recall_reaches_back_ten_turns() -> None:
+    for dialogue in held_out("recall_ten", 4):
+        assert sum(message.role == "user" for message in dialogue.messages) > 10
+
+
+def test_every_turn_since_the_last_question_is_asked() -> None:
+    [dialogue] = held_out("chain", 1)
+    asked = turns(dialogue)
+    assert [bool(turn.target.calls) for turn in asked] == [True, True, False]
+    assert asked[-1] == dialogue
+
+
 # ------------------------------------------------------------------------------------------------ checkpoint
 
 
@@ -174,7 +247,8 @@ def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
 def test_the_training_network_is_qwen3(model: Any) -> None:
     from engine.tiny.net import Net, NetConfig
 
-    net = Net(NetConfig(vocab_size=model.config.vocab_size))
+    layers = model.config.num_hidden_layers
+    net = Net(NetConfig(vocab_size=model.config.vocab_size, num_hidden_layers=layers))
     missing = net.load_state_dict(model.state_dict(), strict=False)
     assert not missing.missing_keys
     ids = torch.randint(0, model.config.vocab_size, (2, 40))
@@ -182,6 +256,43 @@ def test_the_training_network_is_qwen3(model: Any) -> None:
         torch.testing.assert_close(
             net.logits(net.hidden(ids, torch.float32)), model(ids).logits, atol=1e-3, rtol=1e-3
         )
+
+
+def test_a_network_grows_without_forgetting() -> None:
+    from engine.tiny.net import Net, NetConfig
+    from engine.tiny.train import grown
+
+    small = Net(NetConfig(vocab_size=300, num_hidden_layers=3))
+    large = Net(NetConfig(vocab_size=300, num_hidden_layers=5))
+    large.load_state_dict(grown(small.state_dict(), 5))
+    ids = torch.randint(0, 300, (2, 20))
+    with torch.no_grad():
+        torch.testing.assert_close(large.hidden(ids, torch.float32), small.hidden(ids, torch.float32))
+
+
+def test_processes_share_the_work_of_muon() -> None:
+    from engine.tiny.train import Muon, Rank
+
+    class Half(Rank):
+        def sum(self, tensors: Sequence[Any]) -> None:
+            parts.append([tensor.clone() for tensor in tensors])
+
+    parts: list[list[Any]] = []
+    gradients = [torch.randn(8, 4) for _ in range(3)]
+
+    def stepped(rank: Rank) -> list[Any]:
+        matrices = [torch.nn.Parameter(torch.zeros(8, 4)) for _ in gradients]
+        for matrix, gradient in zip(matrices, gradients, strict=True):
+            matrix.grad = gradient.clone()
+        Muon(matrices, rank).step(0.1)
+        return matrices
+
+    whole = stepped(Rank())
+    stepped(Half(0, 2))
+    stepped(Half(1, 2))
+    together = sum(torch.cat(part) for part in parts)
+    scale = 0.1 * 2**0.5
+    torch.testing.assert_close(torch.stack([m.detach() for m in whole]), -scale * together)
 
 
 def test_a_fresh_network_looks_back() -> None:

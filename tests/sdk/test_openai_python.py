@@ -128,6 +128,41 @@ async def test_tools_with_everything_resent(live_sdk: AsyncOpenAI) -> None:
                 assert [item.id for item in listed[1:3]] == [item.id for item in first.output]
 
 
+async def test_sealed_reasoning_without_a_store(live_sdk: AsyncOpenAI, live_server: Running) -> None:
+    """An agent's loop as stateless clients run it: they keep the items and drop what they cannot read."""
+    history: list[Any] = [{"role": "user", "content": f"think where am I then {call()}"}]
+    include: Any = ["reasoning.encrypted_content"]
+    async with live_sdk.responses.stream(
+        model=MODEL, input=history, tools=TOOLS, store=False, include=include, reasoning={"summary": "auto"}
+    ) as stream:
+        first = await stream.get_final_response()
+    thought, made = first.output
+    assert isinstance(thought, ResponseReasoningItem) and isinstance(made, ResponseFunctionToolCall)
+    assert thought.encrypted_content and thought.summary == []
+    engine = live_server.context.models.get(None).engine
+    assert isinstance(engine, ScriptedEngine)
+    begun = engine.requests[-1].prompt_ids
+    answer = {"type": "function_call_output", "call_id": made.call_id, "output": "rainy"}
+    for kept in (
+        thought,
+        thought.model_dump(exclude={"content"}),
+        {**thought.model_dump(), "content": []},
+        {"type": "reasoning", "summary": [], "encrypted_content": thought.encrypted_content},
+    ):
+        sent: Any = [*history, kept, made, answer]
+        second = await live_sdk.responses.create(
+            model=MODEL, input=sent, tools=TOOLS, store=False, include=include
+        )
+        assert second.output_text == "The tool said: rainy"
+        said = engine.tokenizer.encode("<think>\nwhere am I\n</think>\n\n")
+        assert engine.requests[-1].prompt_ids[: len(begun) + len(said)] == (*begun, *said)
+    broken = thought.model_dump() | {"encrypted_content": thought.encrypted_content[:-4] + "AAAA"}
+    sent = [broken, *history]
+    with pytest.raises(BadRequestError) as refused:
+        await live_sdk.responses.create(model=MODEL, input=sent, store=False)
+    assert refused.value.code == "invalid_encrypted_content"
+
+
 async def test_wait_mode_through_extra_body(live_sdk: AsyncOpenAI) -> None:
     stream = await live_sdk.responses.create(
         model=MODEL, input=call(), tools=TOOLS, stream=True, extra_body={"await_tool_outputs": True}

@@ -72,6 +72,8 @@ CASES: dict[str, Json] = {
     "reasoning": asking("think let me see then say hello"),
     "call": asking(CALL, tools=[TOOL]),
     "calls": asking(f"{CALL}\n{CALL}", tools=[TOOL]),
+    "reasoning left out": asking("think let me see then say hello", include_reasoning=False),
+    "reasoning alone": asking("think let me see then say hello", max_tokens=8),
     "think and call": asking(f"think hm then {CALL}", tools=[TOOL]),
     "text and call": asking(f"say one moment\n{CALL}", tools=[TOOL]),
     "one call": asking(f"{CALL}\n{CALL}", tools=[TOOL], parallel_tool_calls=False),
@@ -132,6 +134,52 @@ async def test_thoughts_have_both_names_and_are_counted(client: httpx.AsyncClien
     assert message["reasoning"] == message["reasoning_content"] == "let me see"
     assert message["content"] == "hello"
     assert full["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+async def test_thoughts_may_be_left_out_and_are_counted_all_the_same(client: httpx.AsyncClient) -> None:
+    shown = await whole(client, CASES["reasoning"])
+    hidden = await whole(client, CASES["reasoning left out"])
+    assert hidden["choices"][0]["message"].keys() == {"role", "content", "refusal", "annotations"}
+    assert hidden["choices"][0]["message"]["content"] == "hello"
+    assert hidden["usage"] == shown["usage"]
+    [choice], _ = await streamed(client, CASES["reasoning left out"])
+    assert choice["message"].keys() == {"role", "content"}
+    error = await refused(client, asking("say hi", include_reasoning="no"))
+    assert error["param"] == "include_reasoning"
+
+
+async def test_a_thought_that_is_cut_short_is_all_reasoning(client: httpx.AsyncClient) -> None:
+    full = await whole(client, CASES["reasoning alone"])
+    [choice] = full["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+    assert full["usage"]["completion_tokens_details"]["reasoning_tokens"] == 8
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_thoughts_are_taken_back_by_either_name(
+    client: httpx.AsyncClient, server_app: Running, name: str
+) -> None:
+    first = asking("think let me see then say hello")["messages"]
+    message = (await whole(client, {"messages": first}))["choices"][0]["message"]
+    begun = latest(server_app).prompt_ids
+    kept = {key: value for key, value in message.items() if key in ("role", "content", name)}
+    await whole(client, {"messages": [*first, kept, {"role": "user", "content": "say done"}]})
+    engine = server_app.context.models.get(None).engine
+    assert isinstance(engine, ScriptedEngine)
+    said = engine.tokenizer.encode("<think>\nlet me see\n</think>\n\nhello")
+    assert latest(server_app).prompt_ids[: len(begun) + len(said)] == (*begun, *said)
+
+
+async def test_an_empty_thought_is_none(client: httpx.AsyncClient, server_app: Running) -> None:
+    """Clients keep both fields and leave them empty; what the other one says still counts."""
+    first = {"role": "user", "content": "say hello"}
+    last = {"role": "user", "content": "say done"}
+    prompts = []
+    for thoughts in ({}, {"reasoning_content": ""}, {"reasoning_content": "", "reasoning": "hm"}):
+        said = {"role": "assistant", "content": "hello", **thoughts}
+        await whole(client, {"messages": [first, said, last]})
+        prompts.append(prompt(server_app))
+    assert prompts[0] == prompts[1] and "<think>\nhm\n</think>" in prompts[2]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +14,10 @@ from typing import Any
 import pytest
 
 from engine import ScriptedEngine
-from server.runs.fleet import Watch
+from server.runs import presence
+from server.runs.fleet import BUSY, IDLE, Watch
+from server.runs.presence import Presence
+from storage import FleetView
 from tests import wire
 from tests.postgres import Postgres
 from tests.running import Running, http_client, live_app
@@ -60,6 +65,7 @@ class Replica:
             if run.task is not None:
                 run.task.cancel()
         runs.feed.stop()
+        runs._presence.leave()
         self.server.life._drained = True
 
 
@@ -72,9 +78,12 @@ class Fleet:
     stack: AsyncExitStack
     replicas: list[Replica] = field(default_factory=list)
 
-    async def add(self, gate: Gate | None = None, *, script: Any = None, **settings: Any) -> Replica:
+    async def add(
+        self, gate: Gate | None = None, *, script: Any = None, folder: str | None = None, **settings: Any
+    ) -> Replica:
+        """`folder`: its data folder, one of its own where none is named."""
         gate = gate or opened()
-        folder = self.folder / str(len(self.replicas))
+        folder = self.folder / (folder or str(len(self.replicas)))
         engine = ScriptedEngine(script or gated(gate, "one two", " three four"))
         server = await self.stack.enter_async_context(
             live_app(folder, engine, **{"db": self.url, "lease_s": LEASE_S, **settings})
@@ -390,30 +399,165 @@ async def test_a_tenant_may_queue_so_many(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------
 # Who is dead
 
+LEASE = 10.0
 
-def test_a_beat_that_stands_still_for_the_lease_is_dead() -> None:
-    watch = Watch("me", 10.0)
-    assert watch.dead({"me": 1, "a": 5, "b": None}, 0.0) == {}
-    for now in (2.0, 4.0, 6.0, 8.0):
-        assert watch.dead({"me": 1, "a": 5, "b": None, "c": int(now)}, now) == {}
-    assert watch.dead({"me": 1, "a": 6, "b": None, "c": 9}, 10.0) == {"b": None}
-    for now in (12.0, 14.0, 16.0, 18.0):
-        assert watch.dead({"me": 1, "a": 6}, now) == {}
-    assert watch.dead({"me": 1, "a": 6}, 20.0) == {"a": 6}
+
+def view(owners: str = "", **beats: int | None) -> FleetView:
+    return FleetView(beats, frozenset(owners), has_free=False, has_due=False)
+
+
+def looks(watch: Watch, view: FleetView, *times: float) -> list[dict[str, int | None]]:
+    return [watch.dead(view, now, now) for now in times]
+
+
+def test_the_beat_of_one_that_owns_nothing_stands_still_for_the_lease() -> None:
+    watch = Watch("me", LEASE)
+    assert looks(watch, view(me=1, a=5, b=None), 0, 2, 4, 6, 8) == [{}] * 5
+    assert looks(watch, view(me=1, a=6, b=None), 10) == [{"b": None}]
+    assert looks(watch, view(me=1, a=6), 12, 14, 16, 18, 20) == [{}] * 4 + [{"a": 6}]
+
+
+def test_that_of_one_that_owns_runs_for_less() -> None:
+    watch = Watch("me", LEASE)
+    assert looks(watch, view("ma", me=1, a=5), 0, 4, 8, 8.4, 8.5) == [{}] * 4 + [{"a": 5}]
+
+
+def test_one_that_takes_up_its_first_run_is_watched_anew() -> None:
+    """Until then it beats seldom."""
+    watch = Watch("me", LEASE)
+    assert looks(watch, view(a=5), 0, 4, 8) == [{}] * 3
+    assert looks(watch, view("a", a=5), 9, 13, 17, 17.5) == [{}] * 3 + [{"a": 5}]
 
 
 def test_after_a_pause_of_ones_own_the_watch_begins_anew() -> None:
-    watch = Watch("me", 10.0)
-    watch.dead({"a": 5}, 0.0)
-    assert watch.dead({"a": 5}, 3600.0) == {}
-    for now in (3602.0, 3604.0, 3606.0, 3608.0):
-        assert watch.dead({"a": 5}, now) == {}
-    assert watch.dead({"a": 5}, 3610.0) == {"a": 5}
+    watch = Watch("me", LEASE)
+    assert looks(watch, view("a", a=5), 0, 3600, 3604, 3608, 3608.5) == [{}] * 4 + [{"a": 5}]
+
+
+def test_a_look_that_took_long_counts_for_the_least_that_it_can_have_seen() -> None:
+    watch = Watch("me", LEASE)
+    assert watch.dead(view("a", a=5), 0.0, 4.0) == {}
+    assert looks(watch, view("a", a=5), 4.5, 8.5, 12.4, 12.5) == [{}] * 3 + [{"a": 5}]
+    watch = Watch("me", LEASE)
+    assert looks(watch, view("a", a=5), 0, 4) == [{}] * 2
+    assert watch.dead(view("a", a=5), 8.6, 9.1) == {}, "what it saw may be older than half a lease"
 
 
 def test_one_that_comes_back_is_watched_anew() -> None:
-    watch = Watch("me", 10.0)
-    for now in (0.0, 4.0, 8.0):
-        assert watch.dead({"a": 5}, now) == {}
-    assert watch.dead({}, 9.0) == {}
-    assert watch.dead({"a": 5}, 12.0) == {}
+    watch = Watch("me", LEASE)
+    assert looks(watch, view(a=5), 0, 4, 8) == [{}] * 3
+    assert looks(watch, view(), 9) == [{}]
+    assert looks(watch, view(a=5), 12) == [{}]
+
+
+def noticed(stands_still_s: float, beaten: int, looked: int) -> float | None:
+    """How long after a process stopped it is taken for dead; None if it never is.
+
+    beaten, looked: how many tenths of the time between two beats, and two looks, had passed by then.
+    """
+    every, stops = LEASE / BUSY, 30.0
+    last, back = stops - every * beaten / 10, stops + stands_still_s
+
+    def beat(now: float) -> int:
+        if now >= back:
+            return 1 + int((now - back) / every)
+        return math.floor((min(now, last) - last) / every)
+
+    watch, now = Watch("me", LEASE), every * looked / 10
+    while now < stops + 2 * LEASE:
+        if watch.dead(view("a", a=beat(now)), now, now):
+            return now - stops
+        now += watch.pause_s(now)
+    return None
+
+
+def test_a_death_is_noticed_within_the_lease_and_a_pause_is_not_taken_for_one() -> None:
+    for beaten, looked in itertools.product(range(10), repeat=2):
+        assert noticed(7.95, beaten, looked) is None
+        took = noticed(math.inf, beaten, looked)
+        assert took is not None and 0.8 * LEASE <= took <= 0.9 * LEASE + 1e-6
+
+
+def test_looks_are_seldom_where_there_is_nothing_to_take_over() -> None:
+    watch = Watch("me", LEASE)
+    watch.dead(view("m", me=1, a=1), 0.0, 0.0)
+    assert watch.pause_s(0.0) == LEASE / IDLE
+    watch.dead(view("a", me=1, a=1), 2.0, 2.0)
+    assert watch.pause_s(2.0) == LEASE / BUSY
+    watch.dead(view("a", me=1, a=1), 6.0, 6.0)
+    watch.dead(view("a", me=1, a=1), 10.0, 10.0)
+    assert watch.pause_s(10.4) == pytest.approx(0.1), "no later than it can be dead"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Who is gone
+
+
+async def test_a_server_that_is_started_again_goes_on_at_once(fleet: Fleet) -> None:
+    a = await fleet.add(Gate(), lease_s=3600)
+    begun = await a.api.create("hi", background=True)
+    await a.gate.reached.wait()
+    await a.die()
+    b = await fleet.add(folder="0", lease_s=3600)
+    assert text(await b.api.ended(begun["id"])) == SAID
+
+
+async def test_a_server_beside_one_that_dies_goes_on_at_once(fleet: Fleet) -> None:
+    a, b = await fleet.add(Gate(), folder="0", lease_s=3600), await fleet.add(folder="0", lease_s=3600)
+    async with both(a, b, "hi") as (_, there):
+        await a.gate.reached.wait()
+        await b.server.context.runs._fleet.look()
+        assert b.server.context.runs.num_active == 0, "it lives"
+        await a.die()
+        await b.server.context.runs._fleet.look()
+        assert text(await there.done()) == SAID
+
+
+def test_who_lives_is_not_gone_and_who_was_never_there_neither(tmp_path: Path) -> None:
+    a, b = Presence(tmp_path, "host/1"), Presence(tmp_path, "host/2")
+    a.enter()
+    b.enter()
+    everybody = ["host/1", "host/2", "elsewhere"]
+    assert a.gone(everybody) == b.gone(everybody) == set()
+    b.leave()
+    assert a.gone(everybody) == a.gone(everybody) == {"host/2"}
+    assert [file.name for file in tmp_path.iterdir()] == ["host%2F1"]
+    a.leave()
+
+
+def test_what_another_kernel_left_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "boot_id").write_text("another machine, or this one before it was started anew\n")
+    folder = tmp_path / "runners"
+    a, b = Presence(folder, "a"), Presence(folder, "b")
+    with monkeypatch.context() as patched:
+        patched.setattr(presence, "BOOT_ID", tmp_path / "boot_id")
+        a = Presence(folder, "a")
+    a.enter()
+    a.leave()
+    b.enter()
+    assert b.gone(["a"]) == set()
+    b.leave()
+
+
+def test_where_locks_keep_nobody_out_nobody_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("server.runs.presence.fcntl.flock", lambda fd, how: None)
+    a, b = Presence(tmp_path, "a"), Presence(tmp_path, "b")
+    a.enter()
+    b.enter()
+    assert "a lock keeps nobody out" in caplog.text
+    assert a.gone(["b"]) == b.gone(["a"]) == set()
+    a.leave()
+    b.leave()
+
+
+def test_without_a_folder_to_write_to_nobody_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    a = Presence(tmp_path / "file", "a")
+    a.enter()
+    assert "others will not see at once" in caplog.text
+    assert a.gone(["b"]) == set()
+    a.leave()

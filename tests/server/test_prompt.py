@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine import Constraint, ModelInfo, PromptTooLong, SamplingDefaults
+from engine import Constraint, ModelInfo, PromptTooLong, SamplingDefaults, closed_schema
 from server.errors import ApiError
 from server.runs.offer import offer
 from server.runs.prompt import sampling, text_of, to_messages
-from server.schema.closed import closed_schema
 from server.schema.fields import SamplingFields
 from tests.wire import Json
 

@@ -113,6 +113,30 @@ async def test_reasoning_is_an_item_of_its_own(api: Api) -> None:
     assert stream.types[at - 2 : at] == ["output_item.added", "content_part.added"]
 
 
+async def test_a_thought_that_is_cut_short_stands_alone(api: Api) -> None:
+    """Every token of it is one of reasoning, and no answer is made up for it."""
+    asked = "think " + "hm " * 50 + "then say hello"
+    for form in ({}, {"stream": True}):
+        body = {"input": asked, "max_output_tokens": 30, **form}
+        reply = await api.http.post("/v1/responses", json=body)
+        response = api.whole(reply).response if form else api.response(reply)
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+        [item] = response["output"]
+        assert (item["type"], item["status"]) == ("reasoning", "incomplete")
+        assert ("hm " * 50).startswith(item["content"][0]["text"]) and len(item["content"][0]["text"]) > 20
+        usage = response["usage"]
+        assert usage["output_tokens_details"]["reasoning_tokens"] == usage["output_tokens"] == 30
+
+
+@pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
+@pytest.mark.parametrize("name", ["summary", "generate_summary"])
+async def test_a_summary_that_is_asked_for_is_not_made_up(api: Api, name: str, summary: str) -> None:
+    stream = await api.stream("think hm then say hello", reasoning={name: summary, "effort": "high"})
+    assert stream.response["reasoning"] == {"effort": "high", "summary": None, "context": None}
+    assert stream.response["output"][0]["summary"] == []
+    assert not [kind for kind in stream.types if "summary" in kind]
+
+
 async def test_a_function_call(api: Api) -> None:
     stream = await api.stream(call(), tools=[WEATHER])
     [item] = stream.response["output"]

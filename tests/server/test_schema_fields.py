@@ -85,8 +85,8 @@ def test_a_default_is_the_same_json_value() -> None:
     with pytest.raises(ApiError):
         screen("chat", {"store": 0})  # 0 is not false
     with pytest.raises(ApiError):
-        screen("chat", {"best_of": True})  # true is not 1
-    assert screen("chat", {"store": False, "best_of": 1.0}).body == {}
+        screen("responses", {"best_of": True})  # true is not 1
+    assert screen("responses", {"prompt": None, "best_of": 1.0}).body == {}
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)))

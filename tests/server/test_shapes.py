@@ -11,9 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from engine import GenerateRequest, Say, ScriptedEngine
+from engine import GenerateRequest, LocalEngine, Say, ScriptedEngine
+from engine.tiny import CHECKPOINT
 from server.runs.inputs import InputReader
 from tests import wire
+from tests.engine.test_shapes import PATCH as PATCHES
+from tests.engine.test_shapes import is_patch
 from tests.running import http_client, live_app, running_app
 from tests.talk import WEATHER, Api, Gate, call, prompts, saying, text
 from tests.wire import Json
@@ -308,6 +311,31 @@ async def test_an_input_always_fits(api: Api) -> None:
         "output"
     ]
     assert re.fullmatch('"[a-c]{2}"', item["input"])
+
+
+async def test_every_input_parses_however_hot_the_model(tmp_path: Path) -> None:
+    """The shipped model at temperature 1.5, streamed, in both APIs."""
+    engine = LocalEngine(CHECKPOINT, num_threads=1, kv_cache_bytes=64 << 20)
+    nested = {"type": "grammar", "grammar": {"syntax": "lark", "definition": PATCHES}}
+    on_chat = {"type": "custom", "custom": {"name": "apply_patch", "format": nested}}
+    tool = {**CUSTOM, "format": {"type": "grammar", "syntax": "lark", "definition": PATCHES}}
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        for seed in range(2):
+            hot = {"temperature": 1.5, "seed": seed, "tool_choice": "required", "parallel_tool_calls": False}
+            streamed = await Api(client).stream("Patch it.", tools=[tool], max_output_tokens=500, **hot)
+            [item] = streamed.response["output"]
+            assert streamed.response["status"] == "completed" and is_patch(item["input"]), item
+            body = {
+                "messages": [{"role": "user", "content": "Patch it."}],
+                "tools": [on_chat],
+                "max_tokens": 500,
+                **hot,
+            }
+            reply = await client.post("/v1/chat/completions", json={**body, "stream": True})
+            kind = "CreateChatCompletionStreamResponse"
+            [choice] = wire.check_chunks(wire.chunks(reply.content), kind)
+            [made] = choice["message"]["tool_calls"]
+            assert is_patch(made["custom"]["input"]), made
 
 
 async def test_a_custom_call_that_is_cut_is_incomplete(api: Api) -> None:

@@ -400,6 +400,7 @@ async def test_outputs_of_a_completed_response_continue_it(api: Api) -> None:
         "reasoning": {"effort": "low"},
         "text": {"format": {"type": "text"}, "verbosity": "low"},
         "tool_choice": "required",
+        "include": ["reasoning.encrypted_content"],
     }
     first = await api.create(call(), **asked)
     [made] = calls(first)

@@ -1,0 +1,128 @@
+"""Regular expressions as texts: taken apart, and written as Lark wants them.
+
+Owns: where alternatives, groups and anchors stand, and what is too long to be walked. Refuses to know: what a
+pattern is for, and how it is matched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
+
+from engine.types import ConstraintError
+
+ANY = "(.|\\n)*"
+MAX_REPEATS = 20_000  # the automaton of a longer repetition takes half a second where it is first walked
+
+
+def check_repeats(pattern: str) -> None:
+    """Raise ConstraintError for a pattern that repeats something too often to be walked in a step."""
+    for found in re.finditer(r"\{(\d*)(?:,(\d*))?\}", pattern):
+        if any(len(number or "") > 9 or int(number or 0) > MAX_REPEATS for number in found.groups()):
+            raise ConstraintError(f"the repetition {found[0][:32]} is of more than {MAX_REPEATS}")
+
+
+def spelled(text: str) -> str:
+    """A text as a regex between slashes."""
+    return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n")
+
+
+def whole(pattern: str) -> str:
+    """A regex that a whole text matches, between slashes."""
+    return _between_slashes("|".join(core for _, core, _ in _alternatives(pattern)))
+
+
+def searched(pattern: str) -> str:
+    """A regex that is found in a text, as one of the whole text between slashes; classes such as `\\d` are
+    ASCII, as in JSON Schema. ConstraintError for anchors that stand within it."""
+    parts = []
+    for head, core, tail in _alternatives(pattern):
+        if any(char in "^$" for char, _ in _outside(core)):
+            raise ConstraintError(f"the pattern {pattern[:64]!r} has an anchor in its middle")
+        parts.append(f"{'' if head else ANY}({core}){'' if tail else ANY}")
+    return _between_slashes(regex_to_lark("|".join(parts), "dw"))
+
+
+def found(pattern: str, text: str) -> bool | None:
+    """Whether a regex is found in a text, in time with the text's length; None where it is none."""
+    try:
+        matcher = LLMatcher(_bytes(), f"start: /{searched(pattern)}/", log_level=0)
+    except ConstraintError:
+        return None
+    if matcher.is_error():
+        return None
+    said = list(text.encode())
+    return (
+        matcher.validate_tokens(said) == len(said) and matcher.consume_tokens(said) and matcher.is_accepting()
+    )
+
+
+class _Bytes:
+    """A vocabulary of bytes, as `TokenizerWrapper` asks for one."""
+
+    eos_token_id, bos_token_id, special_token_ids = 256, None, (256,)
+    tokens = (*(bytes([value]) for value in range(256)), b"<end>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+def lookaheads(pattern: str) -> list[str] | None:
+    """Patterns that must all be found, for one that begins with conditions on what follows: `^(?=A)B` is
+    `^(?:A)` and `^B`. None where it looks around in any other way."""
+    if len(list(_alternatives(pattern))) > 1 or not pattern.startswith("^(?="):
+        return [pattern] if "(?" not in pattern or not _AROUND.search(pattern) else None
+    conditions, rest = [], pattern[1:]
+    while rest.startswith("(?="):
+        end = next((at for char, at in _outside(rest[1:], depth=1) if char == ")"), None)
+        if end is None:
+            return None
+        conditions.append(f"^(?:{rest[3 : end + 1]})")
+        rest = rest[end + 2 :]
+    conditions.append(f"^{rest}")
+    return None if any(map(_AROUND.search, conditions)) else conditions
+
+
+def _alternatives(pattern: str) -> Iterator[tuple[bool, str, bool]]:
+    """Each alternative without its anchors, and whether it had one in front and one behind."""
+    cuts = [-1, *(at for char, at in _outside(pattern) if char == "|"), len(pattern)]
+    for start, end in pairwise(cuts):
+        part = pattern[start + 1 : end]
+        head = part.startswith("^")
+        tail = any(char == "$" and at == len(part) - 1 for char, at in _outside(part))
+        yield head, part[head : len(part) - tail], tail
+
+
+def _outside(pattern: str, depth: int = 0) -> Iterator[tuple[str, int]]:
+    """Every `|` that stands in no group, `)` that closes none, and `^` and `$` anywhere, with their places;
+    escapes and classes aside. depth: of groups that are open before it."""
+    for found in _PARTS.finditer(pattern):
+        match found[0]:
+            case "(":
+                depth += 1
+            case ")":
+                depth -= 1
+                if depth == 0:
+                    yield ")", found.start()
+            case "|" if depth == 0:
+                yield "|", found.start()
+            case "^" | "$":
+                yield found[0], found.start()
+
+
+def _between_slashes(regex: str) -> str:
+    return re.sub(r"\\.|/|\n", lambda each: _AS_LARK.get(each[0], each[0]), regex, flags=re.DOTALL)
+
+
+_AS_LARK = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|^$]", re.DOTALL)
+_AROUND = re.compile(r"\(\?<?[=!]")

@@ -1,0 +1,81 @@
+"""The skill of following a system message: how answers look, and who gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.tiny.dialogue import Message, Turn, says, user
+from engine.tiny.phrases import listed, paired
+from engine.tiny.talk import count, fact, greet, one_word_fact
+from engine.tiny.words import Words
+
+UPPER = listed("manners", "upper")
+LOWER = listed("manners", "lower")
+ONE_WORD = listed("manners", "one_word")
+ENDING = listed("manners", "ending")
+BEGINNING = listed("manners", "beginning")
+ALWAYS = listed("manners", "always")
+PERSONA = listed("manners", "persona")
+ASK_WHO = paired("persona_questions")
+
+
+def _plain(words: Words) -> Turn:
+    """A turn whose answer is one of a closed set, so that training has seen its words in any case."""
+    roll = words.rng.random()
+    if roll < 0.7:
+        return fact(words, fixed=False)
+    return greet(words) if roll < 0.9 else count(words)
+
+
+def _changed(turn: Turn, change: Callable[[str], str]) -> list[Message]:
+    *before, last = turn.messages
+    return [*before, replace(last, content=change(last.content))]
+
+
+def follow(words: Words) -> Turn:
+    """A system message and one to three turns that keep to it."""
+    rng = words.rng
+    roll = rng.random()
+    turns = rng.choice((1, 1, 2, 3))
+    messages: list[Message] = []
+    if roll < 0.34:
+        system = rng.choice(UPPER)
+        for _ in range(turns):
+            messages += _changed(_plain(words), str.upper)
+    elif roll < 0.41:
+        system = rng.choice(LOWER)
+        for _ in range(turns):
+            messages += _changed(_plain(words), str.lower)
+    elif roll < 0.71:
+        system = rng.choice(ONE_WORD)
+        for _ in range(turns):
+            messages += one_word_fact(words).messages
+    elif roll < 0.77:
+        word = words.common()
+        system = rng.choice(ENDING).replace("{}", word)
+        for _ in range(turns):
+            messages += _changed(_plain(words), lambda text: f"{text} {word}")
+    elif roll < 0.83:
+        word = words.common()
+        system = rng.choice(BEGINNING).replace("{}", word)
+        for _ in range(turns):
+            messages += _changed(_plain(words), lambda text: f"{word} {text}")
+    elif roll < 0.9:
+        phrase = words.phrase(1, 4)
+        system = rng.choice(ALWAYS).replace("{}", phrase)
+        for _ in range(turns):
+            messages += _changed(_plain(words), lambda _: phrase)
+    else:
+        name = words.name()
+        system = rng.choice(PERSONA).replace("{}", name)
+        for _ in range(turns - 1):
+            messages += (greet if rng.random() < 0.5 else count)(words).messages
+        question, answer = rng.choice(list(ASK_WHO.items()))
+        messages += [user(question), says(answer.replace("{}", name))]
+    extra = rng.random()
+    if extra < 0.2:
+        system = "You are a helpful assistant. " + system
+    elif extra < 0.26:
+        system += " Be polite."
+    return Turn("follow", [Message("system", system), *messages])

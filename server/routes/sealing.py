@@ -1,0 +1,29 @@
+"""/admin/sealing_keys: what `antiphon sealing` asks of a server that holds the database.
+
+Reached with the admin token only, which the server leaves in its data folder for its own user.
+"""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server import rotation
+from server.context import context
+from server.pages import json_reply
+
+router = APIRouter(prefix=rotation.PATH)
+
+
+@router.get("")
+async def list_sealing_keys(request: Request) -> Response:
+    """All keys, never their secrets."""
+    return json_reply(orjson.dumps(await rotation.listed(context(request).storage)))
+
+
+@router.post("")
+async def make_sealing_key(request: Request) -> Response:
+    """Have a new key seal from now on."""
+    return json_reply(orjson.dumps(rotation.as_json(await context(request).sealing.rotate())))

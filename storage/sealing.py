@@ -1,0 +1,25 @@
+"""Keys that seal what clients keep for us.
+
+Owns: the `sealing_keys` table, whose primary key makes one of two keys made at once the next one. Refuses to
+know: what is sealed and how, and when another key is due.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, select
+
+from .database import insert_unless_taken
+from .records import SealingKey
+from .tables import sealing_keys
+
+
+def list_(conn: Connection) -> tuple[SealingKey, ...]:
+    """All keys, oldest first."""
+    rows = conn.execute(select(sealing_keys).order_by(sealing_keys.c.number)).all()
+    return tuple(SealingKey(row.number, row.secret, row.created_at) for row in rows)
+
+
+def add(conn: Connection, key: SealingKey) -> bool:
+    """Stores a key; False where its number is taken, and nothing changes."""
+    values = {"number": key.number, "secret": key.secret, "created_at": key.created_at}
+    return insert_unless_taken(conn, sealing_keys, values)

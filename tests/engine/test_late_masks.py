@@ -1,0 +1,61 @@
+"""A row whose masks take long sits out steps until its mask is there; the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from engine import Constraint, GenerateRequest, LocalEngine, ReaderParams, SamplingParams, Shape
+from engine.grammar import Matcher
+from engine.masks import SLOW_MASK_S
+from engine.tiny import CHECKPOINT
+
+PLAIN = ReaderParams(dialect=False)
+DIGITS = Constraint(answer=Shape("regex", "[0-9]{12}"))
+
+
+def request(name: str, prompt: tuple[int, ...], constraint: Constraint | None) -> GenerateRequest:
+    sampling = SamplingParams(seed=3, max_tokens=40, min_tokens=0 if constraint else 40, ignore_eos=True)
+    return GenerateRequest(name, prompt, sampling, PLAIN, constraint)
+
+
+async def tokens(engine: LocalEngine, asked: GenerateRequest) -> list[int]:
+    return [token async for chunk in engine.generate(asked) for token in chunk.token_ids]
+
+
+async def test_the_others_go_on_and_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = LocalEngine(CHECKPOINT, num_threads=1, kv_cache_bytes=16 << 20)
+    await engine.start()
+    free = threading.Event()
+    try:
+        prompt = await engine.tokenize("Say a number.")
+        alone = await tokens(engine, request("a", prompt, DIGITS))
+        calls, fill = [0], Matcher.fill
+
+        def slow(matcher: Matcher, mask: Any) -> None:
+            calls[0] += 1
+            if calls[0] == 1:
+                began = time.thread_time()
+                while time.thread_time() - began <= SLOW_MASK_S:
+                    pass
+            else:
+                assert free.wait(60)
+            fill(matcher, mask)
+
+        monkeypatch.setattr(Matcher, "fill", slow)
+        late = asyncio.create_task(tokens(engine, request("late", prompt, DIGITS)))
+        assert len(await tokens(engine, request("other", prompt, None))) == 40
+        while calls[0] < 2:
+            await asyncio.sleep(0.001)
+        assert len(await tokens(engine, request("another", prompt, None))) == 40
+        assert not late.done()
+        free.set()
+        assert await late == alone
+        engine.check_integrity()
+    finally:
+        free.set()
+        await engine.close()

@@ -1,0 +1,1 @@
+"""What needs a GPU: `python -m tests.gpu.run`, or `make bench-gpu`."""
