@@ -141,7 +141,7 @@ def _attend(
         fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         mixed, total = fused(q, k, v, attn_mask=mask, scale=scale)
         return mixed, total
-    # Keys that the rows share are a view without strides, and a product of other strides adds in another order.
+    # Keys that rows share are a view without strides, and a product of other strides adds in another order.
     k, v = k.contiguous(), v.contiguous()
     scores = torch.matmul(q, k.transpose(2, 3)).float() * scale
     if softcap is not None:

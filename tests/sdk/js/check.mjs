@@ -1,4 +1,5 @@
-// The official JavaScript SDK and the Vercel AI SDK, unmodified, against a server of its own on the scripted engine.
+// The official JavaScript SDK and the Vercel AI SDK, unmodified, against servers of their own: one on the scripted
+// engine, one with the shipped model, which decides by itself what to call.
 // `make test-js`; not a part of `make test`, which needs Python only.
 
 import assert from "node:assert/strict";
@@ -113,25 +114,51 @@ const checks = {
   },
 };
 
+const tiny = {
+  async "the AI SDK's loop on the shipped model"({ baseURL }) {
+    const provider = createOpenAI({ baseURL, apiKey: "unused" });
+    const called = [];
+    const get_weather = tool({
+      description: "Get the weather in a city.",
+      inputSchema: z.object({ city: z.string() }),
+      execute: async ({ city }) => (called.push(city), "sunny"),
+    });
+    for (const model of [provider.responses("antiphon-tiny"), provider.chat("antiphon-tiny")]) {
+      const prompt = "What's the weather in Tokyo?";
+      const { text } = await generateText({
+        model, prompt, tools: { get_weather }, stopWhen: stepCountIs(3), maxRetries: 0, temperature: 0,
+      });
+      assert.equal(text, "The weather in Tokyo is sunny.");
+    }
+    assert.deepEqual(called, ["Tokyo", "Tokyo"]);
+  },
+};
+
 const root = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "..");
-const data = mkdtempSync(join(tmpdir(), "antiphon-js-"));
 const python = process.env.PYTHON ?? join(root, ".venv", "bin", "python");
-const args = ["-m", "server.cli", "serve", "--engine", "scripted", "--port", "0", "--data", data, "--log-level", "error"];
-const server = spawn(python, args, { cwd: root, stdio: ["ignore", "pipe", "inherit"] });
-const gone = new Promise((resolve) => server.once("exit", resolve));
-try {
-  const banner = await new Promise((resolve, reject) => {
-    server.stdout.once("data", (text) => resolve(String(text)));
-    server.once("exit", (code) => reject(new Error(`the server ended with ${code}`)));
-  });
-  const baseURL = `${banner.match(/http:\/\/\S+/)[0]}/v1`;
-  const client = new OpenAI({ apiKey: "unused", baseURL, maxRetries: 0 });
-  for (const [name, check] of Object.entries(checks)) {
-    await check({ client, baseURL });
-    console.log(`ok: ${name}`);
+
+async function against(flags, checks) {
+  const data = mkdtempSync(join(tmpdir(), "antiphon-js-"));
+  const args = ["-m", "server.cli", "serve", "--port", "0", "--data", data, "--log-level", "error", ...flags];
+  const server = spawn(python, args, { cwd: root, stdio: ["ignore", "pipe", "inherit"] });
+  const gone = new Promise((resolve) => server.once("exit", resolve));
+  try {
+    const banner = await new Promise((resolve, reject) => {
+      server.stdout.once("data", (text) => resolve(String(text)));
+      server.once("exit", (code) => reject(new Error(`the server ended with ${code}`)));
+    });
+    const baseURL = `${banner.match(/http:\/\/\S+/)[0]}/v1`;
+    const client = new OpenAI({ apiKey: "unused", baseURL, maxRetries: 0 });
+    for (const [name, check] of Object.entries(checks)) {
+      await check({ client, baseURL });
+      console.log(`ok: ${name}`);
+    }
+  } finally {
+    server.kill();
+    await gone;
+    rmSync(data, { recursive: true });
   }
-} finally {
-  server.kill();
-  await gone;
-  rmSync(data, { recursive: true });
 }
+
+await against(["--engine", "scripted"], checks);
+await against([], tiny);
