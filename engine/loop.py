@@ -145,12 +145,15 @@ class EngineLoop:
     def _take_off(self, batch: Batch, plan: StepPlan) -> Flight | None:
         """Launch the step behind this one, whose draws nobody has read yet, if they are all that it lacks.
 
-        Then every running sequence decodes, none waits, blocks are at hand and no drafts are to be expected.
-        Sequences that this step ends by their length, or that wait for their consumers, stay behind.
+        Then every running sequence decodes, none could be admitted, blocks are at hand and no drafts are to
+        be expected. Sequences that this step ends by their length, or that wait for their consumers, stay
+        behind.
         """
         scheduler, rows = self.scheduler, self.scheduler.rows
         with self.lock:
-            if scheduler.num_waiting or len(batch.sequences) < len(scheduler.running):
+            if scheduler.waiting and rows.num_free:
+                return None
+            if len(batch.sequences) < sum(sequence.credit > 0 for sequence in scheduler.running):
                 return None
             if any(sequence.slow for sequence in batch.sequences):
                 return None
@@ -249,19 +252,17 @@ class EngineLoop:
             behind, end = first + num_added, first + num_draws
             output = self._output(sequence, num_tokens, ids, range(first, behind), result)
             outputs.append(output)
-            if output.error is not None:
-                self._clear(scheduler.finish(sequence, forget=True))
-            elif output.finish is not None:
-                scheduler.finish(sequence)
-            elif result.failed and not result.failed.keys().isdisjoint(range(behind, end)):
-                # what a guess that never came true left in the cache must not reach the next token as NaN
-                self._clear(scheduler.preempt(sequence, forget=True))
+            broken = not result.failed.keys().isdisjoint(range(first, end))
+            blocks: list[list[int]] = []
+            if output.error is not None or output.finish is not None:
+                blocks = scheduler.finish(sequence, forget=broken)
+            elif broken:  # by a guess that never came true
+                blocks = scheduler.preempt(sequence, forget=True)
+            if broken:  # what is in the cache must not reach the next token, or the next owner, as NaN
+                self.runner.clear(blocks)
             if sequence.slow and output.error is None and output.finish is None:
                 make_ahead(sequence, self._mask_width, self._behind, self._wake)
             first = end
-
-    def _clear(self, blocks: list[list[int]]) -> None:
-        self.runner.clear(blocks or [[] for _ in self.runner.pools])
 
     def _output(
         self, sequence: Sequence, num_tokens: int, ids: list[int], drawn: range, result: StepResult

@@ -118,6 +118,7 @@ class Rows:
         other = copy.copy(self)
         other.num_tokens = np.zeros_like(self.num_tokens)
         other.num_computed = np.zeros_like(self.num_computed)
+        other.num_drafts = np.zeros_like(self.num_drafts)
         other.tenure = self.tenure.copy()
         return other
 

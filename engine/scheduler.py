@@ -329,9 +329,13 @@ class Scheduler:
         return blocks
 
     def _admit(self, chosen: dict[int, tuple[Sequence, int]], left: int) -> int:
-        while left > 0 and self.rows.num_free and (sequence := self.waiting.peek()) is not None:
-            if self._held_back == (sequence.handle, self.kv.num_releases):
+        while left > 0 and (sequence := self.waiting.peek()) is not None:
+            paused = next((other for other in reversed(self.running) if other.credit <= 0), None)
+            held_back = self._held_back == (sequence.handle, self.kv.num_releases)
+            if paused is None and (held_back or not self.rows.num_free):
                 break
+            if paused is not None and not self.rows.num_free:
+                self.preempt(paused)
             self._hasher.extend(sequence.chain, sequence.root, sequence.tokens, _media(sequence.request))
             # the last token is always computed: its logits are wanted
             limit = 0 if sequence.wants_prompt_logprobs else (len(sequence.tokens) - 1) // self.kv.block_size
@@ -341,11 +345,11 @@ class Scheduler:
             ):
                 break  # another sequence computes the same prompt right now: wait for its blocks
             if not self.kv.fits(hit, min(len(sequence.tokens) + 1, self._max_model_len), self._budget):
-                paused = [other for other in self.running if other.credit <= 0]
-                if not paused:
+                if paused is None:
                     self._held_back = (sequence.handle, self.kv.num_releases)
                     break
-                self.preempt(paused[-1])
+                if paused.slot >= 0:
+                    self.preempt(paused)
                 continue
             self.waiting.pop()
             self._start(sequence, hit)

@@ -71,7 +71,9 @@ class Speculation:
         most = np.minimum(self._most_of(slots), share)
         wanted = np.minimum.reduce([most, self._length[slots], np.array(left)])
         decoding = rows.num_tokens[slots] - rows.num_computed[slots] == 1
-        able = decoding & (wanted > 0)
+        # masks behind drafts are made within the step: where they take long everybody would wait for them
+        slow = np.fromiter((sequence.slow for sequence in running), np.bool_, len(running))
+        able = decoding & (wanted > 0) & ~slow
         ready = able & (self._rest[slots] == 0)
         self._rest[slots[able & ~ready]] -= 1
         if ready.any():
@@ -98,7 +100,8 @@ class Speculation:
         """How many drafts of each slot were checked, and how many came true."""
         tried = drafted > 0
         slots, drafted, accepted = slots[tried], drafted[tried], accepted[tried]
-        self._length[slots] = np.where(accepted == drafted, 2 * self._length[slots], accepted + 1)
+        longer = np.minimum(2 * self._length[slots], self._room)
+        self._length[slots] = np.where(accepted == drafted, longer, accepted + 1)
         self._gain[slots] += (accepted - COST * drafted - self._gain[slots]) / 4
         lost = (self._gain[slots] < 0) & (accepted < drafted)
         self._rest[slots] = np.where(lost, self._patience[slots], 0)

@@ -138,7 +138,8 @@ class Completion:
             picked = await beam_search(self.engine, requests[0], search.beams, count)
         else:
             picked = await best_of(self._timed, requests, count)
-        self.usage.spend(picked.spent)
+        if not self.silent:
+            self.usage.spend(picked.spent)
         for choice, chunks in enumerate(picked.chunks, first):
             for chunk in chunks:
                 yield choice, chunk

@@ -59,9 +59,12 @@ class SQLite:
         self._lock: FolderLock | None = None
 
     def hold(self) -> None:
-        """Takes the folder, which is made if need be. FolderHeld."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = FolderLock(self.path)
+        """Takes the folder, which is made if need be. FolderHeld, StorageUnavailable."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = FolderLock(self.path)
+        except OSError as error:
+            raise unavailable(f"{self.path.parent} cannot be used", error) from error
 
     def release(self) -> None:
         if self._lock is not None:

@@ -37,7 +37,7 @@ class Presence:
         draft = self._folder / f".{self._name}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._fd, self._boot)
             if _left(draft) is not None:
@@ -45,6 +45,9 @@ class Presence:
             draft.rename(self._folder / self._name)  # locked before anybody can look at it
         except OSError as error:
             log.warning("others will not see at once when this process ends: %s", error)
+            if self._fd is not None:  # where its own lock means nothing, it believes nobody else's
+                draft.unlink(missing_ok=True)
+                self.leave()
 
     def leave(self) -> None:
         """This process carries nothing on any more, as if it had ended; who looks next removes its file."""
@@ -54,21 +57,27 @@ class Presence:
 
     def gone(self, runners: Iterable[str]) -> set[str]:
         """Which of these are known to have ended; says nothing of the others. Reads the folder."""
-        if self._fd is not None and self._folder.is_dir():
-            for file in self._folder.iterdir():
-                if file.name == self._name or file.name.startswith("."):
-                    continue
-                if (boot := _left(file)) is not None:
-                    if boot == self._boot:
-                        self._gone.add(file.name)
-                    file.unlink(missing_ok=True)
+        if self._fd is not None:
+            try:
+                self._look()
+            except OSError as error:
+                log.warning("who has ended cannot be seen at once: %s", error)
         return {runner for runner in runners if quote(runner, safe="") in self._gone}
+
+    def _look(self) -> None:
+        for file in self._folder.iterdir():
+            if file.name == self._name or file.name.startswith("."):
+                continue
+            if (boot := _left(file)) is not None:
+                if boot == self._boot:
+                    self._gone.add(file.name)
+                file.unlink(missing_ok=True)
 
 
 def _left(file: Path) -> bytes | None:
     """What is in a file that nobody holds; None where somebody does, or where it cannot be told."""
     try:
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)  # NFS lets only those who may write lock
     except OSError:  # another process has removed it, or it is another user's
         return None
     try:

@@ -11,6 +11,7 @@ import torch
 
 from engine import runner
 from engine.graphs import buckets_for
+from engine.inbox import Credit
 from engine.kernels.launch import STAND_IN
 from engine.loop import EngineLoop
 from engine.models import linear
@@ -202,3 +203,22 @@ def test_texts_that_repeat_themselves_are_guessed_and_others_go_ahead(
         assert driver.tokens(handle) == oracle_long(folder, ids, 30)
     assert driver.loop.scheduler.counters.drafts
     assert flights
+
+
+def test_who_waits_for_a_place_or_a_consumer_holds_nobody_back(checkpoint: Find, flights: list[int]) -> None:
+    folder = checkpoint("qwen3")
+    prompts = [prompt(5, seed) for seed in range(3)]
+    settings: dict[str, Any] = {"max_num_seqs": 2, "num_assistant_tokens": 0, "max_undelivered": 8}
+    driver = Driver(folder, block_size=4, **settings)
+    unread, read, waits = (driver.submit(ids, greedy(20, ignore_eos=True)) for ids in prompts)
+    driver.inbox.put(Credit(read, 100))
+    driver.inbox.put(Credit(waits, 100))
+    while driver.outputs[read][-1:] == [] or driver.outputs[read][-1].finish is None:
+        driver.step()
+    # two places for three: the flights of both, and those of one once the other's consumer fell behind
+    assert flights == [2] * 7 + [1] * 12
+    assert len(driver.tokens(unread)) == 8
+    driver.inbox.put(Credit(unread, 100))
+    driver.run()
+    expected = [oracle_long(folder, ids, 20) for ids in prompts]
+    assert [driver.tokens(handle) for handle in (unread, read, waits)] == expected

@@ -186,6 +186,26 @@ def test_a_slow_consumer_pauses_and_is_the_first_to_yield() -> None:
     assert slow in bench.step()
 
 
+def test_a_slow_consumer_that_pauses_later_yields_to_who_was_held_back() -> None:
+    bench = Bench(num_blocks=8, max_len=32)
+    slow, other = bench.add(15), bench.add(19)
+    for _ in range(10):
+        assert list(bench.step()) == [slow]
+    assert bench.sequence(slow).credit == 0
+    assert bench.step() == {other: 19}
+
+
+def test_a_slow_consumer_yields_its_place_in_a_full_batch() -> None:
+    bench = Bench(max_seqs=1)
+    slow, other = bench.add(4), bench.add(4)
+    for _ in range(10):
+        assert list(bench.step()) == [slow]
+    assert bench.step() == {other: 4}
+    bench.scheduler.credit(slow, 5)
+    bench.scheduler.finish(bench.sequence(other))
+    assert slow in bench.step()
+
+
 def test_a_prompt_waits_for_one_that_computes_its_prefix() -> None:
     bench = Bench(budget=8)
     prompt = list(range(50, 74))

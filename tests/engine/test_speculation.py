@@ -149,6 +149,16 @@ def test_a_draft_model_changes_nothing_either(checkpoint: Find, draft: str, kind
     helper.check_integrity()
 
 
+def test_a_draft_model_guesses_several_tokens_a_step(checkpoint: Find) -> None:
+    folder = checkpoint("qwen3")
+    driver = Driver(folder, folder, num_blocks=300, assistant_confidence_threshold=0.0)
+    expected = Driver(folder, num_blocks=300, num_assistant_tokens=0).generate(prompts()[4], greedy(30))
+    assert driver.generate(prompts()[4], greedy(30)) == expected
+    counters = driver.loop.scheduler.counters
+    # the prompt and one token, then one token more than the 3, 6, 8 and 8 that were guessed
+    assert (counters.drafts, counters.drafts_accepted, counters.steps) == (25, 25, 5)
+
+
 def test_a_draft_model_reads_long_prompts_beside_the_steps(checkpoint: Find) -> None:
     driver = Driver(
         checkpoint("qwen3"), checkpoint("qwen3"), num_blocks=300, assistant_confidence_threshold=0.0
@@ -271,6 +281,22 @@ def test_a_draft_that_came_true_and_breaks_the_model_fails_its_request(checkpoin
     assert driver.tokens(handles[1]) == coming[other]
 
 
+def test_a_draft_behind_the_end_leaves_nothing_that_is_no_number(checkpoint: Find) -> None:
+    folder, prompt, poison = checkpoint("qwen3"), prompts()[3], 290
+    expected = Driver(folder, num_blocks=300, num_assistant_tokens=0).generate(prompt, greedy(20))
+    # the first token comes with the prompt, then four a step, three of them guessed
+    at = next(i for i in range(1, 20) if i % 4 in (1, 2) and expected[i] not in expected[:i])
+    coming = (*expected[: at + 1], *[poison] * 20)
+    driver = told(Driver(folder, num_blocks=300), {prompt: coming}, wrong=1000)
+    spoiled(driver, lambda position, token: token == poison)
+    cleared: list[Any] = []
+    clear = driver.loop.runner.clear
+    driver.loop.runner.clear = lambda blocks: (cleared.append(blocks), clear(blocks))[1]  # type: ignore[method-assign]
+    ended = driver.generate(prompt, greedy(20, stop_token_ids=(expected[at],)))
+    assert ended == expected[: at + 1]
+    assert len(cleared) == 1 and all(cleared[0])
+
+
 def test_a_slow_consumer_is_given_no_more_than_its_credit(checkpoint: Find) -> None:
     folder, prompt = checkpoint("qwen3"), prompts()[3]
     expected = Driver(folder, num_blocks=300, num_assistant_tokens=0).generate(prompt, greedy(COUNT))
@@ -288,6 +314,7 @@ class Running:
 
     def __init__(self, slot: int, limit: int = 1000, credit: int = 256) -> None:
         self.slot, self.limit, self.credit = slot, limit, credit
+        self.slow = False
 
 
 class Ones(Guessing):
@@ -351,6 +378,25 @@ def test_limits_credit_and_the_request_bound_the_drafts() -> None:
     running = [near, poor, free, silent, few, prefilling]
     speculation.propose(running)
     assert rows.num_drafts[[each.slot for each in running]].tolist() == [1, 1, 3, 0, 1, 0]
+
+
+def test_a_long_row_of_right_guesses_has_no_end() -> None:
+    rows = Rows(1, 1000)
+    speculation = Speculation(rows, Ones(), num_assistant_tokens=8, room=32)
+    running, slots = decoding(rows, 1), np.zeros(1, np.int64)
+    for _ in range(100):
+        speculation.propose(running)
+        speculation.learn(slots, rows.num_drafts.copy(), rows.num_drafts.copy())
+    assert rows.num_drafts[0] == 8
+
+
+def test_whose_masks_take_long_does_not_guess() -> None:
+    rows = Rows(2, 1000)
+    speculation = Speculation(rows, Ones(), num_assistant_tokens=8, room=32)
+    slow, other = running = decoding(rows, 2)
+    slow.slow = True
+    speculation.propose(running)
+    assert rows.num_drafts[[slow.slot, other.slot]].tolist() == [0, 3]
 
 
 def test_a_new_owner_of_a_slot_begins_anew() -> None:

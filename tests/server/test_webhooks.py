@@ -377,6 +377,7 @@ async def test_a_slow_receiver_holds_nobody_else_up(sending: Sending) -> None:
         for n in range(num):
             await sending.end(f"resp_bob{n}", owner="bob")
         await sending.until(lambda: sending.counted("delivered") == num)
+        await sending.until(lambda: receiver.inbox.qsize() >= num + webhooks.PARALLEL)
         paths = [receiver.inbox.get_nowait().path for _ in range(receiver.inbox.qsize())]
         assert (paths.count("/quick"), paths.count("/slow")) == (num, webhooks.PARALLEL)
         receiver.release.set()

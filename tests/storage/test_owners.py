@@ -42,6 +42,7 @@ UNSCOPED = {
 ELSEWHERE = {
     "beat", "close", "commit_stats", "dead", "hinted", "look", "open", "ready",  # about no row of an owner
     "create_key", "find_key", "list_keys", "revoke_key",  # the administrator's
+    "add_sealing_key", "sealing_keys",  # the server's own
     "sweep", "purge", "export_responses", "export_conversations", "export_conversation_items",
     "create_conversation", "get_items",  # name only the caller's own rows; below
     "begin_request", "complete_request", "find_request", "release_request",  # the same; test_idempotency
