@@ -151,9 +151,10 @@ class EngineLoop:
         """
         scheduler, rows = self.scheduler, self.scheduler.rows
         with self.lock:
-            if scheduler.waiting and rows.num_free:
+            num_ready = sum(sequence.credit > 0 for sequence in scheduler.running)
+            if len(batch.sequences) < num_ready:
                 return None
-            if len(batch.sequences) < sum(sequence.credit > 0 for sequence in scheduler.running):
+            if scheduler.waiting and (rows.num_free or num_ready < len(scheduler.running)):
                 return None
             if any(sequence.slow for sequence in batch.sequences):
                 return None

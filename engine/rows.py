@@ -114,7 +114,7 @@ class Rows:
         self._free = list(range(max_seqs - 1, -1, -1))
 
     def twin(self) -> Rows:
-        """The same sequences as another model sees them: what it knows and computed of each is its own."""
+        """The same sequences as another model sees them: its counts of each are its own."""
         other = copy.copy(self)
         other.num_tokens = np.zeros_like(self.num_tokens)
         other.num_computed = np.zeros_like(self.num_computed)

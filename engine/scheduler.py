@@ -248,7 +248,9 @@ class Scheduler:
         ]
         left = self._go_on(chosen, [(sequence, 1) for sequence, wanted in begun if wanted == 1], self._budget)
         if self.rows.num_drafts[slots].any():
-            left = self._add_drafts(chosen, left)
+            # half of what is left is for those that have yet to begin, however much is guessed
+            room = left // 2 if prefills or self.waiting else left
+            left += self._add_drafts(chosen, room) - room
         left = self._go_on(chosen, prefills[: len(prefills) - len(later)], left)
         left = self._admit(chosen, left)
         self._go_on(chosen, later, left)
@@ -329,13 +331,14 @@ class Scheduler:
         return blocks
 
     def _admit(self, chosen: dict[int, tuple[Sequence, int]], left: int) -> int:
-        while left > 0 and (sequence := self.waiting.peek()) is not None:
+        while left > 0 and (sequence := self.waiting.peek()) is not None and not sequence.late:
             paused = next((other for other in reversed(self.running) if other.credit <= 0), None)
             held_back = self._held_back == (sequence.handle, self.kv.num_releases)
             if paused is None and (held_back or not self.rows.num_free):
                 break
             if paused is not None and not self.rows.num_free:
                 self.preempt(paused)
+                continue
             self._hasher.extend(sequence.chain, sequence.root, sequence.tokens, _media(sequence.request))
             # the last token is always computed: its logits are wanted
             limit = 0 if sequence.wants_prompt_logprobs else (len(sequence.tokens) - 1) // self.kv.block_size
@@ -348,8 +351,7 @@ class Scheduler:
                 if paused is None:
                     self._held_back = (sequence.handle, self.kv.num_releases)
                     break
-                if paused.slot >= 0:
-                    self.preempt(paused)
+                self.preempt(paused)
                 continue
             self.waiting.pop()
             self._start(sequence, hit)

@@ -1,7 +1,8 @@
 """The operator's way to the database, whether or not a server runs.
 
 Owns the two ways there: the database itself when its folder is free, else the server that holds it, by a
-token that only this user can read. Refuses to know what is done there (`server.keyring`, `server.hooks`).
+token that only this user can read. Refuses to know what is done there (`server.keyring`, `server.hooks`,
+`server.rotation`).
 """
 
 from __future__ import annotations

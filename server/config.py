@@ -277,8 +277,8 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
-    # A database URL may hold a password.
-    return "-" if value is None else re.sub(r"(://[^/:@]*):[^/@]*@", r"\1:***@", str(value))
+    # A database URL may hold a password, and that a slash or an at sign: up to the last one all is hidden.
+    return "-" if value is None else re.sub(r"(://[^/:@]*):\S*@", r"\1:***@", str(value))
 
 
 # ------------------------------------------------------------------------------------------------------------

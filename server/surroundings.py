@@ -106,5 +106,5 @@ def _torch() -> Iterator[Sequence[str]]:
 def without_secrets(value: Any) -> str:
     """A setting as it may be shown around: a URL says neither who asks, nor what follows its question
     mark."""
-    named = re.sub(r"://[^/@\s]*@", "://***@", shown(value))
+    named = re.sub(r"://\S*@", "://***@", shown(value))
     return re.sub(r"\?[^\s,]*", "?***", named)

@@ -27,7 +27,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from .database import Trouble, Work
+from .database import Trouble, Work, unavailable
 from .hints import Silence
 from .records import FolderHeld
 from .wal import Wal

@@ -1,4 +1,4 @@
-"""Takeover between processes, idempotent requests, webhooks, retention, sealed reasoning.
+"""Takeover between processes, idempotent requests, webhooks, retention.
 
 Revision 0002, after 0001. What each table is for stands in `storage.tables`; this file never changes again.
 """
@@ -91,13 +91,6 @@ def upgrade() -> None:
     op.create_index("deliveries_by_time", "deliveries", ["due_at"])
     op.create_index("deliveries_by_webhook", "deliveries", ["webhook_id", "due_at"])
     op.create_index("deliveries_by_response", "deliveries", ["response_id"])
-
-    op.create_table(
-        "sealing_keys",
-        Column("number", BigInteger, primary_key=True, autoincrement=False),
-        Column("secret", LargeBinary, nullable=False),
-        Column("created_at", BigInteger, nullable=False),
-    )
 
     op.create_table(
         "commits",

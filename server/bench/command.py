@@ -24,6 +24,7 @@ from server.bench.measure import Case, Plan, Target, measure
 from server.bench.outside import APIS, Outside, ServerRefused, base_url, first_model
 from server.bench.report import Pace, as_json, compared, legend, pairs, plot, text
 from server.config import Config
+from server.surroundings import without_secrets
 
 REFUSED = 2
 
@@ -301,7 +302,8 @@ async def _serve(options: argparse.Namespace) -> int:
                 )
             )  # fmt: skip
             stored = ", stored" if options.store and api == "responses" else ""
-            targets.append(Target(f"{url} ({name}, {api}{stored})", sides[-1].ask, remote=True))
+            label = f"{without_secrets(url)} ({name}, {api}{stored})"
+            targets.append(Target(label, sides[-1].ask, remote=True))
         words, per_word = await sides[0].words(options.input)
         for side in sides[1:]:
             await side.words(options.input)  # that it answers, and its own first requests

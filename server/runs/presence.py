@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -58,10 +59,8 @@ class Presence:
     def gone(self, runners: Iterable[str]) -> set[str]:
         """Which of these are known to have ended; says nothing of the others. Reads the folder."""
         if self._fd is not None:
-            try:
+            with suppress(OSError):  # the beats tell it, only later
                 self._look()
-            except OSError as error:
-                log.warning("who has ended cannot be seen at once: %s", error)
         return {runner for runner in runners if quote(runner, safe="") in self._gone}
 
     def _look(self) -> None:

@@ -122,14 +122,11 @@ def test_a_stream_goes_on_the_same_from_every_token(checkpoint: Find, dtype: str
 
 
 def test_without_it_the_batch_shows(checkpoint: Find) -> None:
-    """Else the tests above would say nothing: in bf16 other tokens come, in f32 other last bits."""
+    """Else the tests above would say nothing: what shares the batch shows in the last bits."""
     folder = checkpoint("mistral")
     for dtype in ("float32", "bfloat16"):
         streams = Streams(folder, dtype=dtype, deterministic=False)
-        alone, together = streams.alone(), streams.together()
-        assert alone != together
-        if dtype == "bfloat16":
-            assert ids(alone) != ids(together)
+        assert streams.alone() != streams.together()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

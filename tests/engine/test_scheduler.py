@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,30 @@ def test_a_slow_consumer_yields_its_place_in_a_full_batch() -> None:
     bench.scheduler.credit(slow, 5)
     bench.scheduler.finish(bench.sequence(other))
     assert slow in bench.step()
+
+
+def test_drafts_leave_room_for_who_has_yet_to_begin() -> None:
+    bench = Bench(budget=8)
+    decoding = bench.add(4)
+    assert bench.step() == {decoding: 4}
+    bench.scheduler.rows.num_drafts[bench.sequence(decoding).slot] = 7
+    second = bench.add(20)
+    batch = bench.scheduler.schedule()
+    assert batch is not None
+    assert [own.handle for own in batch.sequences] == [decoding, second]
+    assert batch.counts.tolist() == [4, 4]
+
+
+def test_who_was_preempted_waits_for_its_late_mask() -> None:
+    bench = Bench()
+    late, other = bench.add(4), bench.add(4)
+    assert bench.step() == {late: 4, other: 4}
+    own = bench.sequence(late)
+    own.mask = Future()
+    bench.scheduler.preempt(own)
+    assert bench.step() == {other: 1}
+    own.mask.set_result((np.zeros(1, np.int32), 0.0))
+    assert late in bench.step()
 
 
 def test_a_prompt_waits_for_one_that_computes_its_prefix() -> None:

@@ -290,8 +290,7 @@ def test_a_draft_behind_the_end_leaves_nothing_that_is_no_number(checkpoint: Fin
     driver = told(Driver(folder, num_blocks=300), {prompt: coming}, wrong=1000)
     spoiled(driver, lambda position, token: token == poison)
     cleared: list[Any] = []
-    clear = driver.loop.runner.clear
-    driver.loop.runner.clear = lambda blocks: (cleared.append(blocks), clear(blocks))[1]  # type: ignore[method-assign]
+    driver.loop.runner.clear = cleared.append  # type: ignore[method-assign]
     ended = driver.generate(prompt, greedy(20, stop_token_ids=(expected[at],)))
     assert ended == expected[: at + 1]
     assert len(cleared) == 1 and all(cleared[0])

@@ -68,6 +68,7 @@ def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) ->
         (["serve", "--workers", "2"], "--workers"),
         (["migrate", "--db", "mysql://x/y"], "sqlite"),
         (["keys", "list", "--db", "nonsense"], "not a database URL"),
+        (["sealing", "rotate", "--db", "sqlite+aiosqlite:////dev/null/x.db"], "/dev/null cannot be used"),
     ],
 )
 def test_refusals_are_one_line_and_exit_2(

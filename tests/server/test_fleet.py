@@ -547,9 +547,26 @@ def test_where_locks_keep_nobody_out_nobody_is_gone(
     a.enter()
     b.enter()
     assert "a lock keeps nobody out" in caplog.text
-    assert a.gone(["b"]) == b.gone(["a"]) == set()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "c").write_bytes(presence.BOOT_ID.read_bytes())  # of one to whom locks mean something
+    assert a.gone(["b", "c"]) == b.gone(["a", "c"]) == set()
     a.leave()
     b.leave()
+
+
+def test_a_file_that_cannot_be_removed_stops_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = Presence(tmp_path, "a"), Presence(tmp_path, "b")
+    a.enter()
+    b.enter()
+    b.leave()
+
+    def denied(file: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", denied)
+        assert a.gone(["b"]) == {"b"}
+    a.leave()
 
 
 def test_without_a_folder_to_write_to_nobody_is_gone(

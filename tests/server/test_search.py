@@ -95,6 +95,8 @@ async def test_the_best_of_several_are_shown_and_all_are_counted(
     several = await complete(client, prompt="say x", best_of=5)
     assert several["usage"]["completion_tokens"] == 5 * one["usage"]["completion_tokens"]
     assert several["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    silent = await complete(client, prompt="say x", best_of=5, max_tokens=0, echo=True)
+    assert silent["usage"]["completion_tokens"] == 0 and silent["choices"][0]["text"] == "say x"
     body = {"prompt": ["say a"] * 26, "best_of": 5}
     reply = await client.post("/v1/completions", json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")

@@ -36,7 +36,7 @@ def test_it_tells_no_secret_and_touches_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_API_KEY", "hush-1")
-    database = "postgresql+asyncpg://hush-2:hush-3@db/x?password=hush-4"
+    database = "postgresql+asyncpg://hush-2:hush/hush-3@db/x?password=hush-4"
     upstreams = ["--upstream", "http://hush-5@gpu:1/", "--upstream-api-key", "hush-6"]
     data = tmp_path / "data"
     assert (

@@ -87,6 +87,17 @@ async def test_a_migrated_database_has_the_tables_of_the_code(storage: Storage) 
     await storage._read(compare)
 
 
+@pytest.mark.parametrize("there", [False, True])
+async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there: bool) -> None:
+    await (await open_storage(blank_url, runner=RUNNER)).close()
+    if not there:
+        query(blank_url, "DROP TABLE sealing_keys")
+    query(blank_url, "UPDATE alembic_version SET version_num = '0002'")
+    storage = await open_storage(blank_url, runner=RUNNER)
+    assert await storage.sealing_keys() == ()
+    await storage.close()
+
+
 async def test_a_newer_schema_is_refused(blank_url: str) -> None:
     await (await open_storage(blank_url, runner=RUNNER)).close()
     query(blank_url, "UPDATE alembic_version SET version_num = '9999'")
