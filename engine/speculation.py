@@ -63,8 +63,7 @@ class Speculation:
         share = self._room // len(running) - 1 if running else 0
         if share <= 0:
             return
-        slots = np.fromiter((sequence.slot for sequence in running), np.int64, len(running))
-        self._greet(slots[self._tenure[slots] != rows.tenure[slots]])
+        slots = self._slots_of(running)
         # the step adds one token more than there are drafts that come true
         known = rows.num_tokens[slots].tolist()
         left = [min(own.limit - num, own.credit) - 1 for own, num in zip(running, known, strict=True)]
@@ -88,8 +87,7 @@ class Speculation:
         rows = self._rows
         if self._room // max(1, len(running)) <= 1:
             return True
-        slots = np.fromiter((sequence.slot for sequence in running), np.int64, len(running))
-        self._greet(slots[self._tenure[slots] != rows.tenure[slots]])
+        slots = self._slots_of(running)
         ready = (self._rest[slots] == 0) & (self._most_of(slots) > 0)
         if ready.any() and self._guesser.finds(rows, slots[ready]):
             return False
@@ -111,11 +109,14 @@ class Speculation:
         asked = self._rows.max_drafts[slots]
         return np.where(asked < 0, self._most, asked)
 
-    def _greet(self, slots: Ints) -> None:
-        """Begin anew in slots that changed hands."""
-        self._tenure[slots] = self._rows.tenure[slots]
-        self._length[slots], self._rest[slots], self._patience[slots] = FIRST_LENGTH, 0, 1
-        self._gain[slots] = 0
+    def _slots_of(self, running: Seq[Sequence]) -> Ints:
+        """The slots of these sequences; those that changed hands begin anew."""
+        slots = np.fromiter((sequence.slot for sequence in running), np.int64, len(running))
+        new = slots[self._tenure[slots] != self._rows.tenure[slots]]
+        self._tenure[new] = self._rows.tenure[new]
+        self._length[new], self._rest[new], self._patience[new] = FIRST_LENGTH, 0, 1
+        self._gain[new] = 0
+        return slots
 
 
 class Lookup:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.tiny.dialogue import Call, Json, Message, Turn, says, user
-from engine.tiny.extract import day
 from engine.tiny.offers import (
     SKIES,
     WEATHER,
@@ -14,6 +13,7 @@ from engine.tiny.offers import (
     offers,
     result_of,
     same_family,
+    shown,
 )
 from engine.tiny.phrases import Link, chains, listed
 from engine.tiny.words import Words
@@ -48,8 +48,6 @@ def _value(words: Words, kind: str) -> Json:
         return f"{rng.randint(0, 23)}:{rng.randint(0, 59):02d}"
     if kind == "ok":
         return rng.choice(("ok", "sent", "done"))
-    if kind == "date":
-        return day(words)
     return words.any()
 
 
@@ -63,10 +61,6 @@ def _link(words: Words, link: Link, known: dict[str, Json]) -> tuple[Json, Call]
     return declare(words, name, link.description, params), Call(name, arguments)
 
 
-def _told(result: Json) -> str:
-    return str(result)
-
-
 def chain(words: Words) -> tuple[Turn, list[Json]]:
     """A question whose second call needs the first one's result, up to the answer."""
     if words.rng.random() < 0.45:
@@ -75,20 +69,20 @@ def chain(words: Words) -> tuple[Turn, list[Json]]:
     known: dict[str, Json] = {f"{{{i}}}": _value(words, kind) for i, kind in enumerate(known_chain.kinds)}
     question = words.rng.choice(known_chain.questions)
     for place, value in known.items():
-        question = question.replace(place, _told(value))
+        question = question.replace(place, shown(value))
     first_tool, first = _link(words, known_chain.first, known)
     known["{r}"] = _value(words, known_chain.first.result)
     second_tool, second = _link(words, known_chain.second, known)
     known["{s}"] = _value(words, known_chain.second.result)
     answer = known_chain.answer
     for place, value in known.items():
-        answer = answer.replace(place, _told(value))
+        answer = answer.replace(place, shown(value))
     messages = [
         user(question),
         Message("assistant", calls=(first,)),
-        Message("tool", _told(known["{r}"])),
+        Message("tool", shown(known["{r}"])),
         Message("assistant", calls=(second,)),
-        Message("tool", _told(known["{s}"])),
+        Message("tool", shown(known["{s}"])),
         says(answer),
     ]
     return Turn("chain", messages), [first_tool, second_tool]
@@ -119,7 +113,7 @@ def _invented_chain(words: Words) -> tuple[Turn, list[Json]]:
     messages = [
         user(question),
         Message("assistant", calls=(first.call,)),
-        Message("tool", _told(result)),
+        Message("tool", shown(result)),
         Message("assistant", calls=(Call(second_name, {takes: result}),)),
         Message("tool", end),
         says(f"The result is {end}."),

@@ -250,7 +250,7 @@ async def _inside(options: argparse.Namespace, config: Config) -> int:
         for load in plan.loads:
             before = await local.read_rate() if local and latency else 0.0
             requests = load.concurrency if latency else plan.requests
-            cases += await measure([target], _with(plan, load, requests))
+            cases += await measure([target], replace(plan, loads=[load], requests=requests))
             paces.append(None)
             step_s = decode_step_s(cases[-1].samples) if latency else None
             if local and step_s:
@@ -341,10 +341,6 @@ def _plan(options: argparse.Namespace, prompts: Prompts) -> Plan:
         warmup=options.warmup,
         seed=options.seed,
     )
-
-
-def _with(plan: Plan, load: Load, requests: int | None) -> Plan:
-    return replace(plan, loads=[load], requests=requests)
 
 
 def _report(
