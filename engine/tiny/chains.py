@@ -9,6 +9,7 @@ from engine.tiny.offers import (
     Offer,
     Param,
     declare,
+    made_up_tool,
     offer,
     offers,
     result_of,
@@ -175,6 +176,10 @@ def _two_cities(words: Words) -> tuple[Turn, list[Json]]:
 
 def decline(words: Words) -> tuple[Turn, list[Json]]:
     """A question for a tool that is not among those on offer."""
-    made = offers(words, 2, 5)
-    asked, *left = made
-    return Turn("decline", [user(asked.question), says(NO_TOOL)]), [one.tool for one in left]
+    asked, *left = offers(words, 2, 5)
+    tools = [one.tool for one in left]
+    said = [word for word in asked.question.lower().split() if word.isalpha() and len(word) > 2]
+    if said and words.rng.random() < 0.5:
+        # A name that shares a word with the question makes no tool for it.
+        tools[-1] = made_up_tool(words, words.rng.choice(said))[0]
+    return Turn("decline", [user(asked.question), says(NO_TOOL)]), tools

@@ -31,20 +31,20 @@ from engine.tiny.words import COMMON, Split, Words
 SYSTEMS = listed("talk", "systems")
 MIX: dict[str, float] = {
     "greet": 0.02,
-    "repeat": 0.09,
-    "fact": 0.06,
+    "repeat": 0.05,
+    "fact": 0.04,
     "unknown": 0.02,
     "count": 0.02,
-    "arithmetic": 0.12,
-    "recall_name": 0.07,
-    "recall_thing": 0.09,
-    "tool": 0.20,
+    "arithmetic": 0.08,
+    "recall_name": 0.04,
+    "recall_thing": 0.05,
+    "tool": 0.14,
     "no_tool": 0.03,
-    "decline": 0.05,
-    "parallel": 0.05,
-    "chain": 0.07,
-    "extract": 0.12,
-    "follow": 0.15,
+    "decline": 0.08,
+    "parallel": 0.11,
+    "chain": 0.09,
+    "extract": 0.16,
+    "follow": 0.07,
 }
 """How often a dialogue is made to show each skill."""
 PLAIN: dict[str, Callable[[Words], Turn]] = {
@@ -102,7 +102,7 @@ def make_dialogue(words: Words, skill: str, long_text: float = 0.08) -> Dialogue
     elif rng.random() < long_text * 0.7:
         messages = [user(words.filler(round(2 * 60 ** rng.random()))), says("OK.", learn=False), *messages]
     rng.shuffle(tools)
-    return Dialogue(turn.skill, tuple(messages), tuple(tools), thinking, turn.schema)
+    return Dialogue(turn.skill, tuple(messages), tuple(tools), thinking, turn.schema, turn.told)
 
 
 def _several(words: Words, made: list[Offer]) -> Turn:

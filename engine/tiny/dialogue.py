@@ -24,24 +24,20 @@ class Call:
 
 @dataclass(frozen=True)
 class Message:
-    """One message; `learn` is false for assistant turns that only stand in the history.
-
-    `spans`: the content in pieces, where only some of it is to be learned.
-    """
+    """One message; `learn` is false for assistant turns that only stand in the history."""
 
     role: str
     content: str = ""
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     learn: bool = True
-    spans: tuple[tuple[str, bool], ...] = ()
 
 
 @dataclass(frozen=True)
 class Dialogue:
     """Messages ending with the assistant's; `skill` names what the last turn shows.
 
-    `schema`: what the decoder is to hold the last answer to.
+    `schema`: what the last answer fits; `told`: and the request says so, so that the template shows it.
     """
 
     skill: str
@@ -49,6 +45,7 @@ class Dialogue:
     tools: tuple[Json, ...] = ()
     thinking: bool = True
     schema: Json = None
+    told: bool = False
 
     @property
     def target(self) -> Message:
@@ -62,6 +59,7 @@ class Turn:
     skill: str
     messages: list[Message]
     schema: Json = None
+    told: bool = False
 
 
 def dumps(value: Json) -> str:
@@ -101,6 +99,11 @@ def chat_messages(messages: tuple[Message, ...]) -> list[dict[str, Json]]:
     return out
 
 
+def answer_format(schema: Json) -> dict[str, Json]:
+    """The `response_format` that asks for JSON of a schema."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
 # ---------------------------------------------------------------------------------------------- rendering
 
 
@@ -109,18 +112,21 @@ def render(dialogue: Dialogue) -> list[tuple[str, bool]]:
     pieces: list[tuple[str, bool]] = []
     messages = dialogue.messages
     systems = ("system", "developer")
-    if dialogue.tools:
-        head = messages[0].content + "\n\n" if messages[0].role in systems else ""
-        pieces.append((f"<|im_start|>system\n{head}{tool_section(dialogue.tools)}<|im_end|>\n", False))
+    sections = [tool_section(dialogue.tools)] if dialogue.tools else []
+    if dialogue.told:
+        sections.append(f"# Answer\nJSON that fits this schema: {dumps(dialogue.schema)}")
+    if sections:
+        head = [messages[0].content] if messages[0].role in systems else []
+        pieces.append(("<|im_start|>system\n" + "\n\n".join([*head, *sections]) + "<|im_end|>\n", False))
     for index, message in enumerate(messages):
         if message.role in systems:
-            if not (dialogue.tools and index == 0):
+            if not (sections and index == 0):
                 pieces.append((f"<|im_start|>system\n{message.content}<|im_end|>\n", False))
         elif message.role == "assistant":
             pieces.append(("<|im_start|>assistant\n", False))
             if not dialogue.thinking:
                 pieces.append(("<think>\n\n</think>\n\n", False))
-            pieces += message.spans or [(answer_text(message), message.learn)]
+            pieces.append((answer_text(message), message.learn))
             pieces.append(("<|im_end|>", message.learn))
             pieces.append(("\n", False))
         elif message.role == "tool":

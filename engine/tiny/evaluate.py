@@ -22,7 +22,7 @@ from typing import Any
 from engine.tiny import CHECKPOINT
 from engine.tiny.chains import NO_TOOL
 from engine.tiny.data import dialogues
-from engine.tiny.dialogue import Call, Dialogue, Message, chat_messages
+from engine.tiny.dialogue import Call, Dialogue, Message, answer_format, chat_messages
 from engine.tiny.talk import UNKNOWN, WHO
 
 SEED = 20_261
@@ -41,7 +41,7 @@ SKILLS: dict[str, tuple[str, ...]] = {
     "recall_thing": ("recall_thing",),
     "recall_ten": ("recall_name", "recall_thing"),
     "extract": ("extract",),
-    "extract_unseen": ("extract",),
+    "extract_format": ("extract",),
     "arithmetic": ("arithmetic",),
     "follow": ("follow",),
     "fact": ("fact",),
@@ -49,9 +49,6 @@ SKILLS: dict[str, tuple[str, ...]] = {
     "unknown": ("unknown",),
 }
 """Row of the table -> the parts of the curriculum its dialogues are drawn from."""
-UNSEEN = (
-    "extract_unseen"  # nothing in the prompt names the keys: only a decoder under the schema can know them
-)
 
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 _THOUGHT = re.compile(r"\A<think>\n.*?\n</think>\n\n", re.DOTALL)
@@ -259,6 +256,7 @@ def local_asker(checkpoint: Path, greedy: bool, seed: int = 1) -> Asker:
             tokenizer.apply_chat_template(
                 chat_messages(dialogue.messages[:-1]),
                 tools=list(dialogue.tools) or None,
+                response_format=answer_format(dialogue.schema) if dialogue.told else None,
                 tokenize=False,
                 add_generation_prompt=True,
             )
@@ -283,7 +281,7 @@ def local_asker(checkpoint: Path, greedy: bool, seed: int = 1) -> Asker:
 
 
 def http_asker(base_url: str, model: str, greedy: bool, key: str | None) -> Asker:
-    """Answers of a server, a few requests at a time."""
+    """Answers of a server, a few requests at a time; tools are strict, as most SDKs make them."""
     import httpx
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -292,10 +290,11 @@ def http_asker(base_url: str, model: str, greedy: bool, key: str | None) -> Aske
         body: dict[str, Any] = {"model": model, "messages": chat_messages(dialogue.messages[:-1])}
         body["max_tokens"] = MAX_TOKENS
         if dialogue.tools:
-            body["tools"] = list(dialogue.tools)
-        if dialogue.schema:
-            shape = {"name": "answer", "schema": dialogue.schema}
-            body["response_format"] = {"type": "json_schema", "json_schema": shape}
+            body["tools"] = [
+                {**tool, "function": {**tool["function"], "strict": True}} for tool in dialogue.tools
+            ]
+        if dialogue.told:
+            body["response_format"] = answer_format(dialogue.schema)
         if greedy:
             body["temperature"] = 0
         reply = client.post(base_url.rstrip("/") + "/chat/completions", json=body)
@@ -361,7 +360,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         ask = http_asker(options.base_url, options.model, options.greedy, options.api_key)
     else:
         ask = local_asker(options.checkpoint, options.greedy)
-        skills = [skill for skill in skills if skill != UNSEEN]
     scores = evaluate(ask, skills, options.count, options.show)
     low = {skill: score for skill, score in scores.items() if score < THRESHOLD}
     for skill, score in low.items():

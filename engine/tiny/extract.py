@@ -1,7 +1,6 @@
 """The skill of reading: fields found in a text, written as JSON under a schema.
 
-The schema is in the prompt, or its fields are only named, or nothing is said of it and the decoder alone
-knows it: the keys are then nothing that the model could have learned, only their values are.
+The schema is in a message, or its fields are only named, or it is the request's answer format alone.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.tiny.dialogue import Json, Message, Turn, dumps, user
+from engine.tiny.dialogue import Json, Message, Turn, dumps, says, user
 from engine.tiny.phrases import listed, records
 from engine.tiny.words import Words
 
@@ -166,7 +165,7 @@ def extract(words: Words) -> Turn:
     answer = dumps({fact.key: fact.value for fact in facts})
     listed_keys = ", ".join(fact.key for fact in facts)
     roll = rng.random()
-    known = True
+    told = rng.random() < 0.5
     system = ""
     if roll < 0.3:
         ask = rng.choice(
@@ -196,7 +195,7 @@ def extract(words: Words) -> Turn:
             )
         )
     else:
-        known = False
+        told = True
         if rng.random() < 0.7:
             system = rng.choice(
                 (
@@ -214,14 +213,6 @@ def extract(words: Words) -> Turn:
     fill = {"{n}": name, "{s}": dumps(schema), "{k}": listed_keys}
     for mark, value in fill.items():
         ask, system = ask.replace(mark, value), system.replace(mark, value)
-    spans: list[tuple[str, bool]] = []
-    if not known:
-        for index, fact in enumerate(facts):
-            spans += [
-                (("{" if index == 0 else ", ") + dumps(fact.key) + ": ", False),
-                (dumps(fact.value), True),
-            ]
-        spans.append(("}", True))
     messages = [Message("system", system)] if system else []
-    messages += [user(ask.replace("{t}", text)), Message("assistant", answer, spans=tuple(spans))]
-    return Turn("extract" if known else "extract_unseen", messages, schema=schema)
+    messages += [user(ask.replace("{t}", text)), says(answer)]
+    return Turn("extract" if roll < 0.7 else "extract_format", messages, schema=schema, told=told)

@@ -62,10 +62,10 @@ class Param:
         return words.any()
 
 
-def made_up_tool(words: Words) -> tuple[Json, list[Param], Callable[[list[str]], str]]:
-    """A tool that nobody has seen, and a function that asks for it."""
+def made_up_tool(words: Words, verb: str = "") -> tuple[Json, list[Param], Callable[[list[str]], str]]:
+    """A tool that nobody has seen, and a function that asks for it. verb: what its name says it does."""
     rng = words.rng
-    verb = rng.choice(VERBS) if rng.random() < 0.75 else words.made_up()
+    verb = verb or (rng.choice(VERBS) if rng.random() < 0.75 else words.made_up())
     noun = words.made_up() if rng.random() < 0.75 or words.split == "heldout" else words.common()
     style = rng.random()
     name = f"{verb}_{noun}"

@@ -609,7 +609,8 @@ def run(index: int, count: int, device_name: str, options: Options) -> None:
             learned += right.numel() * count
             smooth_loss = 0.97 * (smooth_loss or mean.item()) + 0.03 * mean.item()
             now = time.monotonic()
-            spent, mark = rank.agree(spent + now - mark), now
+            # A run that was stopped for a while, with SIGSTOP for instance, has not spent that while.
+            spent, mark = rank.agree(spent + min(now - mark, 30.0)), now
             if spent - last_print > 20:
                 last_print = spent
                 say(

@@ -16,7 +16,7 @@ import pytest
 from engine.tiny import CHECKPOINT
 from engine.tiny.chains import NO_TOOL
 from engine.tiny.data import dialogues
-from engine.tiny.dialogue import Call, Dialogue, Message, answer_text, chat_messages, render
+from engine.tiny.dialogue import Call, Dialogue, Message, answer_format, answer_text, chat_messages, render
 from engine.tiny.evaluate import Answer, held_out, http_asker, turns
 from engine.tiny.talk import worked
 from engine.tiny.words import Words, split_of
@@ -54,6 +54,8 @@ def extra_of(dialogue: Dialogue) -> dict[str, Any]:
     extra: dict[str, Any] = {"tools": list(dialogue.tools)} if dialogue.tools else {}
     if not dialogue.thinking:
         extra["enable_thinking"] = False
+    if dialogue.told:
+        extra["response_format"] = answer_format(dialogue.schema)
     return extra
 
 
