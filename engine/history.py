@@ -1,7 +1,8 @@
 """What was said before, in the form that a family's templates want.
 
 Owns: the form of earlier calls and their ids, messages that a template prints only one by one, and how a
-template is told the effort of reasoning. Refuses to know: jinja, tokens, which family wants which form.
+template is told the effort of reasoning and the form of the answer. Refuses to know: jinja, tokens, which
+family wants which form.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from engine.marks import History
+from engine.types import Shape
 
 Message = dict[str, Any]
 
@@ -82,6 +84,20 @@ def _one_by_one(messages: Sequence[Message]) -> list[Message]:
             if (output := outputs.get(call.get("id"))) is not None:
                 placed.append(output)
     return placed
+
+
+def answer_arguments(answer: Shape) -> dict[str, Any]:
+    """How a template is told what its answer must look like: JSON, and the schema that it fits.
+
+    `response_format` is in the form of chat completions; some templates read the schema alone.
+    """
+    if answer.kind != "json":
+        return {}
+    schema = json.loads(answer.source)
+    if schema == {"type": "object"}:
+        return {"response_format": {"type": "json_object"}}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    return {"response_format": form, "response_schema": schema}
 
 
 def effort_arguments(effort: str, variables: Collection[str]) -> dict[str, Any]:

@@ -186,6 +186,7 @@ class LLM:
                 tools=[{"type": "function", "function": function} for function in shown],
                 template_kwargs=dict(template_kwargs or {}),
                 effort=effort,
+                answer=answer,
                 now=time.time(),
             )
             asks.append(_Ask(prompt, own, reader, constraint))

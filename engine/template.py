@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from engine.history import effort_arguments, in_form
+from engine.history import answer_arguments, effort_arguments, in_form
 from engine.marks import History
 from engine.types import RenderError, RenderInput
 
@@ -43,6 +43,8 @@ def render_template(
         raise RenderError("there are no messages to render")
     ending = _mark_final(messages, source) if inp.continue_final_message else None
     said = effort_arguments(inp.effort, variables_of(source)) if inp.effort else {}
+    if inp.answer is not None:
+        said |= answer_arguments(inp.answer)
     now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike
     try:
         text = _compile_template(source).render(

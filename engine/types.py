@@ -149,7 +149,7 @@ class RenderInput:
 
     messages: dicts with role and content, and reasoning_content, tool_calls [{id, type: "function", function:
     {name, arguments: str}}], tool_call_id, name where they apply. tools: {"type": "function", "function":
-    {...}}.
+    {...}}. answer: what the answer must look like, for templates that tell the model.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -159,6 +159,7 @@ class RenderInput:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None  # of reasoning: "none" to "max"; a template that cannot be told is not
     chat_template: str | None = None
+    answer: Shape | None = None
     now: float = 0.0  # unix seconds, for templates that print a date
 
 

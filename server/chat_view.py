@@ -108,6 +108,7 @@ def render_input(request: ChatRequest, offered: Offer, *, now: float) -> RenderI
         continue_final_message=going_on,
         template_kwargs=request.chat_template_kwargs,
         effort=request.reasoning_effort,
+        answer=offered.answer,
         now=now,
     )
 

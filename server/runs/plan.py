@@ -144,6 +144,7 @@ class RunPlan:
             tools=offered.tools,
             template_kwargs=self.template_kwargs,
             effort=self.effort,
+            answer=offered.answer,
             now=self.created_at / 1e6,
         )
 

@@ -25,6 +25,7 @@ from engine.types import (
     Reasoning,
     RenderError,
     RenderInput,
+    Shape,
     Text,
     ToolShape,
 )
@@ -306,6 +307,26 @@ def test_a_forced_call_is_written_and_read_in_the_row_s_layout(name: str, num_ca
 def test_a_template_is_told_the_effort_that_it_asks_for(source: str, effort: str | None, told: str) -> None:
     asked = RenderInput([USER], effort=effort)
     assert render_template(source, asked, {}) == told
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (Shape("json", '{"type": "array"}'), 'json_schema {"type": "array"} {"type": "array"}'),
+        (Shape("json", '{"type": "object"}'), "json_object  null"),
+        (Shape("regex", "a+"), "  null"),
+        (None, "  null"),
+    ],
+)
+def test_a_template_is_told_the_form_of_the_answer(answer: Shape | None, told: str) -> None:
+    source = (
+        "{{ response_format.type }} {% if response_format.json_schema %}{{ response_format.json_schema.schema"
+        " | tojson }}{% endif %} {{ response_schema | default(none) | tojson }}"
+    )
+    source = "{% set response_format = response_format | default({}) %}" + source
+    assert render_template(source, RenderInput([USER], answer=answer), {}) == told
+    mine = RenderInput([USER], answer=answer, template_kwargs={"response_format": {"type": "mine"}})
+    assert render_template("{{ response_format.type }}", mine, {}) == "mine"
 
 
 def test_what_a_client_tells_a_template_wins() -> None:

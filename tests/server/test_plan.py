@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import Prompt, PromptTooLong, RenderInput, ScriptedEngine
+from engine import Prompt, PromptTooLong, RenderInput, ScriptedEngine, Shape
 from server.errors import ApiError
 from server.models import Models
 from server.runs.context import check_calls, drop_oldest, replayable
@@ -194,3 +194,31 @@ async def test_runs_draw_different_seeds_unless_they_are_given_one(tmp_path: Pat
             await api.create("random 5", **body)
         seeds = [request.sampling.seed for request in engine.requests]
         assert seeds[0] != seeds[1] and seeds[2:] == [7, 7]
+
+
+class Told(ScriptedEngine):
+    """An engine that remembers which form of the answer its template was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Shape | None] = []
+
+    async def render(self, messages: RenderInput) -> Prompt:
+        self.answers.append(messages.answer)
+        return await super().render(messages)
+
+
+async def test_the_template_is_told_the_form_that_was_asked_for(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    form = {"type": "json_schema", "name": "n", "schema": schema}
+    engine = Told()
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        await api.create("echo", text={"format": form})
+        await api.create("echo")
+        asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        body = {"messages": [{"role": "user", "content": "echo"}], "response_format": asked}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    first, plain, chat = engine.answers
+    assert first == chat and plain is None and first is not None
+    assert orjson.loads(first.source)["properties"] == {"a": {"const": 1}}
