@@ -76,6 +76,7 @@ class ArgumentWriter:
         self._shapes = shapes
         self._reads_key = tagged.reads_key if marks.kind == "tags" else pythonic.reads_key
         self._whole: Schema = {}
+        self._ends: tuple[str, ...] = ()  # of a value
         self.rules: list[str] = []
 
     def write(self, tool: ToolShape, schema: Schema) -> str:
@@ -83,6 +84,8 @@ class ArgumentWriter:
         if not self._reads_name(tool.name):
             raise ConstraintError(f"a tool named {tool.name!r} cannot be called in this model's dialect")
         self._whole = schema
+        if self._marks.parameters is not None:
+            self._ends = tagged.value_ends(self._marks, custom=tool.input is not None)
         found = [self._sequence(tool.name, each) for each in _fields(schema, schema)]
         options = [each or '""' for each in found if each is not None]
         if not options:
@@ -174,8 +177,8 @@ class ArgumentWriter:
         return f"{text} {behind}" if tag_id is None else f"{text} {self._spell(marks.close)} {behind}"
 
     def _term(self, texts: Texts, null: bool) -> str:
-        """Texts as a term of Lark: none holds the closing tag, or a line break that the reader takes off, or
-        reads as null where that is another value."""
+        """Texts as a term of Lark: none holds what ends a value, or a line break that the reader takes off,
+        or reads as null where that is another value."""
         marks = self._marks.parameters
         assert marks is not None
         most = "" if texts.most is None else texts.most
@@ -185,17 +188,15 @@ class ArgumentWriter:
             length = f"( {' | '.join(kept)} )"
             if not kept:
                 return ""
-        unlike = [f"{ANY}{spelled(marks.close)}{ANY}"]
+        unlike = [f"{ANY}({'|'.join(map(spelled, self._ends))}){ANY}"]
         unlike += [f"\\n{ANY}", f"{ANY}\\n"] if marks.strip and not marks.pad else []
         unlike += [] if null else ["\\s*null\\s*"]
         return " & ".join([length, *texts.terms, *(f"~/{each}/" for each in unlike)])
 
     def _stays(self, text: str, texts: Texts) -> bool:
         """Whether a listed text is as long as it should be, and can be written."""
-        marks = self._marks.parameters
-        assert marks is not None
         fits = texts.least <= len(text) and (texts.most is None or len(text) <= texts.most)
-        return fits and marks.close not in text
+        return fits and not any(end in text for end in self._ends)
 
     def _document(self, part: Any) -> str:
         """A property's schema as one of its own: what it refers to comes along."""

@@ -18,7 +18,7 @@ import torch
 from engine.blocks import KVCache
 from engine.models import load_model
 from engine.rows import Ints, Rows
-from engine.runner import Runner, size_pools
+from engine.runner import Runner, kv_dtype_for, size_pools
 from engine.settings import EngineSettings
 from engine.types import LoadError
 
@@ -125,9 +125,11 @@ def open_assistant(
         raise LoadError(
             f"the draft model {folder} knows {model.spec.vocab_size} tokens, the model {helped.vocab_size}"
         )
+    kv_dtype = kv_dtype_for(settings.kv_cache_dtype, model, helped.device)
     num_blocks, max_len = size_pools(
         model,
         block_size=settings.block_size,
+        kv_dtype=kv_dtype,
         max_model_len=None,
         max_num_seqs=max_num_seqs,
         max_chunk=CATCH_UP,
@@ -143,6 +145,7 @@ def open_assistant(
         device=helped.device,
         max_seqs=max_num_seqs,
         max_len=max_len,
+        kv_dtype=kv_dtype,
         num_threads=settings.num_threads,
     )
     runner.progress = helped.progress  # the engine moves when either does

@@ -9,7 +9,9 @@ tiles.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +21,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-TILE_BYTES = 2 << 20  # of gathered K (and as much V): about what stays in the cache between gather and use
+from engine.fp8 import FP8, raw, read_into, stored
+
+TILE_BYTES = 4 << 20  # of gathered K (and as much V): about what stays in the cache between gather and use
 MASK_ELEMENTS = 4 << 20  # queries x keys of one prefill tile, where it needs a mask
+PIECE = 128  # queries whose scores are computed together, so that they stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +97,20 @@ def new_pool(
         shape = (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim)
         return torch.zeros(shape, dtype=dtype, device=device)
     shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim)
-    # numpy's zeros are the system's untouched pages: a large pool costs memory only where it is used
-    pool = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype)
+    # the system's untouched pages: a large pool costs memory only where it is used
+    memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE)  # a first use of 4 KiB at a time costs a sixth of a prefill
+    pool = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape))
     return pool.view(shape).permute(2, 0, 1, 4, 3, 5)
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, step: GroupStep) -> None:
     """Store k and v [T, Hkv, D] in the cache [num_blocks, block_size, Hkv, D]."""
-    k_cache.index_put_((step.slot_blocks, step.slot_offsets), k)
-    v_cache.index_put_((step.slot_blocks, step.slot_offsets), v)
+    at = (step.slot_blocks, step.slot_offsets)
+    for own, cache in ((k, k_cache), (v, v_cache)):
+        raw(cache).index_put_(at, raw(stored(own, cache.dtype)))
 
 
 def paged_attention(
@@ -118,14 +128,14 @@ def paged_attention(
 
     Returns [T, Hq, D].
 
-    k_cache, v_cache [num_blocks, block_size, Hkv, D], any strides; softcap bounds the scores by a tanh; sinks
-    [Hq] are scores that take part in the softmax and have no value.
+    k_cache, v_cache [num_blocks, block_size, Hkv, D], of q's type or fp8, any strides; softcap bounds the
+    scores by a tanh; sinks [Hq] are scores that take part in the softmax and have no value.
     """
     num_kv_heads, head_dim = k_cache.shape[2], k_cache.shape[3]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for tile in step.tiles:
-        keys = gather(k_cache, tile, workspace, "k")
-        values = gather(v_cache, tile, workspace, "v")
+        keys = gather(k_cache, tile, workspace, "k", q)
+        values = gather(v_cache, tile, workspace, "v", q)
         queries = q[tile.tokens].view(-1, num_kv_heads, q.shape[1] // num_kv_heads, head_dim)
         if tile.rows == len(queries):  # [rows, Hkv, G, D]: the heads of a group stand where queries do
             heads_at = 2
@@ -139,7 +149,7 @@ def paged_attention(
         elif heads_at == 2:
             mixed = _decode(queries, keys, values, tile.mask, scale)
         elif tile.mask is None:
-            mixed = _causal(queries, keys, values, scale)
+            mixed = _causal(queries, keys, values, scale, workspace)
         else:
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=tile.mask, scale=scale)
         if heads_at == 1:
@@ -148,18 +158,21 @@ def paged_attention(
     return out
 
 
-def gather(cache: Tensor, tile: Tile, workspace: Workspace, name: str) -> Tensor:
-    """The keys or values [rows, Hkv, num_keys, D] that a tile uses, copied together.
+def gather(cache: Tensor, tile: Tile, workspace: Workspace, name: str, like: Tensor) -> Tensor:
+    """The keys or values [rows, Hkv, num_keys, D] that a tile uses, copied together, with the dtype of
+    `like`.
 
     Quick where a block's heads lie apart and blocks lie one behind the other, as `new_pool` makes them.
     """
-    heads = cache.transpose(1, 2)
+    heads = raw(cache).transpose(1, 2)
     num_heads, block_size, head_dim = heads.shape[1:]
     if heads.is_contiguous():
-        room = workspace.get(name, (len(tile.pieces), block_size * head_dim), cache)
+        room = workspace.get(f"{name} as kept", (len(tile.pieces), block_size * head_dim), heads)
         found = torch.index_select(heads.view(-1, block_size * head_dim), 0, tile.pieces, out=room)
     else:
         found = heads[tile.pieces // num_heads, tile.pieces % num_heads]
+    if cache.dtype is FP8:
+        found = read_into(workspace.get(name, found.shape, like), found.view(FP8))
     found = found.view(tile.rows, num_heads, -1, head_dim)
     return found[:, :, tile.skip : tile.skip + tile.num_keys]
 
@@ -179,13 +192,16 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) 
     return torch.bmm(torch.softmax(scores, dim=-1), v).view(shape)
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attention of the last queries q [A, B, n, D] over keys [A, B, S, D], each up to itself, without a mask.
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, workspace: Workspace) -> Tensor:
+    """Attention of the last queries q [Hkv, G, n, D] over keys [Hkv, G, S, D] that a group's heads share,
+    each up to itself, without a mask.
 
     Keys before the first query are seen by all; those from there on causally; the two parts are weighed by
     their sums (log-sum-exp), as flash attention weighs its blocks.
     """
     past = k.shape[2] - q.shape[2]
+    if q.device.type == "cpu" and q.dtype.itemsize == 2:
+        return _in_pieces(q, k[:, 0], v[:, 0], scale, workspace)
     if past == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     if q.device.type != "cpu":  # elsewhere a kernel takes this body's place; this is only its reference
@@ -196,6 +212,26 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     whole = torch.logaddexp(before_sum, own_sum)
     mixed: Tensor = before * (before_sum - whole).exp()[..., None] + own * (own_sum - whole).exp()[..., None]
     return mixed.to(q.dtype)
+
+
+def _in_pieces(q: Tensor, k: Tensor, v: Tensor, scale: float, workspace: Workspace) -> Tensor:
+    """`_causal` for 16 bits on a CPU, over keys [Hkv, S, D]: `PIECE` queries after another, with plain
+    products, where the fused op takes three times as long.
+    """
+    num_heads, group, num, head_dim = q.shape
+    out = torch.empty_like(q)
+    for at in range(0, num, PIECE):
+        own = min(PIECE, num - at)
+        end = k.shape[1] - num + at + own  # keys that the last of these queries sees
+        queries = q[:, :, at : at + own].reshape(num_heads, group * own, head_dim)
+        shape = (num_heads, group * own, end)
+        scores = workspace.get("scores", shape, q)
+        torch.baddbmm(q.new_zeros(()), queries, k[:, :end].transpose(1, 2), beta=0, alpha=scale, out=scores)
+        later = torch.full((own, own), -math.inf, dtype=q.dtype).triu_(1)
+        scores.view(num_heads, group, own, end)[..., end - own :] += later
+        weights = torch.softmax(scores, dim=-1, out=workspace.get("weights", shape, q))
+        out[:, :, at : at + own] = torch.bmm(weights, v[:, :end]).view(num_heads, group, own, head_dim)
+    return out
 
 
 def _later_hidden(q: Tensor, k: Tensor) -> Tensor:
@@ -266,7 +302,7 @@ def make_tiles(
     """Cut a step into tiles: sequences with one query together (by length, so that little is padded), others
     alone.
 
-    block_bytes: size of one block's K in one layer.
+    block_bytes: size of one block's K in one layer, as it is computed with.
     """
     counts = np.diff(query_start)
     starts = seq_lens - counts  # the first query's position

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from engine.marks import CallMarks
 
 Status = Literal["more", "closed", "bad"]
-_Role = Literal["key", "name", "arguments", "function", "other"]
+_Role = Literal["key", "name", "arguments", "quoted", "function", "other"]
+_CALL_KEYS = ("type", "id", "tool_call_id", "call_id", "index")  # beside a name and arguments
 MAX_HEADER = 400  # characters of a name and the marks around it
 
 
@@ -41,39 +42,69 @@ class Scanner(Protocol):
 
 
 class JsonValue:
-    """One JSON value as its text comes; only strings and nesting are checked, and that no character is one
-    that JSON does not have."""
+    """One JSON value as its text comes. Only strings and nesting are checked, and that no character is one
+    that JSON does not have. What models get wrong and nobody can mistake is given out right: line breaks
+    within strings, commas behind the last of several, Python's words."""
 
-    __slots__ = ("_closers", "_escaped", "_in_string", "_scalar", "bad", "ended")
+    __slots__ = ("_closers", "_escaped", "_in_string", "_parts", "_scalar", "bad", "ended")
 
     def __init__(self, first: str) -> None:
         self._closers = ""  # of the objects and arrays that are open, innermost last
         self._in_string = self._escaped = self.ended = self.bad = False
         self._scalar = first not in '"{['
+        self._parts: list[str] = []
 
-    def read(self, text: str, at: int) -> int:
-        """Read from `at`; returns where the value's end, or the text's, or something bad stands."""
+    def read(self, text: str, at: int) -> tuple[int, str]:
+        """Read from `at`; returns where the value's end, or something bad stands, or what needs more text
+        behind it, and the JSON up to there."""
+        before = len(self._parts)
         while at < len(text) and not self.ended and not self.bad:
-            if self._escaped:
-                self._escaped = False
-                at += 1
-            elif self._in_string:
-                found = _IN_STRING.search(text, at)
-                at = found.end() if found else len(text)
-                if found:
-                    self._escaped = found[0] == "\\"
-                    self._in_string = self._escaped
-                    self.ended = not self._in_string and not self._closers
-            elif self._scalar:  # a number or a literal ends before what follows
-                found = _AFTER_SCALAR.search(text, at)
-                at, self.ended = (found.start(), True) if found else (len(text), False)
-            else:
-                found = _IN_NEST.search(text, at)
-                at = found.start() if found else len(text)
-                if found:
-                    self._nest(found[0])
-                    at += not self.bad
-        return at
+            start = at
+            at, part = self._step(text, at)
+            if at == start:
+                break
+            self._parts.append(part)
+        return at, "".join(self._parts[before:])
+
+    @property
+    def value(self) -> Any:
+        """What has been read. ValueError where it is no JSON."""
+        try:
+            return json.loads("".join(self._parts))
+        except RecursionError:
+            raise ValueError("nested too deep") from None
+
+    def _step(self, text: str, at: int) -> tuple[int, str]:
+        """Read one piece."""
+        if self._in_string:
+            return self._string(text, at)
+        if self._scalar:  # a number or a literal ends before what follows
+            found = _AFTER_SCALAR.search(text, at)
+            self.ended = found is not None
+            end = found.start() if found else len(text)
+            return end, text[at:end]
+        match = _PIECE.match(text, at)
+        assert match is not None
+        piece, end = match[0], match.end()
+        if match.lastgroup == "mark":
+            self._nest(piece)
+        elif match.lastgroup is not None and end == len(text):
+            return at, ""
+        elif match.lastgroup == "comma" and text[end] in "}]":
+            piece = piece[1:]
+        return (at, "") if self.bad else (end, _WORDS.get(piece, piece))
+
+    def _string(self, text: str, at: int) -> tuple[int, str]:
+        """Read within a string, up to its end or the next backslash."""
+        if self._escaped:
+            self._escaped, end = False, at + 1
+        else:
+            found = _IN_STRING.search(text, at)
+            end = found.end() if found else len(text)
+            if found is not None:
+                self._escaped = self._in_string = found[0] == "\\"
+                self.ended = not self._in_string and not self._closers
+        return end, _CONTROL.sub(lambda char: json.dumps(char[0])[1:-1], text[at:end])
 
     def _nest(self, char: str) -> None:
         """A quote or bracket outside strings."""
@@ -89,10 +120,15 @@ class JsonValue:
 
 
 class ObjectScanner:
-    """A JSON object with a name and arguments, in any order; they may stand in an object of their own."""
+    """A JSON object with a name and arguments, in any order; they may stand in an object of their own.
 
-    def __init__(self, marks: CallMarks) -> None:
+    The arguments may be null, and a string that spells an object. A `loose` object, which no tag announced,
+    must begin like a call.
+    """
+
+    def __init__(self, marks: CallMarks, *, loose: bool = False) -> None:
         self._marks = marks
+        self._loose = loose
         self.status: Status = "more"
         self.name: str | None = None
         self.arguments_whole = False
@@ -100,7 +136,6 @@ class ObjectScanner:
         self._expects: Literal["object", "key", "colon", "value", "inside", "comma"] = "object"
         self._role: _Role = "key"
         self._depth = 0  # objects open around the keys
-        self._raw = ""  # of the key or name being read
         self._inside = JsonValue('"')
 
     @property
@@ -116,7 +151,9 @@ class ObjectScanner:
         at = 0
         while at < len(text) and self.status == "more":
             if self._expects == "inside":
-                at = self._value(text, at)
+                start, at = at, self._value(text, at)
+                if at == start and self._expects == "inside":
+                    break
             elif text[at] in " \t\r\n":
                 at += 1
             else:
@@ -144,6 +181,8 @@ class ObjectScanner:
             case "value", _ if char in '"{[-+.' or char.isalnum():
                 if self._role == "function":
                     self._role = "name" if char == '"' else "other"
+                elif self._role == "arguments" and char != "{":
+                    self._role = "quoted"
                 if self._role == "name" and char != '"':
                     self.status = "bad"
                 else:
@@ -155,18 +194,16 @@ class ObjectScanner:
         return 1
 
     def _begin(self, role: _Role, char: str) -> None:
-        self._expects, self._role, self._raw = "inside", role, ""
+        self._expects, self._role = "inside", role
         self._inside = JsonValue(char)
 
     def _value(self, text: str, start: int) -> int:
         """Read inside a value from `start`; returns where its end, or the text's, or something bad stands."""
-        at = self._inside.read(text, start)
+        at, said = self._inside.read(text, start)
         if self._inside.bad:
             self.status = "bad"
         if self._role == "arguments":
-            self._arguments.append(text[start:at])
-        elif self._role != "other":
-            self._raw += text[start:at]
+            self._arguments.append(said)
         if self._inside.ended:
             self._end()
         return at
@@ -176,25 +213,44 @@ class ObjectScanner:
         role, self._expects = self._role, "comma"
         if role == "arguments":
             self.arguments_whole = True
-        if role not in ("key", "name"):
+        if role not in ("key", "name", "quoted"):
             return
         try:
-            value = json.loads(self._raw, strict=False)
-            value.encode()  # an escaped lone surrogate is no text
+            value = self._inside.value
+            json.dumps(value, ensure_ascii=False).encode()  # an escaped lone surrogate is no text
         except ValueError:
             self.status = "bad"
             return
-        if role == "name":
-            self.name = value or None
-            self.status = "more" if value else "bad"
-            return
+        match role:
+            case "key":
+                self._key(value)
+            case "name":
+                self.name = value or None
+                self.status = "more" if value else "bad"
+            case _:
+                self._quoted(value)
+
+    def _key(self, key: str) -> None:
+        marks = self._marks
         self._expects, self._role = "colon", "other"
-        if value == self._marks.name_key and self.name is None:
+        if key == marks.name_key and self.name is None:
             self._role = "name"
-        elif value in self._marks.arguments_keys and not self.arguments_whole:
+        elif key in marks.arguments_keys and not self.arguments_whole:
             self._role = "arguments"
-        elif value == self._marks.function_key and self.name is None and self._depth == 1:
+        elif key == marks.function_key and self.name is None and self._depth == 1:
             self._role = "function"
+        elif self._loose and self.name is None and not self.arguments_whole and key not in _CALL_KEYS:
+            self.status = "bad"
+
+    def _quoted(self, value: Any) -> None:
+        """Arguments that are no object: nothing, or a text that spells one."""
+        text = "{}" if value is None else value.strip() if isinstance(value, str) else ""
+        inside = JsonValue("{")
+        if text.startswith("{") and inside.read(text, 0)[0] == len(text) and inside.ended:
+            self._arguments.append(text)
+            self.arguments_whole = True
+        else:
+            self.status = "bad"
 
 
 class NamedScanner:
@@ -228,8 +284,8 @@ class NamedScanner:
             start = self._begin(text)
         if self._value is None or self.status != "more":
             return start
-        end = self._value.read(text, start)
-        self._arguments.append(text[start:end])
+        end, said = self._value.read(text, start)
+        self._arguments.append(said)
         self.status = "closed" if self._value.ended else "bad" if self._value.bad else "more"
         self.arguments_whole = self._value.ended
         return end
@@ -263,6 +319,8 @@ class NamedScanner:
 
 
 _IN_STRING = re.compile(r'["\\]')
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _AFTER_SCALAR = re.compile(r"[^\w.+-]")
-# Quotes and brackets, and any character that stands nowhere outside JSON's strings.
-_IN_NEST = re.compile(r"[^\s\w.,:+-]")
+# Outside of strings: what means nothing here, a word, a comma, and a quote, a bracket or what is no JSON.
+_PIECE = re.compile(r"[\s\d.:+-]+|(?P<word>[^\W\d]\w*)|(?P<comma>,\s*)|(?P<mark>.)")
+_WORDS = {"True": "true", "False": "false", "None": "null"}

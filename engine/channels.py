@@ -34,10 +34,10 @@ def read_header(text: str, marks: ChannelMarks) -> Header | Literal["more"] | No
         return "more"
     said = body[body.rfind(marks.start, 0, end) + 1 : end]
     length = len(text) - len(body) + end + len(marks.message)
-    channel = re.search(re.escape(marks.channel) + r"\s*(\w*)", said)
-    name = channel[1] if channel else ""
-    if (recipient := re.search(r"\bto=([^\s<]+)", said)) is not None:
-        return Header("call", recipient[1].removeprefix(marks.prefix), length)
+    name = next(reversed(re.findall(re.escape(marks.channel) + r"\s*(\w*)", said)), "")
+    recipients = [each for each in re.findall(r"\bto=([^\s<]+)", said) if each not in marks.people]
+    if recipients:
+        return Header("call", recipients[0].removeprefix(marks.prefix), length)
     if name in marks.thoughts:
         return Header("thought", "", length)
     return Header("preamble" if name in marks.preambles else "text", "", length)

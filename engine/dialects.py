@@ -1,8 +1,8 @@
 """How each model family marks reasoning and tool calls: a table.
 
-Owns: every tag and every layout of a call, and which row a chat template asks for. Nothing else in the code
-knows a tag: the parser, the grammar and the renderer are driven by a row. Refuses to know: how a row is read
-or enforced, tokens, templates' inner workings, JSON Schema.
+Owns: which tags and which layouts of calls (`layouts`) belong together, and which row a chat template asks
+for. Nothing else in the code knows a tag: the parser, the grammar and the renderer are driven by a row.
+Refuses to know: how a row is read or enforced, tokens, templates' inner workings, JSON Schema.
 """
 
 from __future__ import annotations
@@ -10,6 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from engine.layouts import (
+    DEEPSEEK,
+    DEEPSEEK_BARE,
+    FUNCTION_TAGS,
+    GRANITE,
+    HERMES,
+    KIMI,
+    LFM2,
+    LLAMA_JSON,
+    MISTRAL_LIST,
+    MISTRAL_NAMED,
+    NAME,
+    PHI,
+    PYTHONIC,
+)
 from engine.marks import CallMarks, ChannelMarks, Dialect, History, ParameterMarks, ReasoningMarks
 
 __all__ = [
@@ -25,84 +40,6 @@ __all__ = [
 THINK = ReasoningMarks(open="<think>", close="</think>")
 TIGHT = ReasoningMarks(open="<think>", close="</think>", head="", tail="", after="")
 
-# A function's name as models write it without quotes.
-NAME = r"""([^\s<>{}()\[\]"'`|｜:,=]+)"""
-
-HERMES = CallMarks(open="<tool_call>", close="</tool_call>", before_name='\n{"name": ', end="}\n")
-LLAMA_JSON = CallMarks(
-    open="<|python_tag|>",
-    bare=True,
-    lead="",
-    separator="; ",
-    strip="; \n",
-    slack="",
-    before_arguments=', "parameters": ',
-)
-MISTRAL_LIST = CallMarks(
-    open="[TOOL_CALLS]",
-    front=" [",
-    back="]",
-    many=True,
-    lead="",
-    separator=", ",
-    strip="",
-    before_name='{"name": ',
-)
-MISTRAL_NAMED = CallMarks(
-    open="[TOOL_CALLS]",
-    kind="named",
-    lead="",
-    separator="",
-    strip="",
-    slack="",
-    before_name="",
-    before_arguments="[ARGS]",
-    end="",
-    quoted=False,
-    header=rf"\s*{NAME}\s*(?:\[CALL_ID\][^\[{{]*)?(?:\[ARGS\])?\s*",
-    inner=("[CALL_ID]", "[ARGS]"),
-)
-PYTHONIC = CallMarks(
-    open="<|python_start|>",
-    close="<|python_end|>",
-    kind="python",
-    bare=True,
-    many=True,
-    lead="",
-    front="[",
-    back="]",
-    separator=", ",
-    strip="",
-    slack=")",
-    before_name="",
-    before_arguments="(",
-    end=")",
-    quoted=False,
-)
-DEEPSEEK = CallMarks(
-    open="<｜tool▁calls▁begin｜>",
-    close="<｜tool▁calls▁end｜>",
-    kind="named",
-    many=True,
-    each_open="<｜tool▁call▁begin｜>",
-    each_close="<｜tool▁call▁end｜>",
-    lead="",
-    slack="}`",
-    before_name="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-    before_arguments="\n```json\n",
-    end="\n```<｜tool▁call▁end｜>",
-    quoted=False,
-    header=rf"\s*(?:function\s*<｜tool▁sep｜>)?\s*{NAME}\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*",
-    inner=("<｜tool▁sep｜>",),
-)
-DEEPSEEK_BARE = replace(
-    DEEPSEEK,
-    separator="",
-    before_name="<｜tool▁call▁begin｜>",
-    before_arguments="<｜tool▁sep｜>",
-    end="<｜tool▁call▁end｜>",
-)
-
 DIALECTS: tuple[Dialect, ...] = (
     # Qwen2.5, Qwen3, Hermes 2/3, Granite 4 and the shipped model. The reasoning tags are harmless where a
     # model has none.
@@ -113,32 +50,25 @@ DIALECTS: tuple[Dialect, ...] = (
         detect=(("<tool_call>", '"arguments"'), ("<tool_call>", "arguments | tojson")),
         turn="<|im_start|>",
     ),
+    # Qwen3-Coder, Qwen3.5 and later, Nemotron 3, Step 3.5.
     Dialect(
         name="qwen3-coder",
         reasoning=THINK,
-        calls=CallMarks(
-            open="<tool_call>",
-            close="</tool_call>",
-            kind="tags",
-            each_open="<function=",
-            each_close="</function>",
-            lead="\n\n",
-            before_name="\n<function=",
-            before_arguments=">\n",
-            end="</function>\n",
-            quoted=False,
-            parameters=ParameterMarks("<parameter=", ">", "", "</parameter>", strip=True, pad="\n"),
-        ),
+        calls=FUNCTION_TAGS,
+        also=(HERMES,),
+        interrupts=("<tool_call>\n<function=",),
         detect=(("<function=", "<parameter=", "</parameter>", "</function>"),),
         turn="<|im_start|>",
     ),
     # Llama 3.1 to 3.3: the whole turn is one JSON object, sometimes behind <|python_tag|>; built-in tools
-    # are called as Python, and tools described in the prompt's own words as <function=NAME>{...}</function>.
+    # are called as Python, and tools described in the prompt's own words as <function=NAME>{...}</function>
+    # or, by the small models, as a list in Python.
     Dialect(
         name="llama3-json",
         calls=LLAMA_JSON,
         also=(
             CallMarks(open="<|python_tag|>", kind="python", strip="; \n", slack="", quoted=False),
+            PYTHONIC,
             CallMarks(
                 close="</function>",
                 kind="named",
@@ -149,10 +79,11 @@ DIALECTS: tuple[Dialect, ...] = (
         ),
         detect=(("<|start_header_id|>", '"parameters": '),),
         turn="<|start_header_id|>",
+        history=History(single=True),
     ),
     Dialect(
         name="llama4-pythonic",
-        calls=PYTHONIC,
+        calls=replace(PYTHONIC, open="<|python_start|>", close="<|python_end|>"),
         also=(
             CallMarks(
                 open="<|python_start|>",
@@ -192,13 +123,16 @@ DIALECTS: tuple[Dialect, ...] = (
         name="deepseek",
         reasoning=THINK,
         calls=DEEPSEEK,
+        interrupts=(DEEPSEEK.open,),
         detect=(("<｜tool▁calls▁begin｜>", "```json"),),
         turn="<｜Assistant｜>",
+        history=History(arguments="string", null_text=True),
     ),
     Dialect(
         name="deepseek-v3.1",
         reasoning=TIGHT,
         calls=DEEPSEEK_BARE,
+        interrupts=(DEEPSEEK.open,),
         detect=(("<｜tool▁calls▁begin｜>",),),
         turn="<｜Assistant｜>",
         history=History(arguments="string"),
@@ -236,6 +170,7 @@ DIALECTS: tuple[Dialect, ...] = (
             thoughts=("analysis",),
             preambles=("commentary",),
             prefix="functions.",
+            people=("user", "assistant"),
             inner=("<|constrain|>",),
         ),
         detect=(("<|start|>", "<|channel|>", "<|message|>"),),
@@ -246,20 +181,7 @@ DIALECTS: tuple[Dialect, ...] = (
     # a JSON object.
     Dialect(
         name="gemma3",
-        calls=CallMarks(
-            kind="python",
-            bare=True,
-            many=True,
-            lead="",
-            front="[",
-            back="]",
-            separator=", ",
-            slack=")",
-            before_name="",
-            before_arguments="(",
-            end=")",
-            quoted=False,
-        ),
+        calls=replace(PYTHONIC, strip="\n"),
         also=(
             CallMarks(open="```tool_code", close="```", kind="python", slack=")", quoted=False),
             CallMarks(open="```tool_code", close="```", before_arguments=', "parameters": '),
@@ -268,6 +190,7 @@ DIALECTS: tuple[Dialect, ...] = (
         ),
         detect=(("<start_of_turn>",),),
         turn="<start_of_turn>",
+        history=History(told=PYTHONIC),
     ),
     Dialect(
         name="granite",
@@ -278,33 +201,26 @@ DIALECTS: tuple[Dialect, ...] = (
             tail="",
             after="",
             strip=" \n",
-            answer=("<response>", "</response>"),
+            answers=(("<response>", "</response>"),),
             also=(
                 ("Here is my thought process:", "Here is my response:"),
                 ("Here's my thought process:", "Here's my response:"),
             ),
         ),
-        calls=CallMarks(open="<|tool_call|>", front="[", back="]", many=True, lead="", separator=", "),
-        also=(CallMarks(open="<tool_call>", many=True), CallMarks(open="<function_call>")),
+        calls=GRANITE,
+        also=(replace(HERMES, many=True), CallMarks(open="<function_call>")),
         detect=(("<|tool_call|>", "<|start_of_role|>"),),
         turn="<|start_of_role|>",
+        history=History(told=GRANITE),
     ),
     Dialect(
         name="phi4",
         reasoning=THINK,
-        calls=CallMarks(
-            open="<|tool_call|>",
-            close="<|/tool_call|>",
-            front="[",
-            back="]",
-            many=True,
-            lead="",
-            separator=", ",
-        ),
+        calls=PHI,
         also=(CallMarks(open="functools", many=True, lead="", separator=", "),),
         detect=(("<|tool|>", "<|/tool|>"), ("functools[",), ("<|tool_call|>", "<|/tool_call|>")),
         turn="<|assistant|>",
-        history=History(arguments="string"),
+        history=History(arguments="string", told=PHI),
     ),
     # GLM-4.5 to 4.7.
     Dialect(
@@ -323,35 +239,16 @@ DIALECTS: tuple[Dialect, ...] = (
             ),
         ),
         also=(HERMES,),
+        interrupts=("<tool_call>",),
         detect=(("<tool_call>", "<arg_key>", "<arg_value>"),),
         turn="<|assistant|>",
     ),
     Dialect(
         name="kimi-k2",
-        reasoning=ReasoningMarks(
-            open="<think>",
-            close="</think>",
-            head="",
-            tail="",
-            after="",
-            ends=("<|tool_calls_section_begin|>",),
-        ),
-        calls=CallMarks(
-            open="<|tool_calls_section_begin|>",
-            close="<|tool_calls_section_end|>",
-            kind="named",
-            many=True,
-            each_open="<|tool_call_begin|>",
-            each_close="<|tool_call_end|>",
-            lead="",
-            separator="",
-            before_name="<|tool_call_begin|>functions.",
-            before_arguments=":0<|tool_call_argument_begin|>",
-            end="<|tool_call_end|>",
-            quoted=False,
-            header=rf"\s*(?:functions\.)?{NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*",
-            inner=("<|tool_call_argument_begin|>",),
-        ),
+        reasoning=TIGHT,
+        calls=KIMI,
+        also=(replace(KIMI, open="<|tool_call_section_begin|>", close="<|tool_call_section_end|>"),),
+        interrupts=(KIMI.open, KIMI.each_open),
         detect=(("<|im_middle|>", "<|im_assistant|>"), ("<|tool_calls_section_begin|>",)),
         turn="<|im_assistant|>",
         history=History(call_ids="functions.{name}:{index}"),
@@ -388,8 +285,110 @@ DIALECTS: tuple[Dialect, ...] = (
             quoted=False,
             parameters=ParameterMarks("<parameter name=", ">", "", "</parameter>", strip=True, quoted=True),
         ),
+        interrupts=('<minimax:tool_call>\n<invoke name="',),
         detect=(("<minimax:tool_call>", "<invoke name="),),
         turn="]~b]",
+    ),
+    # Seed-OSS.
+    Dialect(
+        name="seed-oss",
+        reasoning=ReasoningMarks(open="<seed:think>", close="</seed:think>", head="", tail="", after="\n"),
+        calls=replace(
+            FUNCTION_TAGS,
+            open="<seed:tool_call>",
+            close="</seed:tool_call>",
+            lead="\n",
+            parameters=ParameterMarks("<parameter=", ">", "", "</parameter>", strip=False),
+        ),
+        detect=(("<seed:tool_call>", "</seed:tool_call>", "<function=", "<parameter="),),
+        turn="<seed:bos>assistant",
+    ),
+    # Nemotron Nano 2 and Llama Nemotron.
+    Dialect(
+        name="nemotron",
+        reasoning=THINK,
+        calls=CallMarks(
+            open="<TOOLCALL>", close="</TOOLCALL>", front="[", back="]", many=True, separator=", "
+        ),
+        detect=(("<TOOLCALL>", "</TOOLCALL>"),),
+        turn="<SPECIAL_11>Assistant",
+    ),
+    # Command R7B and Command A.
+    Dialect(
+        name="command-r",
+        reasoning=ReasoningMarks(
+            open="<|START_THINKING|>",
+            close="<|END_THINKING|>",
+            head="",
+            tail="",
+            after="",
+            answers=(
+                ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+                ("<|START_TEXT|>", "<|END_TEXT|>"),
+            ),
+        ),
+        calls=CallMarks(
+            open="<|START_ACTION|>",
+            close="<|END_ACTION|>",
+            many=True,
+            lead="",
+            front="[\n    ",
+            back="\n]",
+            separator=",\n    ",
+            before_name='{"tool_call_id": "0", "tool_name": ',
+            before_arguments=', "parameters": ',
+            name_key="tool_name",
+        ),
+        detect=(("<|START_ACTION|>", "<|END_ACTION|>"),),
+        turn="<|CHATBOT_TOKEN|>",
+    ),
+    # LFM2.
+    Dialect(
+        name="lfm2",
+        reasoning=TIGHT,
+        calls=LFM2,
+        detect=(("<|tool_list_start|>",), ("<|tool_call_start|>",)),
+        turn="<|im_start|>",
+        history=History(told=LFM2),
+    ),
+    # Olmo 3.
+    Dialect(
+        name="olmo3",
+        reasoning=THINK,
+        calls=replace(
+            PYTHONIC,
+            open="<function_calls>",
+            close="</function_calls>",
+            bare=False,
+            front="",
+            back="",
+            separator="\n",
+            strip="\n",
+        ),
+        detect=(("<function_calls>", "</function_calls>"),),
+        turn="<|im_start|>",
+    ),
+    # Hunyuan A13B.
+    Dialect(
+        name="hunyuan",
+        reasoning=replace(THINK, answers=(("<answer>", "</answer>"),), after="\n"),
+        calls=CallMarks(
+            open="<tool_calls>", close="</tool_calls>", front="[", back="]", many=True, separator=", "
+        ),
+        detect=(("<tool_calls>", "</tool_calls>", "<answer>"),),
+    ),
+    # InternLM 2.5 and 3.
+    Dialect(
+        name="internlm",
+        reasoning=THINK,
+        calls=CallMarks(
+            open="<|action_start|><|plugin|>",
+            close="<|action_end|>",
+            before_name='\n{"name": ',
+            before_arguments=', "parameters": ',
+        ),
+        detect=(("<|action_start|>", "<|plugin|>"),),
+        turn="<|im_start|>",
     ),
     # Text only. A chat model whose template knows <think> and no calls gets its reasoning read all the same.
     Dialect(name="think", reasoning=THINK, detect=(("</think>",),), turn="<|im_start|>"),

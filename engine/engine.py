@@ -12,7 +12,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,7 +22,7 @@ from engine.folder import find_folder, read_sampling_defaults
 from engine.generation import Generation, Mailbox, check_request, end_of_prefix, is_last
 from engine.inbox import Abort, Call, Close, Credit, Inbox, RowOutput, Submit
 from engine.prompts import Prompts, open_dialect
-from engine.settings import Device, Dtype, EngineSettings, Quantization
+from engine.settings import Device, Dtype, EngineSettings, KVDtype, Quantization
 from engine.text import Tokenizer
 from engine.types import (
     Chunk,
@@ -64,6 +64,8 @@ class LocalEngine:
         dtype: Dtype = "auto",
         device: Device = "auto",
         quantization: Quantization = "none",
+        kv_cache_dtype: KVDtype = "auto",
+        compile: bool = False,
         max_model_len: int | None = None,
         max_waiting: int = 512,
         max_num_seqs: int = 256,
@@ -71,6 +73,7 @@ class LocalEngine:
         block_size: int = 16,
         kv_cache_bytes: int | None = None,
         num_blocks: int | None = None,
+        lora: Mapping[str, str | Path] | None = None,
         chat_template: str | None = None,
         tool_dialect: str | None = None,
         reasoning_dialect: str | None = None,
@@ -89,6 +92,8 @@ class LocalEngine:
             dtype=dtype,
             device=device,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            compile=compile,
             max_model_len=max_model_len,
             max_waiting=max_waiting,
             max_num_seqs=max_num_seqs,
@@ -96,6 +101,7 @@ class LocalEngine:
             block_size=block_size,
             kv_cache_bytes=kv_cache_bytes,
             num_blocks=num_blocks,
+            lora=dict(lora or {}),
             chat_template=chat_template,
             tool_dialect=tool_dialect,
             reasoning_dialect=reasoning_dialect,
@@ -110,6 +116,10 @@ class LocalEngine:
         )
         self._inbox: Inbox = SimpleQueue()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
+        # a flood of grammars leaves a processor for the step loop, and threads for everybody's text
+        self._compilers = ThreadPoolExecutor(
+            max_workers=max(1, (os.cpu_count() or 1) // 2), thread_name_prefix="engine-grammars"
+        )
         self._mailboxes: dict[int, Mailbox] = {}
         self._next_handle = 0
         self._watchdog: asyncio.TimerHandle | None = None  # set once the engine is started
@@ -144,9 +154,6 @@ class LocalEngine:
     def _run(self, folder: Path, tokenizer: Future[Tokenizer], loaded: asyncio.Future[EngineLoop]) -> None:
         """The engine thread: load, say so, then step until closed or dead."""
         try:
-            # Threads that wait at a barrier by spinning take their core from whoever they wait for, as soon
-            # as anything else runs on the machine; asleep they cost some microseconds. Read when torch loads.
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
             from engine.loop import build_loop
 
             text = tokenizer.result()
@@ -222,6 +229,7 @@ class LocalEngine:
             for handle, mailbox in self._mailboxes.items():
                 mailbox.put(RowOutput(handle, error=EngineDead("the engine was closed")))
         self._pool.shutdown(wait=False)
+        self._compilers.shutdown(wait=False)
 
     # -- what is served --------------------------------------------------------------------------------------
 
@@ -235,11 +243,18 @@ class LocalEngine:
         digest = hashlib.blake2b(digest_size=16)
         for part in (spec.fingerprint, self._tokenizer.fingerprint, self._dialect.name.encode()):
             digest.update(part)
+        if self._settings.kv_cache_dtype != "auto":
+            digest.update(self._settings.kv_cache_dtype.encode())
         capabilities = {"beams", "grammar", "grammar_resume", "logprobs", "priority", "token_ids"}
         if self._dialect.calls is not None:
             capabilities.add("calls")
-        if self._settings.deterministic or str(spec.dtype) == "torch.float32":
+        # a run that goes on elsewhere rounds differently: in f32 that is too little to change a token
+        if self._settings.deterministic or str(self._loop.runner.kv_dtype) == "torch.float32":
             capabilities.add("exact_resume")
+
+        def adapted(own: bytes) -> str:
+            return hashlib.blake2b(digest.digest() + own, digest_size=16).hexdigest()
+
         auto = self._settings.generation_config == "auto"
         return ModelInfo(
             name=self._settings.name or str(self._settings.model).rstrip("/").rsplit("/", 1)[-1],
@@ -250,6 +265,7 @@ class LocalEngine:
             defaults=read_sampling_defaults(folder) if auto else SamplingDefaults(),
             capabilities=frozenset(capabilities),
             dialect=self._dialect.name,
+            adapters=tuple((name, adapted(own)) for name, own in spec.adapters),
         )
 
     def stats(self) -> EngineStats:
@@ -307,7 +323,8 @@ class LocalEngine:
         """Bytes that one decode step of so many sequences reads, each `context` tokens long."""
         from engine.roofline import step_bytes
 
-        return step_bytes(self._loop.runner.model, num_seqs, context)
+        runner = self._loop.runner
+        return step_bytes(runner.model, num_seqs, context, runner.kv_dtype)
 
     # -- text ------------------------------------------------------------------------------------------------
 
@@ -331,7 +348,7 @@ class LocalEngine:
         """See `Engine.check`."""
         grammars = await self._open_grammars()
         reader = ReaderParams(tools=constraint.tools)
-        await self._in_pool(lambda: grammars.compile(constraint, reader))
+        await self._beside(self._compilers, lambda: grammars.compile(constraint, reader))
 
     # -- generation ------------------------------------------------------------------------------------------
 
@@ -435,10 +452,13 @@ class LocalEngine:
                         matcher.advance(token)
             return matcher, bool(request.prefix) and matcher.stopped
 
-        return await self._in_pool(work)
+        return await self._beside(self._compilers, work)
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await self._beside(self._pool, work)
+
+    async def _beside(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
 def _dead(cause: BaseException) -> EngineDead:

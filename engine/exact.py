@@ -50,6 +50,7 @@ def cut(plan: StepPlan) -> Iterator[tuple[StepPlan, Ints, Ints]]:
             positions=plan.positions[tokens],
             query_start=np.arange(ROWS + 1),
             seq_lens=plan.positions[tokens] + 1,
+            adapters=plan.adapters[sequence_of[tokens]],
             block_tables=tuple(table[sequence_of[tokens]] for table in plan.block_tables),
             slot_blocks=tuple(blocks[tokens] for blocks in plan.slot_blocks),
             slot_offsets=plan.slot_offsets[tokens],
@@ -115,8 +116,8 @@ def attention(
         total = sinks.float().view(1, num_kv_heads, -1).expand(ROWS, -1, -1)
         mixed = torch.zeros(queries.shape, device=q.device)
     for tile in step.tiles:
-        keys = gather(k_cache, tile, workspace, "k").expand(ROWS, -1, -1, -1)
-        values = gather(v_cache, tile, workspace, "v").expand(ROWS, -1, -1, -1)
+        keys = gather(k_cache, tile, workspace, "k", q).expand(ROWS, -1, -1, -1)
+        values = gather(v_cache, tile, workspace, "v", q).expand(ROWS, -1, -1, -1)
         assert tile.mask is not None
         own, own_total = _attend(queries, keys, values, tile.mask, scale, softcap)
         own_total = (own_total + tile.mask[:, :, 0].amax(dim=-1, keepdim=True)).clamp(min=FLOOR)
@@ -183,7 +184,9 @@ def _trial(runner: Runner, kv: KVCache, rows: Rows, chunk: int) -> Tensor:
     ids = np.random.default_rng(0).integers(runner.vocab_size, size=count + 1)
     sampling = SamplingParams(seed=0, max_tokens=1)
     request = GenerateRequest("trial", tuple(ids.tolist()), sampling, ReaderParams(dialect=False))
-    slot = rows.take(request, ids.astype(np.int32), 0, np.zeros(0, np.int64), False)
+    adapters = runner.model.adapters  # their products are among what must not vary
+    adapter = 0 if adapters is None else adapters.count
+    slot = rows.take(request, ids.astype(np.int32), 0, np.zeros(0, np.int64), False, adapter)
     grown = kv.grow(slot, count)
     assert grown, "the cache holds at least one sequence"
     logits = []

@@ -46,7 +46,7 @@ def check_request(request: GenerateRequest, info: ModelInfo) -> None:
             raise RequestError(f"{field} must be between 0 and {MAX_LOGPROBS}")
     if len(named["prefix"]) > limit - len(request.prompt_ids):
         raise RequestError("the prefix does not fit behind the prompt")
-    if request.adapter is not None:
+    if request.adapter is not None and request.adapter not in dict(info.adapters):
         raise RequestError(f"there is no adapter {request.adapter!r}")
     if request.media:
         raise RequestError("this model takes text only")

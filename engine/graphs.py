@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine.attention import GroupStep
 from engine.kernels.step import Ops
+from engine.models.lora import Adapters
 from engine.rows import StepPlan
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -82,9 +83,10 @@ class DecodeGraphs:
         block_size: int,
         device: torch.device,
         capture: Capture,
+        adapters: Adapters | None = None,
     ) -> None:
         """Capture all buckets. `last_ids`: where the last draw's are; `windows`: those of the layer groups;
-        `max_blocks`: of one sequence.
+        `max_blocks`: of one sequence; `adapters`: those that the step may have.
         """
         self.buckets = buckets_for(max_seqs)
         most = self.buckets[-1]
@@ -100,20 +102,25 @@ class DecodeGraphs:
         self._tables = [ints(most, max_blocks, dtype=torch.int32) for _ in windows]
         self._query_start = torch.arange(most + 1, device=device)
         self._last_ids = last_ids
-        room = most * (2 + len(windows) * max_blocks)
+        self._adapters = ints(most)
+        room = most * (3 + len(windows) * max_blocks)
         self._packed = ints(room, dtype=torch.int32)
         # one is read by the copy of the step that runs while the other is filled for the next
         self._staged = [
             torch.zeros(room, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(2)
         ]
-        self._captured: dict[int, Captured] = {}
+        self._captured: dict[tuple[int, bool], Captured] = {}
         for bucket in reversed(self.buckets):  # the largest first: the others fit into its memory
+            # a step without adapters has graphs of its own, and pays nothing for them
+            for adapted in (False,) if adapters is None else (False, True):
 
-            def run(bucket: int = bucket) -> Tensor:
-                groups = [self._group(g, bucket, window) for g, window in enumerate(windows)]
-                return step(self._token_ids[:bucket], self._positions[:bucket], groups)
+                def run(bucket: int = bucket, adapted: bool = adapted) -> Tensor:
+                    if adapters is not None:
+                        adapters.choose_on_device(self._adapters[:bucket] if adapted else None)
+                    groups = [self._group(g, bucket, window) for g, window in enumerate(windows)]
+                    return step(self._token_ids[:bucket], self._positions[:bucket], groups)
 
-            self._captured[bucket] = Captured(*capture(run))
+                self._captured[bucket, adapted] = Captured(*capture(run))
 
     def takes(self, plan: StepPlan) -> bool:
         """Whether a step is a plain decode: one query a sequence, and logits of each and of nothing else."""
@@ -127,12 +134,13 @@ class DecodeGraphs:
         num_rows = len(plan.seq_lens)
         bucket = next(bucket for bucket in self.buckets if bucket >= num_rows)
         width = plan.block_tables[0].shape[1]
-        columns = 2 + len(plan.block_tables) * width
+        columns = 3 + len(plan.block_tables) * width
         self._staged.reverse()
         staged = self._staged[0][: num_rows * columns]
         packed = staged.numpy().reshape(num_rows, columns)
         packed[:, 0], packed[:, 1] = plan.token_ids, plan.seq_lens
-        np.concatenate(plan.block_tables, axis=1, out=packed[:, 2:])
+        np.concatenate(plan.block_tables, axis=1, out=packed[:, 2:-1])
+        packed[:, -1] = plan.adapters
         on_device = self._packed[: num_rows * columns].copy_(staged, non_blocking=True).view(num_rows, -1)
         for g, (blocks, tables) in enumerate(zip(self._slot_blocks, self._tables, strict=True)):
             self._ops.lay_out(
@@ -148,7 +156,10 @@ class DecodeGraphs:
                 width,
                 self._block_size,
             )
-        captured = self._captured[bucket]
+        adapted = bool(plan.adapters.any())
+        if adapted:
+            self._adapters[:num_rows] = on_device[:, -1]
+        captured = self._captured[bucket, adapted]
         captured.replay()
         return captured.logits[:num_rows]
 

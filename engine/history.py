@@ -29,6 +29,9 @@ def in_form(messages: Sequence[Message], form: History) -> list[Message]:
             _parse_arguments(message)
     if form.call_ids:
         _rename_calls(messages, form.call_ids)
+    for message in messages if form.null_text else ():
+        if message.get("tool_calls") and not message.get("content"):
+            message["content"] = None
     return _one_by_one(messages) if form.single else list(messages)
 
 

@@ -143,7 +143,7 @@ class Writer:
         marks = self._dialect.reasoning
         if marks is None:
             return ""
-        ends, after = list(marks.ends), self._spelled(marks.after)
+        ends, after = [*marks.ends, *self._dialect.interrupts], self._spelled(marks.after)
         if self._token_id(marks.close) is None:
             unwanted = _without(ends)
             rules += [f"CLOSED: /{ANY}{spelled(marks.close)}/{unwanted}", "until_close[lazy]: CLOSED"]

@@ -221,6 +221,7 @@ class LLM:
                 sampling=ask.options.sampling(self.info, len(ids)),
                 reader=reader,
                 constraint=ask.constraint,
+                adapter=ask.options.adapter,
             )
             async with aclosing(self._engine.generate(request)) as chunks:
                 async for chunk in chunks:

@@ -30,7 +30,7 @@ from engine.inbox import Abort, Call, Close, Command, Credit, Inbox, RowLogprobs
 from engine.masks import make_ahead, make_masks
 from engine.models import ModelSpec, load_model
 from engine.rows import Ints, Rows, StepPlan
-from engine.runner import Forwarded, Runner, StepResult, size_pools
+from engine.runner import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
 from engine.scheduler import Batch, Scheduler, Sequence
 from engine.speculation import ROOM, Guesser, Lookup, Speculation
 from engine.types import DeadlineExceeded, Done, RequestFailed
@@ -96,6 +96,7 @@ class EngineLoop:
 
     def step(self) -> bool:
         """One step; False when nothing could be computed."""
+        began = time.perf_counter()
         outputs: list[RowOutput] = []
         flight, self._flight = self._flight, None
         if flight is None:
@@ -138,6 +139,8 @@ class EngineLoop:
         result.failed.update(unmasked)
         with self.lock:
             self._settle(batch, plan, [i for i, _ in wanted], drawing, result, outputs)
+            if batch.num_beside is not None:
+                self.scheduler.pace.took(batch.num_beside, time.perf_counter() - began)
         if outputs:
             self._deliver(outputs)
         return True
@@ -339,11 +342,15 @@ def build_loop(
             device=device,
             max_model_len=settings.max_model_len,
             quantization=settings.quantization,
+            compile=settings.compile,
             deterministic=settings.deterministic,
+            lora=settings.lora,
         )
+        kv_dtype = kv_dtype_for(settings.kv_cache_dtype, model, device)
         num_blocks, max_model_len = size_pools(
             model,
             block_size=settings.block_size,
+            kv_dtype=kv_dtype,
             max_model_len=settings.max_model_len,
             max_num_seqs=max_num_seqs,
             max_chunk=settings.max_num_batched_tokens,
@@ -359,6 +366,7 @@ def build_loop(
             device=device,
             max_seqs=max_num_seqs,
             max_len=max_model_len,
+            kv_dtype=kv_dtype,
             num_threads=settings.num_threads,
             deterministic=settings.deterministic,
         )
@@ -373,6 +381,7 @@ def build_loop(
         max_model_len=max_model_len,
         max_undelivered=settings.max_undelivered,
         eos_token_ids=eos_token_ids,
+        adapters={name: number for number, (name, _) in enumerate(model.spec.adapters, 1)},
     )
     guesser: Guesser = Lookup(settings.max_ngram_size)
     if draft_folder is not None:

@@ -18,8 +18,9 @@ class ReasoningMarks:
 
     A block reads `open head TEXT tail close after`; characters of `strip` are taken off both ends of TEXT and
     off the front of what follows the block. A tag of `ends` ends a block that was left open, without being
-    part of it. `answer` are tags that may stand around the whole text behind the block, and are no text.
-    `also` are further pairs (open, close) that the family's models write.
+    part of it. Closing one that is not open says nothing, nor does opening one twice. `answers` are pairs of
+    tags that may stand around the whole text behind the block, and are no text. `also` are further pairs
+    (open, close) that the family's models write.
     """
 
     open: str
@@ -29,7 +30,7 @@ class ReasoningMarks:
     after: str = "\n\n"
     strip: str = "\n"
     ends: tuple[str, ...] = ()
-    answer: tuple[str, str] | None = None
+    answers: tuple[tuple[str, str], ...] = ()
     also: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -116,7 +117,8 @@ class ChannelMarks:
     """A turn that is a row of messages, each `start ROLE channel NAME message TEXT` and one of `ends`.
 
     A message of a channel of `thoughts` is reasoning, one of `preambles` is said before calls or the answer,
-    any other is text. One with a recipient (`to=NAME`) is a call; `prefix` is no part of its name.
+    any other is text. One with a recipient (`to=NAME`) that is none of `people` is a call; `prefix` is no
+    part of its name.
     """
 
     start: str
@@ -126,6 +128,7 @@ class ChannelMarks:
     thoughts: tuple[str, ...]
     preambles: tuple[str, ...]
     prefix: str
+    people: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()  # further tags of a header
 
     @property
@@ -141,12 +144,15 @@ class History:
     arguments: of earlier calls; "object" where the template's own `tojson` prints them. call_ids: "" for any
     ids; else their form, in which {name}, {index} (of the call in the conversation) and {digest} (nine
     letters and digits) are replaced. single: the template prints one call, or one text, of a message and no
-    more.
+    more. null_text: the content of a message that has calls and no text is null. told: how calls are written
+    into the text for those of the family's templates that print none.
     """
 
     arguments: Literal["object", "string"] = "object"
     call_ids: str = ""
     single: bool = False
+    null_text: bool = False
+    told: CallMarks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +160,16 @@ class Dialect:
     """One family's row.
 
     calls: the layout that the family's templates print, and the one that is enforced. also: further layouts
-    that its models are known to write. detect: alternatives, each a tuple of strings that all stand in the
-    family's chat templates. turn: what opens a turn in the rendered prompt, "" where unknown.
+    that its models are known to write. interrupts: what begins calls even in a thought that nobody has
+    closed. detect: alternatives, each a tuple of strings that all stand in the family's chat templates. turn:
+    what opens a turn in the rendered prompt, "" where unknown.
     """
 
     name: str
     reasoning: ReasoningMarks | None = None
     calls: CallMarks | None = None
     also: tuple[CallMarks, ...] = ()
+    interrupts: tuple[str, ...] = ()
     channels: ChannelMarks | None = None
     detect: tuple[tuple[str, ...], ...] = ()
     turn: str = ""

@@ -23,6 +23,7 @@ class Options:
 
     max_tokens None: up to the end of the context. seed None: drawn anew for each prompt; one that is given
     holds for each, so a prompt's answer does not depend on its place among others. temperature 0 is greedy.
+    adapter: the name of one that the engine was given.
     stop_token_ids, min_tokens, ignore_eos, logprobs (0 to 20 alternatives): as over HTTP. At most one of
     json_schema (as an object or its text), regex, choice and grammar (Lark) shapes the answer; what would cut
     JSON short cannot stand beside it. Raises ValueError.
@@ -43,6 +44,7 @@ class Options:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    adapter: str | None = None
     json_schema: Mapping[str, Any] | str | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None

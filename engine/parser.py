@@ -51,8 +51,10 @@ class Parser:
         self._channels = dialect.channels
         self._shapes = Shapes(tools)
         self._own_calls = dialect.calls if calls else None
+        self._interrupts = dialect.interrupts if calls else ()
         self._openings = openings(dialect.layouts, self._shapes.names) if calls else ()
-        self._thought_close = ""
+        self._thought_opens: tuple[str, ...] = ()  # where nothing of a thought was read yet
+        self._thought_closes: tuple[str, ...] = ()
         self._thought_ends: tuple[str, ...] = ()
         self._thought_firsts = NEVER
         self._shaped = shaped
@@ -67,7 +69,7 @@ class Parser:
         self._skip = ""
         self._follows = False
         self._text_kind: Literal["text", "preamble"] = "text"
-        self._answer: tuple[str, str] | None = None
+        self._answers = () if self._reasoning is None else self._reasoning.answers
         self._answer_close = ""
         self._section: Section | None = None
         self._out = Pieces()
@@ -78,7 +80,7 @@ class Parser:
         self._stops: tuple[str, ...] = ()
         self.arm(stops)
         if starts_in == "reasoning" and self._reasoning is not None:
-            self._open_reasoning(0, self._reasoning.close)
+            self._open_reasoning(0)
             self._refresh()
 
     def arm(self, stops: tuple[str, ...]) -> None:
@@ -151,7 +153,7 @@ class Parser:
         self._calm, self._calm_kind = _ALWAYS, self._text_kind
         if self.ended is None and self._state == "text" and self._visible:
             self._calm = self._marks.firsts
-        elif self.ended is None and self._state == "reasoning" and not self._skip:
+        elif self.ended is None and self._state == "reasoning" and not (self._skip or self._thought_opens):
             self._calm, self._calm_kind = self._thought_firsts, "thought"
 
     def _header(self) -> bool:
@@ -180,7 +182,7 @@ class Parser:
             kind = header.kind
             self._held.drop(header.length)
         if kind == "thought" and self._reasoning is not None:
-            self._open_reasoning(start, self._reasoning.close)
+            self._open_reasoning(start)
         elif kind == "call" and header is not None and self._own_calls is not None:
             self._open_calls(Opening("", (self._own_calls,)), name=header.name, ends=marks.ends)
         else:
@@ -229,19 +231,17 @@ class Parser:
                 self._held.drop(space)
                 self._open_calls(opening)
                 return True
-        for opening_tag, close in self._reasoning.pairs if self._reasoning is not None else ():
-            strings.append(opening_tag)
-            if body.startswith(opening_tag) and space + len(opening_tag) < limit:
+        for tag in (tag for pair in self._reasoning.pairs for tag in pair) if self._reasoning else ():
+            strings.append(tag)
+            if body.startswith(tag) and space + len(tag) < limit:
                 self._held.drop(space)
-                start = self._held.at
-                self._held.drop(len(opening_tag))
-                self._open_reasoning(start, close)
+                self._open_reasoning(self._held.at)
                 return True
-        if self._answer is not None and self._reasoning is not None:
-            strings.append(self._answer[0])
-            if body.startswith(self._answer[0]):
-                self._held.drop(space + len(self._answer[0]))
-                self._skip, self._answer_close, self._answer = self._reasoning.strip, self._answer[1], None
+        for tag, close in self._answers:
+            strings.append(tag)
+            if body.startswith(tag) and space + len(tag) < limit:
+                self._held.drop(space + len(tag))
+                self._skip, self._answer_close, self._answers = "\n", close, ()
                 self._mark()
                 return True
         if stop is None and strings and (not body or any(string.startswith(body) for string in strings)):
@@ -254,6 +254,14 @@ class Parser:
         assert marks is not None
         if not self._skipped():
             return False
+        if self._thought_opens:
+            if (tag := next(filter(self._held.text.startswith, self._thought_opens), "")) != "":
+                self._held.drop(len(tag))
+                self._skip = marks.strip
+                return True
+            if any(tag.startswith(self._held.text) for tag in self._thought_opens):
+                return False
+            self._thought_opens = ()
         found = first_of(self._held.text, self._thought_ends)
         if found is None:
             # A partial tag, and line breaks before it, may be the block's end.
@@ -263,9 +271,9 @@ class Parser:
             return False
         start, tag = found
         self._out.add("thought", self._held.text[:start].rstrip(marks.strip), self._held.at)
-        self._held.drop(start + (len(tag) if tag == self._thought_close else 0))
+        self._held.drop(start + (len(tag) if tag in self._thought_closes else 0))
         self.thoughts[-1] = (self.thoughts[-1][0], self._held.at)
-        self._answer = marks.answer
+        self._answers = marks.answers
         if self._channels is not None:
             self._state = "header"
         else:
@@ -296,10 +304,11 @@ class Parser:
         self._state = "text"
         self._visible, self._follows, self._skip = False, True, skip
 
-    def _open_reasoning(self, start: int, close: str) -> None:
+    def _open_reasoning(self, start: int) -> None:
+        """A thought from `start` on, whose tags may be held still."""
         assert self._reasoning is not None
-        self._thought_close = close
-        self._thought_ends = (close, *self._reasoning.ends)
+        self._thought_opens, self._thought_closes = zip(*self._reasoning.pairs, strict=True)
+        self._thought_ends = (*self._thought_closes, *self._reasoning.ends, *self._interrupts)
         self._thought_firsts = firsts((*self._thought_ends, *self._reasoning.strip))
         self.thoughts.append((start, None))
         self._state = "reasoning"

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,13 +17,14 @@ from torch import Tensor
 
 from engine.blocks import LayerGroup
 from engine.models import Model
+from engine.models.compiled import Mapped
 
 _ON_CPU = 256 << 20  # bytes that are read: far more than any cache holds
 _ON_GPU = 2 << 30
 _REPEATS = 7
-_UNREAD = {"embedding", "plain", "workspace"}
+_UNREAD = {"embedding", "plain", "stack", "workspace"}
 """What a model holds under these names a step does not read: single rows aside (a head that is tied to the
-embedding is found as the head), a second copy of a matrix, and buffers."""
+embedding is found as the head), a second copy of a matrix, adapters that it is not under, and buffers."""
 
 
 def read_rate(device: torch.device) -> float:
@@ -60,12 +62,15 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def step_bytes(model: Model, num_seqs: int, context: int) -> int:
+def step_bytes(model: Model, num_seqs: int, context: int, kv_dtype: torch.dtype | None = None) -> int:
     """Bytes that one decode step of `num_seqs` sequences reads: the weights once, as they lie in memory, and
     the KV of `context` tokens each. Of an embedding only single rows are read; a head tied to it counts.
+
+    `kv_dtype`: what keys and values are kept as; None: what the model computes in.
     """
-    spec = model.spec
-    kv = sum(_token_bytes(group, spec.dtype) * min(context, group.window or context) for group in spec.groups)
+    kept = kv_dtype or model.spec.dtype
+    groups = model.spec.groups
+    kv = sum(_token_bytes(group, kept) * min(context, group.window or context) for group in groups)
     return weight_bytes(model) + num_seqs * kv
 
 
@@ -84,7 +89,8 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, torch.nn.Module):
-        inside = _parameters(value)
+        maps = (each.linear for each in value.modules() if isinstance(each, Mapped))
+        inside = chain(_parameters(value), maps)
     elif isinstance(value, dict):
         inside = (each for name, each in value.items() if name not in _UNREAD)
     elif isinstance(value, list | tuple):

@@ -72,6 +72,7 @@ class StepPlan:
     positions: Ints
     query_start: Ints  # [B + 1]
     seq_lens: Ints  # [B]: tokens of the sequence that are in the cache after this step
+    adapters: Ints  # [B]: which one a sequence is under, from 1; 0: none
     block_tables: tuple[NDArray[np.int32], ...]
     slot_blocks: tuple[Ints, ...]
     slot_offsets: Ints
@@ -106,6 +107,7 @@ class Rows:
         self.frequency = np.zeros(max_seqs, np.float32)
         self.logprobs = np.full(max_seqs, -1, np.int64)
         self.noise = np.zeros(max_seqs, np.int64)
+        self.adapter = np.zeros(max_seqs, np.int64)  # its number; 0: none
         self.is_penalized = np.zeros(max_seqs, np.bool_)
         self.min_tokens = np.zeros(max_seqs, np.int64)
         self.has_bias = np.zeros(max_seqs, np.bool_)
@@ -127,7 +129,13 @@ class Rows:
         return len(self._free)
 
     def take(
-        self, request: GenerateRequest, tokens: NDArray[np.int32], noise: int, stops: Ints, constrained: bool
+        self,
+        request: GenerateRequest,
+        tokens: NDArray[np.int32],
+        noise: int,
+        stops: Ints,
+        constrained: bool,
+        adapter: int = 0,
     ) -> int:
         """Give a sequence a slot; `stops` are banned below min_tokens (a grammar says itself when to end)."""
         slot = self._free.pop()
@@ -150,6 +158,7 @@ class Rows:
         self.frequency[slot] = sampling.frequency_penalty
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.noise[slot] = noise
+        self.adapter[slot] = adapter
         self.is_penalized[slot] = _is_penalized(sampling)
         self.min_tokens[slot] = 0 if constrained else sampling.min_tokens
         self.has_bias[slot] = bool(sampling.logit_bias)
@@ -213,6 +222,7 @@ class Rows:
             positions=positions,
             query_start=query_start,
             seq_lens=seq_lens,
+            adapters=self.adapter[slots],
             block_tables=tables,
             slot_blocks=tuple(table[row_of, block_index].astype(np.int64) for table in tables),
             slot_offsets=offsets,
@@ -240,6 +250,7 @@ class Rows:
             positions=positions,
             query_start=np.arange(len(slots) + 1),
             seq_lens=positions + 1,
+            adapters=self.adapter[slots],
             block_tables=tables,
             slot_blocks=tuple(table[rows, block_index].astype(np.int64) for table in tables),
             slot_offsets=offsets,

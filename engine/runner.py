@@ -19,10 +19,12 @@ from torch import Tensor
 
 from engine import exact, sampler
 from engine.attention import GroupStep, Workspace, make_tiles, new_pool, paged_attention, write_kv
+from engine.fp8 import FP8, computes_fp8, raw
 from engine.inbox import RowLogprobs
 from engine.kernels.launch import Launcher, kernels_for
 from engine.models import Model
 from engine.rows import StepPlan
+from engine.settings import KVDtype
 from engine.types import LoadError
 
 SMALL_STEP_S = 0.02  # of one core, which computes and reads about so much a second:
@@ -115,10 +117,13 @@ class Runner:
         device: torch.device,
         max_seqs: int,
         max_len: int,
+        kv_dtype: torch.dtype | None = None,
         num_threads: int | None = None,
         deterministic: bool = False,
     ) -> None:
         """`max_seqs` sequences of up to `max_len` tokens: what decode steps are captured for, on a GPU.
+
+        `kv_dtype`: what keys and values are kept as; None: what the model computes in.
 
         `num_threads` of torch for every step; None: one for steps too small to share, torch's own else.
 
@@ -134,11 +139,12 @@ class Runner:
         self._most_threads = torch.get_num_threads()
         self.workspace = Workspace()
         spec = model.spec
+        self.kv_dtype = kv_dtype or spec.dtype
         self.pools: list[Tensor] = []
         views: dict[int, tuple[int, Tensor, Tensor]] = {}
         for g, (group, count) in enumerate(zip(spec.groups, num_blocks, strict=True)):
             sizes = (len(group.layers), block_size, group.num_kv_heads, group.head_dim)
-            pool = new_pool(count, *sizes, spec.dtype, device)
+            pool = new_pool(count, *sizes, self.kv_dtype, device)
             self.pools.append(pool)
             for i, layer in enumerate(group.layers):
                 views[layer] = (g, pool[:, i, 0], pool[:, i, 1])
@@ -171,6 +177,8 @@ class Runner:
             torch.set_num_threads(self.num_threads or self.threads_for(len(plan.token_ids)))
         if self.launcher is not None:
             return self.launcher.compute(plan)[:, : self.vocab_size]
+        if self.model.adapters is not None:
+            self.model.adapters.choose(np.repeat(plan.adapters, np.diff(plan.query_start)))
         attention = StepAttention(self, [self._group_step(plan, g) for g in range(len(self.pools))])
         logits = self.model.forward(
             self._move(plan.token_ids), self._move(plan.positions), attention, self._move(plan.logits_at)
@@ -227,7 +235,7 @@ class Runner:
         """Zero blocks, by group: what a failed row leaves behind must not reach its next owner as NaN."""
         for pool, own in zip(self.pools, blocks, strict=True):
             if own:
-                pool[torch.tensor(list(own), device=self.device)] = 0
+                raw(pool)[torch.tensor(list(own), device=self.device)] = 0
 
     def threads_for(self, num_tokens: int) -> int:
         """Threads that a step of so many tokens is worth.
@@ -241,7 +249,7 @@ class Runner:
         return 1 if max(computing, reading) < SMALL_STEP_S else self._most_threads
 
     def _group_step(self, plan: StepPlan, g: int) -> GroupStep:
-        group, pool = self.model.spec.groups[g], self.pools[g]
+        group, dtype = self.model.spec.groups[g], self.model.spec.dtype
         if self.deterministic:
             tiles = exact.make_tiles(
                 plan.block_tables[g],
@@ -249,7 +257,7 @@ class Runner:
                 block_size=self.block_size,
                 num_kv_heads=group.num_kv_heads,
                 window=group.window,
-                dtype=pool.dtype,
+                dtype=dtype,
                 move=self._move,
             )
         else:
@@ -260,8 +268,8 @@ class Runner:
                 block_size=self.block_size,
                 num_kv_heads=group.num_kv_heads,
                 window=group.window,
-                block_bytes=self.block_size * group.num_kv_heads * group.head_dim * pool.element_size(),
-                dtype=pool.dtype,
+                block_bytes=self.block_size * group.num_kv_heads * group.head_dim * dtype.itemsize,
+                dtype=dtype,
                 device=self.device,
             )
         return GroupStep(
@@ -302,10 +310,23 @@ def _failures(peak: NDArray[np.float64], allowed: NDArray[np.float64]) -> dict[i
 # Sizing
 
 
+def kv_dtype_for(kept_as: KVDtype, model: Model, device: torch.device) -> torch.dtype:
+    """What keys and values are kept as; raises LoadError where the device does not know eight-bit floats."""
+    if kept_as == "auto":
+        return model.spec.dtype
+    if device.type == "cuda" and not computes_fp8(device):
+        name = torch.cuda.get_device_name(device)
+        raise LoadError(
+            f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or more, which {name} is not"
+        )
+    return FP8
+
+
 def size_pools(
     model: Model,
     *,
     block_size: int,
+    kv_dtype: torch.dtype | None = None,
     max_model_len: int | None,
     max_num_seqs: int,
     max_chunk: int,
@@ -315,16 +336,16 @@ def size_pools(
 ) -> tuple[list[int], int]:
     """Blocks for each layer group, and the context length that they serve.
 
-    `num_blocks` counts those of the first group; the others hold as many sequences. Without `max_model_len`
-    the context is the model's, or what memory allows; with it, raises LoadError when one such sequence would
-    not fit.
+    `kv_dtype` as in `Runner`. `num_blocks` counts those of the first group; the others hold as many
+    sequences. Without `max_model_len` the context is the model's, or what memory allows; with it, raises
+    LoadError when one such sequence would not fit.
     """
     spec = model.spec
     if max_model_len is not None and max_model_len > spec.max_positions:
         raise LoadError(
             f"max_model_len {max_model_len} is beyond the {spec.max_positions} positions of the model"
         )
-    item = torch.empty(0, dtype=spec.dtype).element_size()
+    item = (kv_dtype or spec.dtype).itemsize
     block_bytes = [2 * len(g.layers) * block_size * g.num_kv_heads * g.head_dim * item for g in spec.groups]
 
     def blocks_for(length: int) -> list[int]:

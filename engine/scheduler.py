@@ -2,7 +2,11 @@
 
 Owns: the waiting queue (fair between owners, by priority), the running batch, admission, chunked prefill
 under one token budget, preemption, and the slot and blocks of every sequence. Refuses to know: tensors,
-threads, what a token means.
+threads, what a token means, how long anything takes (`pace`).
+
+A prompt that comes while others decode gets as much of a step as their pace allows. Those that began to
+decode when it had come already owe it their start, and are not spared: a crowd that comes at once has all of
+its prompts computed first.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +23,7 @@ from numpy.typing import NDArray
 
 from engine.blocks import BlockHasher, BlockKey, Hit, KVCache
 from engine.inbox import RowLogprobs, Submit
+from engine.pace import Pace
 from engine.rows import PROMPT_LOGPROBS_CHUNK, Ints, Rows, noise_key
 from engine.types import GenerateRequest
 
@@ -45,6 +51,7 @@ class Sequence:
     cached_tokens: int | None = None
     first_sent: bool = False
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
+    began: int | None = None  # to decode, when this was the newest request's handle
     slow: bool = False  # making its masks takes long
     mask: Future[tuple[NDArray[np.int32], float]] | None = None  # its next one then, and the seconds it took
 
@@ -126,11 +133,53 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the next step computes: `counts[i]` tokens of `sequences[i]`."""
+    """What the next step computes: `counts[i]` tokens of `sequences[i]`.
+
+    num_beside: how many of them are of prompts, beside sequences that decode; None: nothing decodes.
+    """
 
     sequences: list[Sequence]
     slots: Ints
     counts: Ints
+    num_beside: int | None = 0
+
+
+@dataclass(slots=True)
+class Filling:
+    """A step while it is filled: who is in it with how many tokens, and what still fits."""
+
+    left: int
+    beside: int  # of them for prompts that came when others decoded already,
+    newest: int | None = None  # which are those with handles above this one; None: nothing decodes
+    chosen: dict[int, tuple[Sequence, int]] = field(default_factory=dict)
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens that it may have."""
+        return min(self.left, self.beside) if self._is_late(sequence) else self.left
+
+    def put(self, sequence: Sequence, count: int) -> None:
+        """Add a sequence, or more tokens of it."""
+        self.chosen[sequence.handle] = (sequence, self.chosen.get(sequence.handle, (None, 0))[1] + count)
+        self.left -= count
+        if self._is_late(sequence):
+            self.beside -= count
+
+    def decoding(self, sequence: Sequence, newest: int) -> None:
+        """It decodes, and has since `newest` was the newest request's handle."""
+        if sequence.began is None:
+            sequence.began = newest
+        self.newest = sequence.began if self.newest is None else min(self.newest, sequence.began)
+
+    def batch(self) -> Batch:
+        """The step."""
+        sequences = [sequence for sequence, _ in self.chosen.values()]
+        slots = np.fromiter((sequence.slot for sequence in sequences), np.int64, len(sequences))
+        counts = np.fromiter((count for _, count in self.chosen.values()), np.int64, len(sequences))
+        beside = [count for sequence, count in self.chosen.values() if sequence.began is None]
+        return Batch(sequences, slots, counts, None if self.newest is None else sum(beside))
+
+    def _is_late(self, sequence: Sequence) -> bool:
+        return sequence.began is None and self.newest is not None and sequence.handle > self.newest
 
 
 class Scheduler:
@@ -145,7 +194,9 @@ class Scheduler:
         max_model_len: int,
         max_undelivered: int,
         eos_token_ids: tuple[int, ...],
+        adapters: Mapping[str, int] | None = None,
     ) -> None:
+        """adapters: their numbers, by name."""
         self.kv = kv
         self.rows = rows
         self.counters = Counters()
@@ -155,10 +206,13 @@ class Scheduler:
         self._live: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._hasher = BlockHasher(kv.block_size)
+        self.pace = Pace(max_num_batched_tokens)
+        self._newest = -1  # the highest handle so far
         self._budget = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._max_undelivered = max_undelivered
         self._eos = eos_token_ids
+        self._adapters = adapters or {}
         self._held_back: tuple[int, int] | None = (
             None  # (handle, releases): it did not fit, and nothing changed
         )
@@ -184,6 +238,7 @@ class Scheduler:
             credit=self._max_undelivered,
         )
         self._live[submit.handle] = sequence
+        self._newest = submit.handle
         self.waiting.push(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, submit.handle))
@@ -235,7 +290,6 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Choose the next step's tokens: first those that decode, then begun prefills, then new sequences,
         which go before begun prefills that matter less."""
-        chosen: dict[int, tuple[Sequence, int]] = {}
         slots = np.fromiter((sequence.slot for sequence in self.running), np.int64, len(self.running))
         remaining = (self.rows.num_tokens[slots] - self.rows.num_computed[slots]).tolist()
         begun = list(zip(self.running, remaining, strict=True))
@@ -246,57 +300,55 @@ class Scheduler:
             for sequence, wanted in prefills
             if newcomer is not None and sequence.request.priority > newcomer.request.priority
         ]
-        left = self._go_on(chosen, [(sequence, 1) for sequence, wanted in begun if wanted == 1], self._budget)
+        num_prompts = len(prefills) + min(len(self.waiting), self.rows.num_free)
+        filling = Filling(self._budget, self.pace.allowance(num_prompts))
+        self._go_on(filling, [(sequence, 1) for sequence, wanted in begun if wanted == 1])
+        for sequence, _ in filling.chosen.values():
+            filling.decoding(sequence, self._newest)
         if self.rows.num_drafts[slots].any():
             # half of what is left is for those that have yet to begin, however much is guessed
-            room = left // 2 if prefills or self.waiting else left
-            left += self._add_drafts(chosen, room) - room
-        left = self._go_on(chosen, prefills[: len(prefills) - len(later)], left)
-        left = self._admit(chosen, left)
-        self._go_on(chosen, later, left)
-        if not chosen:
+            self._add_drafts(filling, filling.left // 2 if prefills or self.waiting else filling.left)
+        self._go_on(filling, prefills[: len(prefills) - len(later)])
+        self._admit(filling)
+        self._go_on(filling, later)
+        if not filling.chosen:
             return None
-        sequences = [sequence for sequence, _ in chosen.values()]
-        slots = np.fromiter((sequence.slot for sequence in sequences), np.int64, len(sequences))
-        counts = np.fromiter((count for _, count in chosen.values()), np.int64, len(sequences))
-        return Batch(sequences, slots, counts)
+        return filling.batch()
 
-    def _go_on(
-        self, chosen: dict[int, tuple[Sequence, int]], begun: list[tuple[Sequence, int]], left: int
-    ) -> int:
+    def _go_on(self, filling: Filling, begun: list[tuple[Sequence, int]]) -> None:
         for sequence, wanted in begun:
-            if left <= 0:
-                break
             # a slot below 0: preempted for one that came before, and perhaps admitted anew
-            if sequence.slot < 0 or sequence.credit <= 0 or sequence.late or sequence.handle in chosen:
+            if (
+                sequence.slot < 0
+                or sequence.credit <= 0
+                or sequence.late
+                or sequence.handle in filling.chosen
+            ):
                 continue
-            count = self._chunk(sequence, wanted, left)
-            if self._grow(sequence, count, chosen):
-                chosen[sequence.handle] = (sequence, count)
-                left -= count
-        return left
+            count = self._chunk(sequence, wanted, filling.room(sequence))
+            if count and self._grow(sequence, count, filling):
+                filling.put(sequence, count)
 
-    def _add_drafts(self, chosen: dict[int, tuple[Sequence, int]], left: int) -> int:
-        """Have drafts checked as far as the budget goes; they take no blocks from anybody."""
+    def _add_drafts(self, filling: Filling, left: int) -> None:
+        """Have drafts checked as far as `left` goes; they take no blocks from anybody."""
         rows = self.rows
-        for sequence, count in list(chosen.values()):
+        for sequence, _ in list(filling.chosen.values()):
             drafts = min(int(rows.num_drafts[sequence.slot]), left)
             if drafts and self.kv.grow(sequence.slot, int(rows.num_tokens[sequence.slot]) + drafts):
-                chosen[sequence.handle] = (sequence, count + drafts)
+                filling.put(sequence, drafts)
                 left -= drafts
-        return left
 
-    def _chunk(self, sequence: Sequence, wanted: int, left: int) -> int:
-        return min(wanted, left, PROMPT_LOGPROBS_CHUNK if sequence.wants_prompt_logprobs else left)
+    def _chunk(self, sequence: Sequence, wanted: int, room: int) -> int:
+        return min(wanted, room, PROMPT_LOGPROBS_CHUNK if sequence.wants_prompt_logprobs else room)
 
-    def _grow(self, sequence: Sequence, count: int, chosen: dict[int, tuple[Sequence, int]]) -> bool:
+    def _grow(self, sequence: Sequence, count: int, filling: Filling) -> bool:
         """Find blocks for `count` more tokens, at the cost of the last in `running`; False: it was itself the
         last.
         """
         needed = int(self.rows.num_computed[sequence.slot]) + count
         while not self.kv.grow(sequence.slot, needed):
             victim = self._victim()
-            chosen.pop(victim.handle, None)
+            filling.chosen.pop(victim.handle, None)
             self.preempt(victim)
             if victim is sequence:
                 return False
@@ -326,12 +378,16 @@ class Scheduler:
         self.rows.give_back(sequence.slot)
         sequence.slot = -1
         sequence.num_published = 0
+        sequence.began = None
         sequence.prompt_logprobs.clear()
         self._held_back = None
         return blocks
 
-    def _admit(self, chosen: dict[int, tuple[Sequence, int]], left: int) -> int:
-        while left > 0 and (sequence := self.waiting.peek()) is not None and not sequence.late:
+    def _admit(self, filling: Filling) -> None:
+        while (sequence := self.waiting.peek()) is not None and not sequence.late:
+            room = filling.room(sequence)
+            if room <= 0:
+                break
             paused = next((other for other in reversed(self.running) if other.credit <= 0), None)
             held_back = self._held_back == (sequence.handle, self.kv.num_releases)
             if paused is None and (held_back or not self.rows.num_free):
@@ -356,11 +412,9 @@ class Scheduler:
             self.waiting.pop()
             self._start(sequence, hit)
             wanted = len(sequence.tokens) - hit.num_blocks * self.kv.block_size
-            count = self._chunk(sequence, wanted, left)
-            if self._grow(sequence, count, chosen):
-                chosen[sequence.handle] = (sequence, count)
-                left -= count
-        return left
+            count = self._chunk(sequence, wanted, room)
+            if self._grow(sequence, count, filling):
+                filling.put(sequence, count)
 
     def _is_being_computed(self, key: BlockKey, index: int) -> bool:
         rows = self.rows
@@ -381,6 +435,7 @@ class Scheduler:
             noise_key(request.sampling.seed, request.choice, request.generation),
             np.array(sorted(sequence.stop_ids), np.int64),
             sequence.matcher is not None,
+            0 if request.adapter is None else self._adapters[request.adapter],
         )
         sequence.slot = slot
         sequence.num_published = hit.num_blocks

@@ -158,7 +158,9 @@ class Section:
             return TaggedScanner(layout, self._shapes)
         if layout.kind == "python":
             return PythonScanner(self._shapes, loose=not self._opening.tag)
-        return NamedScanner(layout, name) if layout.kind == "named" else ObjectScanner(layout)
+        if layout.kind == "named":
+            return NamedScanner(layout, name)
+        return ObjectScanner(layout, loose=not self._opening.tag)
 
     # -- a call ----------------------------------------------------------------------------------------------
 
@@ -184,10 +186,10 @@ class Section:
         return "again"
 
     def _credible(self, name: str) -> bool:
-        """Whether a name makes a call of it: an object that no tag announced must have arguments, or be named
-        like a tool."""
+        """Whether a name makes a call of it: what no tag announced must have arguments, or be named like a
+        tool."""
         scanner = self._scanner
-        told = self._opening.tag or self._opening.anywhere or self.num_calls > 0
+        told = self._opening.tag or self.num_calls > 0
         return told or name in self._shapes.names or scanner.in_arguments or scanner.arguments_whole
 
     def _end(self) -> Verdict:

@@ -5,13 +5,15 @@ Owns: names, units and defaults. Refuses to know: what anybody does with them, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-Quantization = Literal["none", "int8", "int4"]
+Quantization = Literal["none", "int8", "int4", "fp8"]
+KVDtype = Literal["auto", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,9 @@ class EngineSettings:
     name: str | None = None
     dtype: Dtype = "auto"  # auto: float32 below 200 M parameters, else the checkpoint's
     device: Device = "auto"
-    quantization: Quantization = "none"  # of the weights, on a CPU; computes in bfloat16
+    quantization: Quantization = "none"  # of the weights; int8 and int4 on a CPU; computes in bfloat16
+    kv_cache_dtype: KVDtype = "auto"  # what keys and values are kept as; auto: what the model computes in
+    compile: bool = False  # models of the general tier, by torch.compile
     max_model_len: int | None = None  # tokens of prompt and output together
     max_waiting: int = 512  # requests that wait for a place in the batch; more are refused
     max_num_seqs: int = 256  # sequences in the batch
@@ -30,6 +34,7 @@ class EngineSettings:
     block_size: int = 16  # tokens of a KV block
     kv_cache_bytes: int | None = None
     num_blocks: int | None = None  # of the full-attention layers; wins over kv_cache_bytes
+    lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters beside the model, by name
     chat_template: str | None = None
     tool_dialect: str | None = None  # a row of the table of dialects, or "none"
     reasoning_dialect: str | None = None

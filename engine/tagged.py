@@ -31,6 +31,8 @@ class TaggedScanner:
         self._shapes = shapes
         self._own_tag = bool(marks.each_open)  # the name stands inside a tag of the call's own
         self._ends = tuple(end for end in (marks.each_close, marks.close) if end)
+        self._marks = marks
+        self._value_ends: tuple[str, ...] = ()
         self.status: Status = "more"
         self.name: str | None = None
         self.arguments_whole = False
@@ -48,6 +50,11 @@ class TaggedScanner:
         text = "".join(self._arguments)
         self._arguments.clear()
         return text
+
+    @property
+    def _name_alone(self) -> bool:
+        """Whether nothing but an unknown name tells that this is a call."""
+        return self.name not in self._shapes.names and not self._num_arguments
 
     def feed(self, text: str) -> int:
         at, expects = 0, None
@@ -71,12 +78,16 @@ class TaggedScanner:
         return at
 
     def _read_argument(self, text: str, at: int) -> int:
-        """The next argument's opening, or the end; whatever else stands there is skipped."""
+        """The next argument's opening, or the end; whatever else stands there is skipped, but makes no call
+        of a tool that nobody offered."""
         tags = (self._tags.open, *self._ends)
         found = first_of(text, tags, at)
+        start, tag = found or (partial(text, tags, at), "")
+        if self._name_alone and text[at:start].strip():
+            self.status = "bad"
+            return at
         if found is None:
-            return partial(text, tags, at)
-        start, tag = found
+            return start
         if tag == self._tags.open:
             self._expects = "key"
             return start + len(tag)
@@ -106,7 +117,6 @@ class TaggedScanner:
         return at
 
     def _read_value(self, text: str, at: int) -> int:
-        close = self._tags.close
         if not self._begun:
             front = at + (self._tags.strip and text[at : at + 1] == "\n")
             if front >= len(text):
@@ -117,26 +127,29 @@ class TaggedScanner:
         self._keep(text[start:at])
         if self._reads == "string":
             return at
-        end = text.find(close, at)
-        if end < 0:
-            ready = partial(text, ("\n" + close, close) if self._tags.strip else (close,), at)
+        found = first_of(text, self._value_ends, at)
+        if found is None:
+            ends = self._value_ends
+            ready = partial(text, (*ends, "\n" + self._tags.close) if self._tags.strip else ends, at)
             self._keep(text[at:ready])
             return ready
-        self._keep(text[at : end - (self._tags.strip and end > at and text[end - 1] == "\n")])
+        end, tag = found
+        closed = tag == self._tags.close
+        self._keep(text[at : end - (closed and self._tags.strip and end > at and text[end - 1] == "\n")])
         self._end_value()
         self._expects = "argument"
-        return end + len(close)
+        return end + (len(tag) if closed else 0)
 
     def _outside_strings(self, text: str, at: int) -> int:
         """Where the search for the closing tag goes on: behind the strings of a value that is JSON.
 
         A value with a string that does not end on its line was no JSON.
         """
-        close = self._tags.close
+        ends = self._value_ends
         while self._reads != "text":
             if self._reads == "json":
-                quote, end = text.find('"', at), text.find(close, at)
-                if quote < 0 or 0 <= end < quote:
+                quote, end = text.find('"', at), first_of(text, ends, at)
+                if quote < 0 or (end is not None and end[0] < quote):
                     break
                 at, self._reads = quote + 1, "string"
             match = _IN_STRING.match(text, at)
@@ -147,14 +160,15 @@ class TaggedScanner:
             elif after not in ("", "\\"):
                 self._reads = "text"
             else:  # a tag, or the beginning of one, may yet end the value
-                end = text.find(close, at, match.end())
-                return end if end >= 0 else partial(text[: match.end()], (close,), at)
+                end = first_of(text[: match.end()], ends, at)
+                return end[0] if end is not None else partial(text[: match.end()], ends, at)
         return at
 
     def _begin_value(self) -> None:
         types = self._shapes.types(self.name or "", self._key)
         self._streams = types is not None and "string" in types and "null" not in types
         self._may_be_json = types is None or "string" not in types
+        self._value_ends = value_ends(self._marks, custom=self._shapes.is_custom(self.name or ""))
         self._begun = False
         self._arguments.append(f"{', ' if self._num_arguments else '{'}{written(self._key)}: ")
         self._arguments.append('"' if self._streams else "")
@@ -182,6 +196,16 @@ _READ: dict[str, Callable[[TaggedScanner, str, int], int]] = {
     "opening": TaggedScanner._read_opening,
     "value": TaggedScanner._read_value,
 }
+
+
+def value_ends(marks: CallMarks, *, custom: bool) -> tuple[str, ...]:
+    """What ends a value: its closing tag, and where a model has forgotten it, on a line of its own the next
+    argument or the end of the call. The input of a `custom` tool ends at its closing tag alone."""
+    assert marks.parameters is not None
+    if custom or not marks.each_close:
+        return (marks.parameters.close,)
+    behind = f"\n{marks.each_close}\n{marks.close}"
+    return marks.parameters.close, f"\n{marks.parameters.open}", behind
 
 
 def reads_name(name: str, *, in_tag: bool) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.history import answer_arguments, effort_arguments, in_form
 from engine.marks import History
+from engine.spoken import orders, says_all, told
 from engine.types import RenderError, RenderInput
 
 if TYPE_CHECKING:
@@ -41,24 +42,34 @@ def render_template(
     messages = in_form([_message(message) for message in inp.messages], history)
     if not messages:
         raise RenderError("there are no messages to render")
+    tools = _plain(list(inp.tools))
+    messages = told(messages, tools, source, variables_of(source), history.told)
     ending = _mark_final(messages, source) if inp.continue_final_message else None
     said = effort_arguments(inp.effort, variables_of(source)) if inp.effort else {}
     if inp.answer is not None:
         said |= answer_arguments(inp.answer)
     now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike
-    try:
-        text = _compile_template(source).render(
-            messages=messages,
-            tools=_plain(list(inp.tools)) or None,
-            add_generation_prompt=inp.add_generation_prompt and not inp.continue_final_message,
-            strftime_now=now.strftime,
-            **{"documents": None, **special_tokens, **said, **_plain(dict(inp.template_kwargs))},
-        )
-    except RenderError:
-        raise
-    except Exception as error:  # whatever a template raises is the request's failure
-        raise RenderError(f"the chat template refused the messages: {error}") from error
-    return text if ending is None else _cut_at_mark(text, ending)
+    variables = {
+        "tools": tools or None,
+        "add_generation_prompt": inp.add_generation_prompt and not inp.continue_final_message,
+        "strftime_now": now.strftime,
+        **{"documents": None, **special_tokens, **said, **_plain(dict(inp.template_kwargs))},
+    }
+    kept, refused = [], []
+    for ordered in orders(messages):
+        try:
+            text = _compile_template(source).render(messages=ordered, **variables)
+            kept.append(text if ending is None else _cut_at_mark(text, ending))
+        except RenderError as error:
+            refused.append(error)
+        except Exception as error:  # whatever a template raises is the request's failure
+            refused.append(RenderError(f"the chat template refused the messages: {error}"))
+        else:
+            if says_all(text, messages):
+                return kept[-1]
+    if not kept:
+        raise refused[0]
+    return kept[0]
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class GenerateRequest:
     owner: str = ""  # fairness key and first part of the prefix cache's salt
     cache_salt: str = ""
     priority: int = 0  # lower runs first
-    adapter: str | None = None
+    adapter: str | None = None  # one of `ModelInfo.adapters`; None: the model as it is
     media: tuple[MediaSpan, ...] = ()
     deadline: float | None = None  # time.monotonic() seconds; past it the request ends with DeadlineExceeded
 
@@ -270,6 +270,7 @@ class ModelInfo:
 
     `fingerprint` names weights, tokenizer, template and dialect: a run goes on only behind the same one.
     capabilities: calls (they can be enforced), exact_resume, grammar, logprobs, token_ids, ...
+    adapters: (name, fingerprint) of those that a request may name, each as if the model were another one.
     """
 
     name: str
@@ -281,6 +282,7 @@ class ModelInfo:
     capabilities: frozenset[str] = frozenset()
     dialect: str = "plain"
     modalities: frozenset[str] = frozenset({"text"})
+    adapters: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,18 @@ class Shapes:
     """The parameters of the tools that were offered, as far as reading a call needs them."""
 
     def __init__(self, tools: Iterable[ToolShape] = ()) -> None:
+        tools = tuple(tools)
         self._schemas = {tool.name: tool.parameters for tool in tools}
+        self._custom = {tool.name for tool in tools if tool.input is not None}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The offered tools."""
         return tuple(self._schemas)
+
+    def is_custom(self, name: str) -> bool:
+        """Whether what a tool is given is one text with a grammar of its own."""
+        return name in self._custom
 
     def parameters(self, name: str) -> tuple[str, ...]:
         """The parameters of a tool in the order of its schema; none for a tool that was not offered."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,10 @@ class Checkpoint:
     Raises LoadError when the folder holds none, or when its index names a file that is not there.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: Sequence[Path] | None = None) -> None:
+        """`files` of the folder; None: those of its model."""
         self.folder = folder
-        self.files = _safetensors_files(folder)
+        self.files = files or _safetensors_files(folder)
         self._handles = {path: safe_open(path, framework="pt") for path in self.files}
         self._where = {name: path for path, handle in self._handles.items() for name in handle.keys()}  # noqa: SIM118
         self._unread = set(self._where)
@@ -73,6 +74,7 @@ class Checkpoint:
             sizes[part.get_dtype()] = sizes.get(part.get_dtype(), 0) + _elements(tuple(part.get_shape()))
         largest = max(sizes, key=lambda dtype: sizes[dtype])
         known = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        known["F8_E4M3"] = torch.bfloat16  # no type to compute in: its numbers times their scales are
         if largest not in known:
             raise LoadError(f"{self.folder} stores its weights as {largest}, which this engine does not read")
         return known[largest]

@@ -63,6 +63,7 @@ async def prepare(
             owner=owner,
             cache_salt=request.cache_salt or "",
             priority=PRIORITIES[tier],
+            adapter=served.adapter,
         )
         for choice in range(num_requests(request.search, request.n))
     ]

@@ -57,6 +57,7 @@ async def prepare(
                 choice=candidate,
                 owner=owner,
                 cache_salt=request.cache_salt or "",
+                adapter=served.adapter,
             )
             for candidate in range(num_requests(request.search, request.n))
         ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
 SHIPPED_MODEL = "antiphon-tiny"
 """The model that comes with the package; every other value of `model` is a folder or a Hugging Face id."""
@@ -38,7 +38,16 @@ def _path(value: Any) -> Any:
     return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
 
 
+def _named_paths(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        name, _, path = value.partition("=")
+        if not name.strip() or not path.strip():
+            raise ValueError(f"{value!r} is not of the form NAME=PATH")
+    return values
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+NamedPaths = Annotated[Names, AfterValidator(_named_paths)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
 Folder = Annotated[Path, BeforeValidator(_path)]
 File = Annotated[Path, BeforeValidator(_path)]
@@ -103,14 +112,25 @@ class Config(BaseModel):
     served_model_name: Names = _setting(
         (), "name in /v1/models (repeatable: aliases); default: the model's own"
     )
+    lora: NamedPaths = _setting(
+        (), "NAME=PATH of a LoRA adapter (folder or Hugging Face id) served beside it (repeatable)"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        "auto", "type of weights and KV; auto: float32 for small models on a CPU, else the checkpoint's"
+        "auto", "type that it computes in; auto: float32 for small models on a CPU, else the checkpoint's"
     )
     device: Literal["auto", "cpu", "cuda"] = _setting(
         "auto", "where the model runs; auto: a GPU where there is one"
     )
-    quantization: Literal["none", "int8", "int4"] = _setting(
-        "none", "bits of a weight on a CPU; fewer: less memory, quicker for few requests at once, less exact"
+    quantization: Literal["none", "int8", "int4", "fp8"] = _setting(
+        "none",
+        "fewer bits a weight: less memory, quicker for few requests at once, less exact; "
+        "int8 and int4 on a CPU, fp8 on a GPU (on a CPU it saves memory only)",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = _setting(
+        "auto", "what keys and values are kept as; fp8: twice the tokens in the same memory, less exact"
+    )
+    compile: bool = _setting(
+        False, "run by torch.compile what is no Llama, Mistral, Qwen2 or Qwen3; a start takes a minute more"
     )
     deterministic: bool = _setting(
         False, "a request's tokens never depend on what else is computed, nor on a crash; slower"

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
-from engine import Engine, ModelInfo
+from engine import Engine, LoadError, ModelInfo
 from server.config import SHIPPED_MODEL, Config
 from server.errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One name under which a model is served; several names may share an engine. `created`: unix seconds."""
+    """One name under which a model is served; several names may share an engine. `created`: unix seconds.
+
+    `adapter`: what the engine calls the adapter that makes it this model; `root`: the first name of the model
+    without one.
+    """
 
     name: str
     engine: Engine
     info: ModelInfo
     created: int
+    root: str
+    adapter: str | None = None
 
 
 class Models:
@@ -34,11 +40,15 @@ class Models:
         self._table: dict[str, ServedModel] = {}
 
     def add(self, engine: Engine, names: Sequence[str] = ()) -> None:
-        """Serve a started engine under `names`, by default the model's own; the first name added is the
-        default."""
-        created = int(time.time())
-        for name in names or (engine.info.name,):
-            self._table[name] = ServedModel(name, engine, engine.info, created)
+        """Serve a started engine under `names`, by default the model's own, and adapters under theirs; the
+        first name added is the default."""
+        created, info = int(time.time()), engine.info
+        names = names or (info.name,)
+        for name in names:
+            self._table[name] = ServedModel(name, engine, info, created, names[0])
+        for name, fingerprint in info.adapters:
+            own = replace(info, name=name, fingerprint=fingerprint)
+            self._table[name] = ServedModel(name, engine, own, created, names[0], adapter=name)
 
     def get(self, name: str | None) -> ServedModel:
         """The model of that name, or the default for None; ApiError 404 `model_not_found`, 503 while it
@@ -79,8 +89,12 @@ def served_names(config: Config) -> tuple[str, ...]:
 
 
 def build_engine(config: Config) -> Engine:
-    """An engine for the configuration, not yet started. It imports what engines need: call it in a thread."""
+    """An engine for the configuration, not yet started. It imports what engines need: call it in a thread.
+
+    Raises LoadError for adapters that it could not serve.
+    """
     name = served_names(config)[0]
+    lora = _adapters(config)
     if config.engine == "scripted":
         from engine import ScriptedEngine
 
@@ -118,11 +132,14 @@ def build_engine(config: Config) -> Engine:
         dtype=config.dtype,
         device=config.device,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        compile=config.compile,
         max_model_len=config.max_model_len,
         max_waiting=config.max_waiting,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_cache_bytes=config.kv_cache_bytes,
+        lora=lora,
         chat_template=chat_template(config),
         tool_dialect=config.tool_dialect,
         reasoning_dialect=config.reasoning_dialect,
@@ -137,13 +154,24 @@ def build_engine(config: Config) -> Engine:
     )
 
 
+def _adapters(config: Config) -> dict[str, str]:
+    """Where each configured adapter is, by name. Raises LoadError where a name could mean two models."""
+    named: dict[str, str] = {}
+    for each in config.lora:
+        name, where = (part.strip() for part in each.split("=", 1))
+        if name in named or name in served_names(config):
+            raise LoadError(f"two models are named {name!r}; give the adapter another name: --lora NAME=PATH")
+        named[name] = where
+    if named and config.engine != "local":
+        raise LoadError(f"adapters are served by a model in this process, not with engine {config.engine}")
+    return named
+
+
 def chat_template(config: Config) -> str | None:
     """The text of the template that replaces the model's own. Raises LoadError for a file that cannot be
     read."""
     if config.chat_template is None:
         return None
-    from engine import LoadError
-
     try:
         return config.chat_template.read_text("utf-8")
     except (OSError, ValueError) as error:

@@ -12,7 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.fp8 import FP8, HIGHEST
+
 HEADS = 16  # at a time, for one token
+
+
+@triton.jit
+def _stored(value, cache, HIGHEST: tl.constexpr):
+    """What a cache keeps of numbers: eight-bit floats saturate."""
+    if HIGHEST > 0:
+        value = tl.clamp(value.to(tl.float32), -HIGHEST, HIGHEST, propagate_nan=tl.PropagateNan.ALL)
+    return value.to(cache.dtype.element_ty)
 
 
 @triton.jit
@@ -78,6 +88,27 @@ def gate(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
+def _quantize_rows(out, scales, x, WIDTH: tl.constexpr, BLOCK: tl.constexpr, HIGHEST: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < WIDTH
+    value = tl.load(x + row * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(value), 0) / HIGHEST, 1e-12)
+    tl.store(scales + row, scale)
+    tl.store(out + row * WIDTH + at, _stored(value / scale, out, HIGHEST), mask=inside)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`engine.fp8.quantize_rows` for x [T, K]."""
+    assert x.is_contiguous()
+    out = torch.empty(x.shape, dtype=FP8, device=x.device)
+    scales = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(x.shape[1])
+    _quantize_rows[(len(x),)](out, scales, x, x.shape[1], block, HIGHEST, num_warps=8 if block >= 4096 else 4)
+    return out, scales
+
+
+@triton.jit
 def _rotate_and_store(
     out,
     k_cache,
@@ -102,6 +133,7 @@ def _rotate_and_store(
     WEIGHT_ROW: tl.constexpr,
     WEIGHT_DIM: tl.constexpr,
     HEADS: tl.constexpr,
+    HIGHEST: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -137,12 +169,13 @@ def _rotate_and_store(
         row = block * kv_block + tl.load(slot_offsets + token).to(tl.int64) * kv_offset
         is_k = inside & (head >= NUM_Q)[:, None] & is_turned
         to = row + (head - NUM_Q)[:, None] * kv_head + dim[None, :]
-        tl.store(k_cache + to, first.to(k_cache.dtype.element_ty), mask=is_k)
-        tl.store(k_cache + to + HALF, second.to(k_cache.dtype.element_ty), mask=is_k)
+        kept_first, kept_second = _stored(first, k_cache, HIGHEST), _stored(second, k_cache, HIGHEST)
+        tl.store(k_cache + to, kept_first, mask=is_k)
+        tl.store(k_cache + to + HALF, kept_second, mask=is_k)
         is_v = inside & (head >= NUM_Q + NUM_KV)[:, None]
         to = row + (head - NUM_Q - NUM_KV)[:, None] * kv_head + dim[None, :]
-        tl.store(v_cache + to, first.to(v_cache.dtype.element_ty), mask=is_v)
-        tl.store(v_cache + to + HALF, second.to(v_cache.dtype.element_ty), mask=is_v)
+        tl.store(v_cache + to, kept_first, mask=is_v)
+        tl.store(v_cache + to + HALF, kept_second, mask=is_v)
 
 
 def rotate_and_store(
@@ -191,9 +224,15 @@ def rotate_and_store(
         WEIGHT_ROW=0 if weight is None else weight.stride(0),
         WEIGHT_DIM=0 if weight is None else weight.stride(1),
         HEADS=size,
+        HIGHEST=_highest(k_cache),
         num_warps=4,
     )
     return out
+
+
+def _highest(cache: Tensor) -> float:
+    """Where a cache's numbers end; 0: nowhere near."""
+    return HIGHEST if cache.dtype is FP8 else 0.0
 
 
 @triton.jit
@@ -215,6 +254,7 @@ def _store_kv(
     DIM: tl.constexpr,
     PADDED_KV: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    HIGHEST: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     block = tl.load(slot_blocks + token).to(tl.int64)
@@ -225,9 +265,9 @@ def _store_kv(
         offset = tl.load(slot_offsets + token).to(tl.int64)
         to = block * kv_block + offset * kv_offset + head * kv_head + dim
         key = tl.load(k + token * k_token + head * k_head + dim, mask=inside)
-        tl.store(k_cache + to, key.to(k_cache.dtype.element_ty), mask=inside)
+        tl.store(k_cache + to, _stored(key, k_cache, HIGHEST), mask=inside)
         value = tl.load(v + token * v_token + head * v_head + dim, mask=inside)
-        tl.store(v_cache + to, value.to(v_cache.dtype.element_ty), mask=inside)
+        tl.store(v_cache + to, _stored(value, v_cache, HIGHEST), mask=inside)
 
 
 def store_kv(
@@ -251,5 +291,6 @@ def store_kv(
         DIM=k.shape[2],
         PADDED_KV=triton.next_power_of_2(k.shape[1]),
         PADDED_DIM=triton.next_power_of_2(k.shape[2]),
+        HIGHEST=_highest(k_cache),
         num_warps=4,
     )

@@ -70,11 +70,11 @@ def lay_out(
     width: int,
     block_size: int,
 ) -> None:
-    """Fill the buffers [rows] and tables [rows, W] of one layer group from packed [used, 2 + widths] int32.
+    """Fill the buffers [rows] and tables [rows, W] of one layer group from packed [used, 3 + widths] int32.
 
-    A packed row is its token (or -1 - its row in last_ids [R]), its length with that token, and the block
-    tables of all groups; this group's begins at `skip` and is `width` long. Rows beyond those used get length
-    0 and block -1.
+    A packed row is its token (or -1 - its row in last_ids [R]), its length with that token, the block tables
+    of all groups, and its adapter; this group's table begins at `skip` and is `width` long. Rows beyond those
+    used get length 0 and block -1.
     """
     _lay_out[(len(token_ids),)](
         token_ids,

@@ -82,6 +82,7 @@ class Launcher:
                 block_size=block_size,
                 device=device,
                 capture=kernels.capture,
+                adapters=model.adapters,
             )
 
         self._warm_up()
@@ -107,6 +108,7 @@ class Launcher:
             positions=zeros,
             query_start=np.concatenate(([0], ends)),
             seq_lens=counts,
+            adapters=np.zeros_like(counts),
             block_tables=(table,) * len(groups),
             slot_blocks=(zeros - 1,) * len(groups),
             slot_offsets=zeros,
@@ -122,6 +124,8 @@ class Launcher:
         """Launch a plan's forward: logits [R + P, rows of the embedding]."""
         if self._graphs is not None and self._graphs.takes(plan):
             return self._graphs.run(plan)
+        if self._model.adapters is not None:
+            self._model.adapters.choose(np.repeat(plan.adapters, np.diff(plan.query_start)))
         several = np.flatnonzero(np.diff(plan.query_start) != 1)
         num_decodes = int(several[0]) if len(several) else len(plan.seq_lens)
         query_start, seq_lens = self._move(plan.query_start), self._move(plan.seq_lens)

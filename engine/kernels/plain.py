@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention import GroupStep
+from engine.fp8 import FP8, raw, read_into, stored
 
 
 def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -32,8 +33,8 @@ def store_kv(
     """See `fused.store_kv`."""
     used = slot_blocks >= 0
     at = (slot_blocks[used], slot_offsets[used])
-    k_cache[at] = k[used].to(k_cache.dtype)
-    v_cache[at] = v[used].to(v_cache.dtype)
+    raw(k_cache)[at] = raw(stored(k[used], k_cache.dtype))
+    raw(v_cache)[at] = raw(stored(v[used], v_cache.dtype))
 
 
 def rotate_and_store(
@@ -68,6 +69,7 @@ def linear(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
+    scale: Tensor | None = None,
     norm: Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
@@ -76,7 +78,13 @@ def linear(
     """See `thin.linear`."""
     if norm is not None:
         x = F.rms_norm(x, norm.shape, norm, eps)
-    out = F.linear(x, weight, bias)
+    if scale is None:
+        out = F.linear(x, weight, bias)
+    else:
+        whole = read_into(torch.empty(weight.shape, dtype=x.dtype, device=x.device), weight)
+        out = F.linear(x, whole).mul_(scale)
+        if bias is not None:
+            out += bias
     if gated:
         out = gate(out)
     return out if residual is None else residual + out
@@ -103,7 +111,9 @@ def paged_attention(
     held = (key_at < step.seq_lens[:, None])[..., None, None]
 
     def gathered(cache: Tensor) -> Tensor:
-        dense = cache[step.block_tables.long()].to(q.dtype).flatten(1, 2)  # [B, S, Hkv, D]
+        dense = raw(cache)[step.block_tables.long()].flatten(1, 2)  # [B, S, Hkv, D]
+        if cache.dtype is FP8:
+            dense = read_into(torch.empty(dense.shape, dtype=q.dtype, device=q.device), dense.view(FP8))
         return dense.masked_fill(~held, 0.0)[row].repeat_interleave(num_heads // num_kv, dim=2)
 
     scores = torch.einsum("thd,tshd->ths", q, gathered(k_cache)).float() * scale

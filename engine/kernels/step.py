@@ -18,7 +18,9 @@ from torch import Tensor
 
 from engine.attention import GroupStep
 from engine.kernels import plain
+from engine.models.fp8 import Fp8
 from engine.models.linear import Linear, Plain
+from engine.models.lora import Adapted
 
 if TYPE_CHECKING:
     from engine.models.decoder import NativeDecoder
@@ -119,28 +121,33 @@ class FusedDecoder:
             model.head,
             *(each for own in model.layers for each in (own.qkv, own.o, own.gate_up, own.down)),
         ]
-        self._has_thin = all(isinstance(each, Plain) for each in maps)
+        # one matrix of each kind, where all are of kinds that the few-row product reads
+        found = [_unadapted(each) for each in maps]
+        self._kinds = {each.weight.dtype: each.weight for each in found if isinstance(each, Plain | Fp8)}
+        self._has_thin = all(isinstance(each, Plain | Fp8) for each in found)
 
     def forward(self, token_ids: Tensor, positions: Tensor, paged: Paged, logits_at: Tensor | None) -> Tensor:
         """`NativeDecoder.forward`; without `logits_at` every token's logits."""
         model = self.model
         assert isinstance(model.embedding, Tensor)
         x = F.embedding(token_ids, model.embedding)
-        few = self._has_thin and self.ops.few(len(x), model.embedding)
+        few = self._has_thin and all(self.ops.few(len(x), weight) for weight in self._kinds.values())
+        if model.adapters is not None and model.adapters.shares:
+            few = False  # their products come between what the few-row kernel takes in one
         return (self._few if few else self._many)(x, positions, paged, logits_at)
 
     def _few(self, residual: Tensor, positions: Tensor, paged: Paged, logits_at: Tensor | None) -> Tensor:
         """Norms, gates and sums go into the products."""
         model, linear, eps = self.model, self.ops.linear, self.model.shape.norm_eps
         for i, layer in enumerate(model.layers):
-            heads = linear(residual, *_plain(layer.qkv), norm=layer.attention_norm, eps=eps)
+            heads = linear(residual, **_read(layer.qkv), norm=layer.attention_norm, eps=eps)
             mixed = self._attend(i, heads, positions, paged)
-            residual = linear(mixed, *_plain(layer.o), residual=residual)
-            middle = linear(residual, *_plain(layer.gate_up), norm=layer.mlp_norm, eps=eps, gated=True)
-            residual = linear(middle, *_plain(layer.down), residual=residual)
+            residual = linear(mixed, **_read(layer.o), residual=residual)
+            middle = linear(residual, **_read(layer.gate_up), norm=layer.mlp_norm, eps=eps, gated=True)
+            residual = linear(middle, **_read(layer.down), residual=residual)
         if logits_at is not None:
             residual = residual[logits_at]
-        return linear(residual, *_plain(model.head), norm=model.final_norm, eps=eps)
+        return linear(residual, **_read(model.head), norm=model.final_norm, eps=eps)
 
     def _many(self, residual: Tensor, positions: Tensor, paged: Paged, logits_at: Tensor | None) -> Tensor:
         """Products by the library; a sum goes into the norm that follows it."""
@@ -177,6 +184,13 @@ class FusedDecoder:
         return mixed.view(len(mixed), -1)
 
 
-def _plain(linear: Linear) -> tuple[Tensor, Tensor | None]:
-    assert isinstance(linear, Plain)
-    return linear.weight, linear.bias
+def _read(linear: Linear) -> dict[str, Tensor | None]:
+    """What the few-row product takes of a map."""
+    linear = _unadapted(linear)
+    assert isinstance(linear, Plain | Fp8)
+    scale = linear.scale if isinstance(linear, Fp8) else None
+    return {"weight": linear.weight, "bias": linear.bias, "scale": scale}
+
+
+def _unadapted(linear: Linear) -> Linear:
+    return linear.inner if isinstance(linear, Adapted) else linear

@@ -1,7 +1,8 @@
 """Matrix products of few rows: the weights are read once, at the pace of the memory.
 
 Owns: a linear map of up to `MOST_ROWS` rows with what stands before and after it: the RMS norm of its input,
-bias, gate, and the sum with a residual. Refuses to know: layers. More rows are the library's business.
+the scales of its weights, bias, gate, and the sum with a residual. Refuses to know: layers. More rows are the
+library's business.
 
 The norm costs no pass of its own: the input's weight goes into the products, its root mean square is a factor
 of the sum, and its squares are added up beside the products.
@@ -13,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from engine.fp8 import FP8, computes_fp8
 
 MOST_ROWS = 8
 
@@ -34,12 +37,14 @@ def _one_row(
     out,
     x,
     weight,
+    scales,
     bias,
     norm,
     residual,
     eps,
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
@@ -69,6 +74,10 @@ def _one_row(
         scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
         result *= scale
         other *= scale
+    if SCALED:
+        result *= tl.load(scales + own, mask=is_out, other=0.0)
+        if GATED:
+            other *= tl.load(scales + OUTPUTS + own, mask=is_out, other=0.0)
     if BIAS:
         result += tl.load(bias + own, mask=is_out, other=0.0).to(tl.float32)
         if GATED:
@@ -85,6 +94,7 @@ def _few_rows(
     out,
     x,
     weight,
+    scales,
     bias,
     norm,
     residual,
@@ -92,6 +102,7 @@ def _few_rows(
     eps,
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
@@ -124,7 +135,7 @@ def _few_rows(
             other=0.0,
             eviction_policy="evict_first",
         )
-        sums = tl.dot(value, tile, acc=sums, input_precision="ieee")
+        sums = tl.dot(value, tile.to(value.dtype), acc=sums, input_precision="ieee")
         if GATED:
             tile = tl.load(
                 weight + at + OUTPUTS * WIDTH + k[:, None],
@@ -132,11 +143,15 @@ def _few_rows(
                 other=0.0,
                 eviction_policy="evict_first",
             )
-            others = tl.dot(value, tile, acc=others, input_precision="ieee")
+            others = tl.dot(value, tile.to(value.dtype), acc=others, input_precision="ieee")
     if NORM:
         scale = tl.rsqrt(squares / WIDTH + eps)[:, None]
         sums *= scale
         others *= scale
+    if SCALED:
+        sums *= tl.load(scales + own, mask=is_out, other=0.0)[None, :]
+        if GATED:
+            others *= tl.load(scales + OUTPUTS + own, mask=is_out, other=0.0)[None, :]
     if BIAS:
         sums += tl.load(bias + own, mask=is_out, other=0.0).to(tl.float32)[None, :]
         if GATED:
@@ -151,8 +166,13 @@ def _few_rows(
 
 
 def fits(num_rows: int, weight: Tensor) -> bool:
-    """Whether so many rows are few; not in f16, whose range a residual times a norm's weight may leave."""
-    return num_rows <= MOST_ROWS and weight.dtype in (torch.bfloat16, torch.float32)
+    """Whether so many rows are few, and the weights read here; not in f16, whose range a residual times a
+    norm's weight may leave.
+    """
+    read = weight.dtype in (torch.bfloat16, torch.float32) or (
+        weight.dtype is FP8 and computes_fp8(weight.device)
+    )
+    return num_rows <= MOST_ROWS and read
 
 
 def linear(
@@ -160,6 +180,7 @@ def linear(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
+    scale: Tensor | None = None,
     norm: Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
@@ -167,8 +188,8 @@ def linear(
 ) -> Tensor:
     """x [M, K] (RMS-normed with weight `norm` [K]) times weight [N, K], plus bias [N], plus residual.
 
-    `gated`: the SiLU of the first half of the outputs times the second. -> [M, N or N / 2]; residual is of
-    that shape.
+    `scale` [N]: what the products are multiplied by; then the weights are eight-bit floats. `gated`: the SiLU
+    of the first half of the outputs times the second. -> [M, N or N / 2]; residual is of that shape.
     """
     num_rows, width = x.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
@@ -177,6 +198,7 @@ def linear(
     out = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
     nothing = out  # for what is not there
     rest = (
+        nothing if scale is None else scale,
         nothing if bias is None else bias,
         nothing if norm is None else norm,
         nothing if residual is None else residual,
@@ -184,6 +206,7 @@ def linear(
     flags = {
         "OUTPUTS": outputs,
         "WIDTH": width,
+        "SCALED": scale is not None,
         "BIAS": bias is not None,
         "NORM": norm is not None,
         "GATED": gated,

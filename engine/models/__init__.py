@@ -7,9 +7,10 @@ in `families`, computed by `decoder`), or any other transformers decoder through
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,13 +21,17 @@ from engine.settings import Quantization
 from engine.types import LoadError
 from engine.weights import Checkpoint
 
+if TYPE_CHECKING:
+    from engine.models.lora import Adapters, Place, Stack
+
 
 @dataclass(frozen=True)
 class ModelSpec:
     """What the rest of the engine needs to know of a loaded model.
 
     `vocab_size` counts rows of the embedding; `max_positions` is where the positions end that it was made
-    for; `groups` partition the layers by the kind of KV they keep.
+    for; `groups` partition the layers by the kind of KV they keep; `adapters`: name and fingerprint of those
+    beside it, numbered from 1.
     """
 
     architecture: str
@@ -36,6 +41,7 @@ class ModelSpec:
     groups: tuple[LayerGroup, ...]
     dtype: torch.dtype
     fingerprint: bytes
+    adapters: tuple[tuple[str, bytes], ...] = ()
 
 
 class Attention(Protocol):
@@ -60,11 +66,20 @@ class Model(Protocol):
     """A decoder over flattened tokens; it holds weights and no state of any request."""
 
     spec: ModelSpec
+    adapters: Adapters | None  # told before each forward which of its tokens are under which
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor
     ) -> Tensor:
         """token_ids [T], positions [T], logits_at [R] (indices into T) -> logits [R, vocab_size]."""
+        ...
+
+    def places(self) -> dict[str, Place]:
+        """The linear maps that adapters can add to, by the paths that transformers gives their modules."""
+        ...
+
+    def adapt(self, adapters: Adapters, stacks: Mapping[str, Stack]) -> None:
+        """Serve adapters from now on: `stacks` by `Place.map`."""
         ...
 
 
@@ -79,32 +94,49 @@ def load_model(
     device: torch.device,
     max_model_len: int | None,
     quantization: Quantization = "none",
+    compile: bool = False,
     deterministic: bool = False,
+    lora: Mapping[str, str | Path] | None = None,
 ) -> Model:
     """Load the decoder of `folder`; `dtype` is auto, float32, bfloat16 or float16.
 
-    `quantization`: none, int8 or int4; of a native family's weights on a CPU, computing in bfloat16.
-    `deterministic`: refuse what cannot compute a token apart from those beside it.
+    `quantization`: none, fp8, or on a CPU int8 or int4; computes in bfloat16. `compile`: by torch.compile,
+    where the general tier serves it. `deterministic`: refuse what cannot compute a token apart from those
+    beside it. `lora`: adapters beside it, by name.
 
     Raises LoadError, in one line, for what cannot be served.
     """
     from engine.models import families
+    from engine.models.fp8 import AS_NUMBERS, how_stored
 
     config = read_config(folder)
     _refuse(config, deterministic)
+    stored = how_stored(config, _architecture(config))
     checkpoint = Checkpoint(folder)
     compute = _compute_dtype(dtype, checkpoint, quantization)
-    if quantization != "none" and (device.type != "cpu" or not families.is_native(config)):
-        what = f"on {device.type}" if device.type != "cpu" else f"for {_architecture(config)}"
-        raise LoadError(f"quantization {quantization} is not served {what}")
+    if quantization in ("int8", "int4") and device.type != "cpu":
+        raise LoadError(f"quantization {quantization} is not served on {device.type}; fp8 is")
     if families.is_native(config):
         from engine.models.decoder import NativeDecoder
 
         shape = families.parse(config, max_model_len)
-        return NativeDecoder.load(shape, checkpoint, compute, device, quantization)
-    from engine.models.general import GeneralDecoder
+        model: Model = NativeDecoder.load(shape, checkpoint, compute, device, quantization, stored)
+    else:
+        from engine.models.general import GeneralDecoder
 
-    return GeneralDecoder.load(folder, checkpoint, compute, device, max_model_len)
+        if stored is not AS_NUMBERS:
+            raise LoadError(
+                f"{_architecture(config)} is quantized, and that is read of "
+                f"{', '.join(families.FAMILIES)} only; load the unquantized checkpoint"
+            )
+        model = GeneralDecoder.load(
+            folder, checkpoint, compute, device, max_model_len, quantization=quantization, compile=compile
+        )
+    if lora:
+        from engine.models.lora import attach
+
+        attach(model, lora, device=device, deterministic=deterministic)
+    return model
 
 
 def _compute_dtype(dtype: str, checkpoint: Checkpoint, quantization: Quantization) -> torch.dtype:
@@ -125,9 +157,6 @@ def _compute_dtype(dtype: str, checkpoint: Checkpoint, quantization: Quantizatio
 def _refuse(config: dict[str, Any], deterministic: bool) -> None:
     """Refuse, before anything is read, what no tier serves."""
     architecture = _architecture(config)
-    if "quantization_config" in config:
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise LoadError(f"{architecture} is quantized ({method}); load the unquantized checkpoint")
     if config.get("is_encoder_decoder"):
         raise LoadError(f"{architecture} is an encoder-decoder; only decoders are served")
     if deterministic and _has_experts(config):

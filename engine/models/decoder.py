@@ -7,7 +7,9 @@ a `DecoderShape`), requests, how weights lie in memory, and how attention reads 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +19,19 @@ from engine.attention import Workspace
 from engine.blocks import LayerGroup
 from engine.models import Attention, ModelSpec
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed
+from engine.models.fp8 import AS_NUMBERS, Stored
 from engine.models.linear import Blocked, Int8, Linear, make_linear
+from engine.models.lora import Adapted, Adapters, Place, Stack
 from engine.models.rope import inverse_frequencies, rotate
 from engine.settings import Quantization
 from engine.types import LoadError
 from engine.weights import Checkpoint
 
 log = logging.getLogger("antiphon.engine")
+
+# ends of names not needed: what is computed anew, and scales of activations, which are not rounded here
+UNUSED = ("rotary_emb.inv_freq", ".input_scale", ".k_scale", ".v_scale")
+MAPS = ("qkv", "o", "gate_up", "down")  # of a layer, as `LAYER_PACKING` names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class NativeDecoder:
         self.embedding = embedding
         self.final_norm = final_norm
         self.head = head
+        self.adapters: Adapters | None = None
         frequencies, self.rope_scale = inverse_frequencies(shape.rope, shape.head_dim)
         self.frequencies = frequencies.to(final_norm.device)
         self.scale = shape.head_dim**-0.5
@@ -70,17 +79,18 @@ class NativeDecoder:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = "none",
+        stored: Stored = AS_NUMBERS,
     ) -> NativeDecoder:
         """Read and pack the weights; raises LoadError when a tensor is missing, misshapen or left over.
 
-        int8 and int4 are of the layers' matrices. The head, which int4 would cost most, is int8 with both,
-        and an embedding that is one with it too.
+        A quantization is of the layers' matrices. The head, which few bits would cost most, is int8 with int8
+        and int4, and an embedding that is one with it too; with fp8 it stays as it is.
         """
 
         def pack(row: Packed, prefix: str = "") -> Tensor:
             parts = []
             for source, axes in row.sources.items():
-                parts.append(checkpoint.take(prefix + source))
+                parts.append(stored.take(checkpoint, prefix + source))
                 expected = [shape.axes[axis] for axis in axes.split()]
                 if list(parts[-1].shape) != expected:
                     found = list(parts[-1].shape)
@@ -98,7 +108,7 @@ class NativeDecoder:
         tied = shape.tied or "lm_head.weight" not in checkpoint
         weights = {row.name: pack(row) for row in MODEL_PACKING if not (tied and row.name == "head")}
         embedding: Tensor | Int8 = weights["embedding"]
-        of_head: Quantization = "none" if quantization == "none" else "int8"
+        of_head: Quantization = "int8" if quantization in ("int8", "int4") else "none"
         head = make_linear(weights.get("head", weights["embedding"]), None, of_head, workspace)
         if tied and isinstance(head, Int8):
             embedding = head
@@ -147,6 +157,31 @@ class NativeDecoder:
         last = F.rms_norm(residual[logits_at], (shape.hidden_size,), self.final_norm, eps)
         return self.head(last)
 
+    def places(self) -> dict[str, Place]:
+        """See `Model.places`."""
+        axes_of, found = self.shape.axes, {}
+        for row in LAYER_PACKING:
+            if row.name not in MAPS:
+                continue
+            first = 0
+            for source, axes in row.sources.items():
+                outputs, inputs = (axes_of[axis] for axis in axes.split())
+                for i in range(len(self.layers)):
+                    path = f"model.layers.{i}.{source.removesuffix('.weight')}"
+                    found[path] = Place(f"{i}.{row.name}", inputs, outputs, first)
+                first += outputs
+        return found
+
+    def adapt(self, adapters: Adapters, stacks: Mapping[str, Stack]) -> None:
+        """See `Model.adapt`."""
+        self.adapters = adapters
+        for i, layer in enumerate(self.layers):
+            own = {name: stacks[f"{i}.{name}"] for name in MAPS if f"{i}.{name}" in stacks}
+            maps: dict[str, Any] = {
+                name: Adapted(getattr(layer, name), stack, adapters) for name, stack in own.items()
+            }
+            self.layers[i] = replace(layer, **maps)
+
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [T, 1, D] for these positions, as `rotate` takes them, computed in f32."""
         angles = (positions[:, None].float() * self.frequencies)[:, None]
@@ -177,8 +212,7 @@ def _layer(
 
 
 def _say_what_is_not_int4(layers: list[Layer]) -> None:
-    names = ("qkv", "o", "gate_up", "down")
-    held = sorted({name for name in names for layer in layers if isinstance(getattr(layer, name), Int8)})
+    held = sorted({name for name in MAPS for layer in layers if isinstance(getattr(layer, name), Int8)})
     if held:
         log.warning("int8 instead of int4, whose groups do not fit their shapes: %s", ", ".join(held))
 
@@ -202,11 +236,7 @@ def _check_all_used(shape: DecoderShape, checkpoint: Checkpoint, tied: bool) -> 
     wrong.
     """
     ignored = {"lm_head.weight"} if tied else set()
-    left = [
-        name
-        for name in checkpoint.unread()
-        if name not in ignored and not name.endswith("rotary_emb.inv_freq")
-    ]
+    left = [name for name in checkpoint.unread() if name not in ignored and not name.endswith(UNUSED)]
     if left:
         raise LoadError(
             f"{shape.architecture} does not use the checkpoint's {left[0]!r} ({len(left)} such tensors)"

@@ -7,19 +7,28 @@ it cannot serve rightly. Refuses to know: families by name, and how the paged ca
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.attention import Workspace
 from engine.blocks import LayerGroup
 from engine.models import Attention, ModelSpec
+from engine.models.compiled import Compiled, Mapped
+from engine.models.linear import Plain, make_linear
+from engine.models.lora import Adapters, Place, Stack
+from engine.settings import Quantization
 from engine.types import LoadError
 from engine.weights import Checkpoint
+
+log = logging.getLogger("antiphon.engine")
 
 IMPLEMENTATION = "antiphon_paged"
 SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
@@ -38,6 +47,9 @@ _HARMLESS = frozenset(
     }
 )
 TRIAL = ((5, 3, 7, 1, 4, 2, 6, 8), (2, 9, 4, 4, 1))  # two sequences of token ids, short enough for any window
+LENGTHS = tuple(len(ids) for ids in TRIAL)
+# modules that choose among experts: a rounding error there is another expert
+CHOOSERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +92,13 @@ def _attend(
 
 
 class _Trial:
-    """A stand-in for the paged cache: attends over `TRIAL` densely, sequence by sequence, and notes what it
-    saw.
+    """A stand-in for the paged cache: attends densely, sequence by sequence (those of `TRIAL`, or others of
+    `lengths`), and notes what it saw.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lengths: Sequence[int] = LENGTHS) -> None:
         self.seen: dict[int, _Seen] = {}
+        self._lengths = list(lengths)
 
     def note(
         self,
@@ -120,16 +133,13 @@ class _Trial:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        lengths = [len(ids) for ids in TRIAL]
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-        queries, keys, values = (torch.split(part, lengths) for part in (q, k, v))
-        return torch.cat(
-            [_dense(queries[i], keys[i], values[i], scale, softcap, sinks) for i in range(len(lengths))]
-        )
+        parts = zip(*(torch.split(part, self._lengths) for part in (q, k, v)), strict=True)
+        return torch.cat([_dense(*own, scale=scale, softcap=softcap, sinks=sinks) for own in parts])
 
 
 def _dense(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
     scores = torch.einsum("qhd,khd->hqk", q, k).float() * scale
     if softcap is not None:
@@ -147,7 +157,9 @@ class GeneralDecoder:
 
     def __init__(self, spec: ModelSpec, model: Any) -> None:
         self.spec = spec
+        self.adapters: Adapters | None = None
         self._model = model
+        self._compiled: Compiled | None = None
 
     @classmethod
     def load(
@@ -157,15 +169,22 @@ class GeneralDecoder:
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int | None,
+        *,
+        quantization: Quantization = "none",
+        compile: bool = False,
     ) -> GeneralDecoder:
-        """Load a model by transformers and try it; raises LoadError for what cannot be served rightly."""
+        """Load a model by transformers and try it; raises LoadError for what cannot be served rightly.
+
+        A quantization is of all linear maps but those that choose among experts; the head is as in
+        `NativeDecoder.load`.
+        """
         config, model = _open(folder, dtype, device)
         architecture = type(model).__name__
         for layer_type in getattr(config, "layer_types", None) or ():
             if layer_type not in SERVED_LAYER_TYPES:
                 raise LoadError(f"{architecture} has layers of type {layer_type!r}, which are not served")
         try:
-            seen, vocab_size = _try(model, config, device)
+            seen, vocab_size = _try(model, config)
         except LoadError as error:
             raise LoadError(f"{architecture} is not served: {error}") from None
         except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
@@ -178,15 +197,64 @@ class GeneralDecoder:
             num_parameters=checkpoint.num_parameters,
             groups=_groups(seen),
             dtype=dtype,
-            fingerprint=checkpoint.fingerprint(),
+            fingerprint=checkpoint.fingerprint() + (b"" if quantization == "none" else quantization.encode()),
         )
-        return cls(spec, model)
+        if not _repack(model, quantization):
+            why = "it computes with the weights of its linear maps by itself"
+            if quantization != "none":
+                raise LoadError(f"{architecture} is not served with quantization {quantization}: {why}")
+            log.info("%s keeps its weights as they are stored: %s", architecture, why)
+            _, model = _open(folder, dtype, device)
+        decoder = cls(spec, model)
+        if compile:
+            decoder.compile()
+        return decoder
+
+    def compile(self) -> None:
+        """Run by torch.compile from now on; where that fails a warning says why, and all stays as it was."""
+        compiled = Compiled(self._model, _forward)
+        tokens = torch.tensor(TRIAL[0], device=self._model.device)
+        try:
+            compiled.prove(tokens, lambda number: _Trial([number]), self._model)
+        except Exception as error:  # compilers raise what they like
+            reason = " ".join(str(error).strip().splitlines()[:2])  # the first is often who says it
+            name, kind = self.spec.architecture, type(error).__name__
+            log.warning("%s is not compiled, and runs as it is: %s: %s", name, kind, reason)
+            return
+        self._compiled = compiled
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor
     ) -> Tensor:
         """See `Model.forward`."""
+        if self._compiled is not None:
+            return self._compiled(token_ids, positions, attention, logits_at)
         return _forward(self._model, token_ids, positions, attention, logits_at)
+
+    def places(self) -> dict[str, Place]:
+        """See `Model.places`."""
+        head = self._model.get_output_embeddings()
+        return {
+            path: Place(path, module.in_features, module.out_features)
+            for path, module in self._model.named_modules()
+            if isinstance(module, torch.nn.Linear) and module is not head
+        }
+
+    def adapt(self, adapters: Adapters, stacks: Mapping[str, Stack]) -> None:
+        """See `Model.adapt`; raises LoadError for a map that is given other tokens than the step's."""
+        for path in _skipping(self._model, stacks):
+            raise LoadError(f"{path} is not computed for every token, so no adapter can add to it")
+        for path, stack in stacks.items():
+
+            def add(_: Any, given: tuple[Tensor], out: Tensor, stack: Stack = stack) -> None:
+                x = given[0].flatten(0, -2)
+                stack.add(out.view(len(x), -1), x, adapters.shares)
+
+            self._model.get_submodule(path).register_forward_hook(add)
+        if self._compiled is not None:
+            log.warning("%s has adapters, so it is not compiled", self.spec.architecture)
+            self._compiled = None
+        self.adapters = adapters
 
 
 def _forward(
@@ -232,34 +300,77 @@ def _open(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Any, 
     return config.get_text_config(), model.eval().to(device)
 
 
-def _try(model: Any, config: Any, device: torch.device) -> tuple[dict[int, _Seen], int]:
+def _try(model: Any, config: Any) -> tuple[dict[int, _Seen], int]:
     """Run two short sequences flattened, and each by the model's own eager attention: the logits must agree.
 
     That is how a layer that mixes tokens by anything but this attention (a convolution, a recurrent state,
     another mask) is found out.
     """
 
-    def tensor(values: Sequence[int] | Sequence[list[int]]) -> Tensor:
-        return torch.tensor(values, device=device)
-
     trial = _Trial()
-    flat = [token for ids in TRIAL for token in ids]
-    positions = [i for ids in TRIAL for i in range(len(ids))]
-    every = tensor(list(range(len(flat))))
-    logits = _forward(model, tensor(flat), tensor(positions), trial, every).float()
+    logits = _run(model, trial).float()
     if sorted(trial.seen) != list(range(config.num_hidden_layers)):
         missing = min(set(range(config.num_hidden_layers)) - set(trial.seen), default=0)
         raise LoadError(f"layer {missing} does not attend through the attention interface")
     model.set_attn_implementation("eager")
-    expected = [model(input_ids=tensor([list(ids)]), use_cache=False).logits[0] for ids in TRIAL]
+    inputs = [torch.tensor([ids], device=model.device) for ids in TRIAL]
+    expected = [model(input_ids=ids, use_cache=False).logits[0] for ids in inputs]
     model.set_attn_implementation(IMPLEMENTATION)
-    difference = (logits - torch.cat(expected).float()).abs().max().item()
+    # of the token that is furthest off: the furthest of all its logits is mostly rounding
+    difference = (logits - torch.cat(expected).float()).square().mean(dim=-1).sqrt().max().item()
     spread = logits.std().item()
-    if not difference <= (1e-3 if logits.dtype == torch.float32 else 0.1) * max(spread, 1e-6):
+    if not difference <= (1e-3 if model.dtype == torch.float32 else 0.1) * max(spread, 1e-6):
         raise LoadError(
             f"its layers mix tokens in a way that is not served (logits differ by {difference:.2g})"
         )
     return trial.seen, logits.shape[-1]
+
+
+def _run(model: Any, trial: _Trial) -> Tensor:
+    """Logits of all tokens of `TRIAL`, flattened."""
+
+    def tensor(values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), device=model.device)
+
+    positions = tensor(i for ids in TRIAL for i in range(len(ids)))
+    return _forward(model, tensor(chain(*TRIAL)), positions, trial, tensor(range(len(positions))))
+
+
+def _skipping(model: Any, paths: Collection[str]) -> Iterator[str]:
+    """Those of these modules that are not given every token: a router sends some past them."""
+    given: dict[str, int] = {}
+
+    def note(path: str) -> Callable[..., None]:
+        return lambda module, inputs, out: given.update({path: inputs[0].flatten(0, -2).shape[0]})
+
+    hooks = [model.get_submodule(path).register_forward_hook(note(path)) for path in paths]
+    _run(model, _Trial())
+    for hook in hooks:
+        hook.remove()
+    return (path for path in paths if given.get(path) != sum(map(len, TRIAL)))
+
+
+def _repack(model: Any, quantization: Quantization) -> bool:
+    """Give every linear map of a model the layout that it would have in a native one; False when the model
+    cannot be computed so.
+    """
+    head, workspace = model.get_output_embeddings(), Workspace()
+    for path, module in list(model.named_modules()):
+        if type(module) is not torch.nn.Linear:
+            continue
+        own = quantization
+        if path.rpartition(".")[2] in CHOOSERS:
+            own = "none"
+        elif module is head:
+            own = "int8" if quantization in ("int8", "int4") else "none"
+        bias = None if module.bias is None else module.bias.data
+        linear = make_linear(module.weight.data, bias, own, workspace)
+        if not isinstance(linear, Plain):
+            model.set_submodule(path, Mapped(module, linear))
+    try:
+        return bool(_run(model, _Trial()).isfinite().all())  # the weights that a module shows are not
+    except (TypeError, ValueError, AttributeError, RuntimeError):
+        return False
 
 
 def _groups(seen: dict[int, _Seen]) -> tuple[LayerGroup, ...]:

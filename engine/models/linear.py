@@ -1,7 +1,7 @@
 """Linear maps: how their weights lie in memory, and what multiplies by them.
 
-Owns: the layouts (plain; in oneDNN's blocks; int8; int4), and which of them a matrix gets. Refuses to know:
-layers, attention, where weights come from.
+Owns: the layouts (plain; in oneDNN's blocks; int8; int4), and which of them, or of `fp8`, a matrix gets.
+Refuses to know: layers, attention, where weights come from.
 
 One row reads every weight to use it once, so the memory sets its time. Blocks are read at about twice the
 rate of rows that lie one behind the other, and fewer bits are fewer bytes. With many rows the arithmetic sets
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention import Workspace
+from engine.models.fp8 import make_fp8
 from engine.settings import Quantization
 
 GROUP = 32  # inputs that share a scale in int4
@@ -143,6 +144,8 @@ def make_linear(
 
     A shape that the groups of int4 do not fit becomes int8.
     """
+    if quantization == "fp8":
+        return make_fp8(weight, bias, workspace)
     if quantization == "int4" and fits_int4(weight):
         return Int4(*_int4(weight), bias, workspace)
     if quantization != "none":

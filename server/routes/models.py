@@ -15,12 +15,15 @@ router = APIRouter(prefix="/v1")
 
 
 def model_object(model: ServedModel) -> dict[str, Any]:
-    """The official Model object; `max_model_len` is an extension that other servers have too."""
+    """The official Model object, with the extensions that other servers have too: `parent` is the model that
+    an adapter stands beside."""
     return {
         "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "antiphon",
+        "root": model.root,
+        "parent": model.root if model.adapter else None,
         "max_model_len": model.info.max_model_len,
     }
 

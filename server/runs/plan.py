@@ -166,6 +166,7 @@ class RunPlan:
             owner=self.owner,
             cache_salt=self.cache_salt,
             priority=self.priority,
+            adapter=served.adapter,
         )
 
 

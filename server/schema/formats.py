@@ -30,6 +30,7 @@ from server.schema.shapes import (
 Format = dict[str, Any]
 
 MAX_SCHEMA_BYTES = 1 << 20
+MAX_SCHEMA_PARTS = 8_000  # objects and arrays; twice what the decoder takes, and cheap to refuse here
 MAX_CHOICES = 1000
 TEXT: Mapping[str, Any] = {"type": "text"}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
@@ -85,11 +86,14 @@ def _json_schema(parts: Mapping[str, Any], path: str, *, needs_schema: bool) -> 
 def _bounded(schema: Any, path: str) -> dict[str, Any]:
     found: dict[str, Any] = mapping(schema, path)
     try:
-        size = len(orjson.dumps(found))
+        written = orjson.dumps(found)
     except orjson.JSONEncodeError as error:
         refuse(path, f"Invalid '{path}': {error}.")
-    if size > MAX_SCHEMA_BYTES:
+    if (size := len(written)) > MAX_SCHEMA_BYTES:
         refuse(path, f"Invalid '{path}': {size} bytes of schema; at most {MAX_SCHEMA_BYTES} are taken.")
+    if (parts := written.count(b"{") + written.count(b"[")) > MAX_SCHEMA_PARTS:
+        message = f"Invalid '{path}': {parts} objects and arrays; at most {MAX_SCHEMA_PARTS} are taken."
+        refuse(path, message, "invalid_schema")
     return found
 
 

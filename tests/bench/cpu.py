@@ -36,7 +36,7 @@ def opened(folder: Path, vocab_size: int, layout: str, threads: int) -> Driver:
         "num_assistant_tokens": 0,
         "kv_cache_bytes": 1 << 30,
         "max_model_len": 4096,
-        "quantization": layout if layout.startswith("int") else "none",
+        "quantization": layout if layout in ("int8", "int4", "fp8") else "none",
     }
     if layout != "plain":
         return Driver(folder, vocab_size=vocab_size, **settings)

@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.running import Running
 
 EVENT = b"event: response.output_text.delta"
-END = b"event: response.completed"
+ENDS = (b"event: response.completed", b"event: response.incomplete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,24 @@ class Crowd:
     seconds: float
 
 
-async def read(url: str, streams: int, prompt: str, *, store: bool, apart_s: float = 0.0) -> Crowd:
-    """Have `streams` streams read to their ends, begun `apart_s` seconds after each other."""
+async def read(
+    url: str,
+    streams: int,
+    prompt: str,
+    *,
+    store: bool,
+    apart_s: float = 0.0,
+    fields: Mapping[str, Any] | None = None,
+) -> Crowd:
+    """Have `streams` streams read to their ends, begun `apart_s` seconds after each other. fields: more of
+    each request."""
     argv = (
         sys.executable,
         "-m",
         "tests.bench.crowd",
         url,
         str(streams),
-        prompt,
-        str(int(store)),
+        json.dumps({**(fields or {}), "input": prompt, "stream": True, "store": store}),
         str(apart_s),
     )
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
@@ -88,7 +96,7 @@ class _Stream(asyncio.Protocol):
         data = self._tail + data
         self.events += data.count(EVENT)
         self._tail = data[1 - len(EVENT) :] if EVENT[:1] in data[1 - len(EVENT) :] else b""
-        if END in data:
+        if any(end in data for end in ENDS):
             self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -99,8 +107,7 @@ class _Stream(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def _crowd(url: str, streams: int, prompt: str, store: bool, apart_s: float) -> None:
-    body = json.dumps({"input": prompt, "stream": True, "store": store}).encode()
+async def _crowd(url: str, streams: int, body: bytes, apart_s: float) -> None:
     head = f"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     host, port = urlsplit(url).hostname, urlsplit(url).port
     loop = asyncio.get_running_loop()
@@ -119,5 +126,5 @@ async def _crowd(url: str, streams: int, prompt: str, store: bool, apart_s: floa
 
 
 if __name__ == "__main__":
-    url, streams, prompt, store, apart_s = sys.argv[1:]
-    run(_crowd(url, int(streams), prompt, store == "1", float(apart_s)))
+    url, streams, body, apart_s = sys.argv[1:]
+    run(_crowd(url, int(streams), body.encode(), float(apart_s)))

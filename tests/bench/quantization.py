@@ -1,14 +1,16 @@
 """What fewer bits cost in quality, on the shipped model: `python -m tests.bench.quantization`.
 
 The model's distributions of the next token in held-out dialogues, wherever it was taught what to say: how far
-they are with int8 and int4 from those in bfloat16 (mean KL divergence), and how often the likeliest token is
-the same. bfloat16 beside float32 gives the scale. Then the shares of right answers, greedy, by skill.
+they are with int8, int4 and fp8 weights, and with keys and values in fp8, from those in bfloat16 (mean KL
+divergence), and how often the likeliest token is the same. bfloat16 beside float32 gives the scale. Then the
+shares of right answers, greedy, by skill.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,11 +21,13 @@ from torch import Tensor
 
 from engine import GenerateRequest, LocalEngine, ReaderParams, RenderInput, SamplingParams
 from engine.folder import find_folder
-from engine.models import Model, load_model
+from engine.fp8 import to_fp8
+from engine.models import Attention, Model, load_model
 from engine.text import Tokenizer
 from engine.tiny import CHECKPOINT
 from engine.tiny.dialogue import Dialogue, chat_messages, render
-from engine.tiny.evaluate import MAX_TOKENS, SKILLS, UNSEEN, Answer, Asker, evaluate, held_out
+from engine.tiny.evaluate import MAX_TOKENS, SKILLS, Answer, Asker, evaluate, held_out
+from engine.types import Shape
 
 CPU = torch.device("cpu")
 KINDS: dict[str, dict[str, Any]] = {
@@ -31,8 +35,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "fp8": {"quantization": "fp8"},
+    "fp8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
 }
-JUDGED = [skill for skill in SKILLS if skill != UNSEEN]  # that one needs a schema
 
 
 def dense(layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **rest: Any) -> Tensor:
@@ -40,6 +45,11 @@ def dense(layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **rest: 
     q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     return mixed[0].transpose(0, 1)
+
+
+def dense_in_fp8(layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **rest: Any) -> Tensor:
+    """The same with keys and values as an fp8 cache keeps them."""
+    return dense(layer, q, to_fp8(k).to(k.dtype), to_fp8(v).to(v.dtype), scale=scale)
 
 
 def taught(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[int]]:
@@ -54,11 +64,13 @@ def taught(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[in
     return ids, places
 
 
-def distributions(model: Model, texts: list[tuple[list[int], list[int]]]) -> Iterator[Tensor]:
+def distributions(
+    model: Model, texts: list[tuple[list[int], list[int]]], attention: Attention = dense
+) -> Iterator[Tensor]:
     """Log probabilities [places, V] of each text."""
     for ids, places in texts:
         positions = torch.arange(len(ids))
-        logits = model.forward(torch.tensor(ids), positions, dense, torch.tensor(places))
+        logits = model.forward(torch.tensor(ids), positions, attention, torch.tensor(places))
         yield torch.log_softmax(logits.float(), dim=-1)
 
 
@@ -78,7 +90,8 @@ def asker(engine: LocalEngine, runner: asyncio.Runner) -> Asker:
 
     async def one(dialogue: Dialogue) -> Answer:
         said = chat_messages(dialogue.messages[:-1])
-        prompt = await engine.render(RenderInput(said, dialogue.tools))
+        shape = Shape("json", json.dumps(dialogue.schema)) if dialogue.told else None
+        prompt = await engine.render(RenderInput(said, dialogue.tools, answer=shape))
         request = GenerateRequest(str(id(dialogue)), prompt.ids, sampling, ReaderParams(dialect=False))
         ids = [token async for chunk in engine.generate(request) for token in chunk.token_ids]
         ended = ids and ids[-1] in engine.info.eos_token_ids
@@ -98,17 +111,21 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=5, help="dialogues a skill for the distributions")
     options = parser.parse_args()
     tokenizer = Tokenizer.load(find_folder(CHECKPOINT), None)
-    texts = [taught(tokenizer, each) for skill in JUDGED for each in held_out(skill, options.texts)]
+    texts = [taught(tokenizer, each) for skill in SKILLS for each in held_out(skill, options.texts)]
     with torch.inference_mode():
         models = {
             kind: load_model(CHECKPOINT, device=CPU, max_model_len=None, **{"dtype": "auto", **fields})
             for kind, fields in KINDS.items()
+            if kind != "fp8 KV"
         }
         print(f"{sum(len(places) for _, places in texts)} places of {len(texts)} dialogues\n")
         own = list(distributions(models["bfloat16"], texts))
         print("| beside bfloat16 | mean KL divergence, nats | the same likeliest token |\n|---|---|---|")
-        for kind in ("float32", "int8", "int4"):
-            divergence, equal = distance(own, distributions(models[kind], texts))
+        for kind in KINDS:
+            if kind == "bfloat16":
+                continue
+            given = (models["bfloat16"], texts, dense_in_fp8) if kind == "fp8 KV" else (models[kind], texts)
+            divergence, equal = distance(own, distributions(*given))
             print(f"| {kind} | {divergence:.5f} | {equal:.2%} |", flush=True)
     for kind in KINDS if options.count else ():
         print(f"\n{kind}:")
@@ -116,7 +133,7 @@ def main() -> None:
             engine = LocalEngine(CHECKPOINT, **KINDS[kind])
             runner.run(engine.start())
             began = time.perf_counter()
-            scores = evaluate(asker(engine, runner), JUDGED, options.count)
+            scores = evaluate(asker(engine, runner), list(SKILLS), options.count)
             seconds = time.perf_counter() - began
             print(f"{'mean':<14} {sum(scores.values()) / len(scores):7.1%}  in {seconds:.0f} s", flush=True)
             runner.run(engine.close())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine import attention
 from engine.attention import GroupStep, Workspace, make_tiles, new_pool, paged_attention, write_kv
+from engine.fp8 import FP8, raw
 
 CPU = torch.device("cpu")
 
@@ -51,6 +52,7 @@ def check(
     heads: tuple[int, int] = (6, 2),
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
+    kept: torch.dtype | None = None,
     seed: int = 0,
     block_by_block: bool = False,
 ) -> None:
@@ -65,7 +67,7 @@ def check(
     width = -(-int(seq_lens.max()) // block_size)
     num_blocks = len(lengths) * width + 3
     tables = rng.permutation(num_blocks)[: len(lengths) * width].reshape(len(lengths), width).astype(np.int32)
-    pool = new_pool(num_blocks, 3, block_size, num_kv_heads, dim, dtype, CPU)
+    pool = new_pool(num_blocks, 3, block_size, num_kv_heads, dim, kept or dtype, CPU)
     if block_by_block:  # as on a GPU
         pool = pool.contiguous()
     k_cache, v_cache = pool[:, 1, 0], pool[:, 1, 1]
@@ -77,6 +79,8 @@ def check(
     values = [rand(int(n), num_kv_heads, dim) for n in seq_lens]
     queries = rand(int(counts.sum()), num_heads, dim)
     sinks = rand(num_heads) if with_sinks else None
+    if kept is not None:  # what the cache holds of them
+        keys, values = ([own.to(kept).to(dtype) for own in each] for each in (keys, values))
 
     def step(rows: np.ndarray, positions: np.ndarray, tiles: tuple[attention.Tile, ...]) -> GroupStep:
         return GroupStep(
@@ -95,7 +99,7 @@ def check(
     if window is not None:  # what has left the window belongs to others by now
         for row, (start, _) in enumerate(lengths):
             for i in range(max(0, start - window + 1) // block_size):
-                k_cache[int(tables[row, i])] = v_cache[int(tables[row, i])] = 1e4
+                raw(k_cache)[int(tables[row, i])] = raw(v_cache)[int(tables[row, i])] = 120
     tiles = make_tiles(
         tables,
         query_start,
@@ -103,7 +107,7 @@ def check(
         block_size=block_size,
         num_kv_heads=num_kv_heads,
         window=window,
-        block_bytes=block_size * num_kv_heads * dim * pool.element_size(),
+        block_bytes=block_size * num_kv_heads * dim * dtype.itemsize,
         dtype=dtype,
         device=CPU,
     )
@@ -149,8 +153,19 @@ def test_any_strides_of_the_cache(window: int | None) -> None:
     check([(30, 1), (7, 1), (0, 9), (12, 4)], window=window, block_by_block=True)
 
 
-def test_bfloat16() -> None:
+@pytest.mark.parametrize("piece", [1, 3, 128])
+def test_bfloat16(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "PIECE", piece)
     check([(30, 1), (7, 1), (0, 9), (12, 4)], dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_by_block", [False, True])
+@pytest.mark.parametrize("window", [None, 6])
+def test_keys_may_be_kept_in_eight_bits(window: int | None, block_by_block: bool, dtype: torch.dtype) -> None:
+    lengths = [(30, 1), (7, 1), (0, 9), (12, 4)]
+    check(lengths, window=window, block_by_block=block_by_block, dtype=dtype, kept=FP8)
+    check(lengths, window=window, softcap=2.0, with_sinks=True, dtype=dtype, kept=FP8)
 
 
 @pytest.mark.parametrize("window", [None, 6])

@@ -4,17 +4,22 @@ forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine.models import load_model
+from engine.models import compiled, general, load_model
+from engine.models.compiled import Mapped
+from engine.models.fp8 import Fp8
 from engine.models.general import GeneralDecoder
+from engine.models.linear import Blocked, Int8
+from engine.roofline import weight_bytes
+from engine.settings import Quantization
 from engine.types import LoadError
-from tests.engine.checkpoints import SMALL, oracle_greedy
+from tests.engine.checkpoints import SMALL, oracle, oracle_greedy
 from tests.engine.driver import Driver, greedy
 from tests.engine.test_greedy import prompts
 
@@ -96,3 +101,133 @@ def test_longrope_is_served_up_to_where_it_would_depend_on_the_batch(tmp_path: P
     folder = build(tmp_path, "phi3", **fields)
     model = load_model(folder, dtype="float32", device=torch.device("cpu"), max_model_len=None)
     assert model.spec.max_positions == 128
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Layouts
+
+
+def loaded(folder: Path, **given: Any) -> GeneralDecoder:
+    defaults: dict[str, Any] = {"dtype": "auto", "device": torch.device("cpu"), "max_model_len": None}
+    with torch.inference_mode():
+        model = load_model(folder, **{**defaults, **given})
+    assert isinstance(model, GeneralDecoder)
+    return model
+
+
+def maps(model: GeneralDecoder) -> dict[str, Mapped]:
+    """The linear maps that have layouts of ours, by path."""
+    return {path: each for path, each in model._model.named_modules() if isinstance(each, Mapped)}
+
+
+def test_linear_maps_lie_as_in_a_native_model(checkpoint: Find) -> None:
+    found = maps(loaded(checkpoint("olmo2")))
+    assert len(found) == 3 * 7 + 1  # of a layer: q, k, v, o, gate, up, down; and the head
+    assert all(isinstance(each.linear, Blocked) for each in found.values())
+    # nothing is held twice: a step reads as much as without layouts
+    stored = sum(tensor.numel() for tensor in oracle(checkpoint("olmo2")).parameters())
+    table = 300 * 48
+    assert weight_bytes(loaded(checkpoint("olmo2"))) == pytest.approx(4 * (stored - table), rel=0.01)
+
+
+@pytest.mark.parametrize(("quantization", "kind"), [("int8", Int8), ("fp8", Fp8)])
+@pytest.mark.parametrize("name", ["gemma2", "gpt_neox"])
+def test_its_weights_may_have_fewer_bits(
+    checkpoint: Find, name: str, quantization: Quantization, kind: type
+) -> None:
+    plain, few = loaded(checkpoint(name)), loaded(checkpoint(name), quantization=quantization)
+    own = maps(few)
+    head = few._model.get_output_embeddings()
+    assert all(isinstance(each.linear, kind) for each in own.values() if each is not head)
+    assert isinstance(head, Mapped) and not isinstance(head.linear, Fp8)
+    assert few.spec.dtype is torch.bfloat16
+    assert few.spec.fingerprint != plain.spec.fingerprint
+    assert weight_bytes(few) < 0.6 * weight_bytes(plain)
+    with torch.inference_mode():
+        logits = [general._run(each._model, general._Trial()).float() for each in (plain, few)]
+    assert (logits[1] - logits[0]).norm() < 0.2 * logits[0].norm()
+
+
+def test_what_chooses_among_experts_is_never_rounded(checkpoint: Find) -> None:
+    folder = checkpoint("gpt_oss")
+    assert not any(path.rpartition(".")[2] in general.CHOOSERS for path in maps(loaded(folder)))
+
+
+def test_a_model_that_looks_at_its_modules_weights_keeps_them(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2MLP
+
+    def by_itself(self: Any, x: Any) -> Any:
+        middle = torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)
+        return middle @ self.down_proj.weight.T
+
+    monkeypatch.setattr(Olmo2MLP, "forward", by_itself)
+    caplog.set_level("INFO", "antiphon.engine")
+    assert not maps(loaded(checkpoint("olmo2")))
+    assert "Olmo2ForCausalLM keeps its weights as they are stored" in caplog.text
+    with pytest.raises(LoadError, match="Olmo2ForCausalLM is not served with quantization fp8") as caught:
+        loaded(checkpoint("olmo2"), quantization="fp8")
+    assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Compiled
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compilers that write code take a minute; what they are given is what is tried here."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("gemma2", {"kv_cache_dtype": "fp8"}), ("olmo2", {"quantization": "int8"})],
+)
+def test_compiled_it_says_the_same(checkpoint: Find, name: str, settings: dict[str, Any]) -> None:
+    def run(compile: bool) -> list[tuple[int, ...]]:
+        driver = Driver(
+            checkpoint(name), max_num_batched_tokens=48, num_blocks=100, compile=compile, **settings
+        )
+        model = driver.loop.runner.model
+        assert isinstance(model, GeneralDecoder) and (model._compiled is not None) == compile
+        handles = [driver.submit(prompt, greedy(COUNT, prompt_logprobs=0)) for prompt in prompts()]
+        driver.run()
+        return [driver.tokens(handle) for handle in handles]
+
+    expected = run(False)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert run(True) == expected
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 2
+
+
+def test_what_cannot_be_compiled_runs_as_it_is(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler here\nand more")
+
+    monkeypatch.setattr(compiled, "BACKEND", broken)
+    folder = checkpoint("olmo2")
+    driver = Driver(folder, num_blocks=100, compile=True)
+    assert "Olmo2ForCausalLM is not compiled, and runs as it is" in caplog.text
+    assert "no compiler here" in caplog.text
+    prompt = prompts()[1]
+    assert driver.generate(prompt, greedy(COUNT)) == oracle_greedy(folder, prompt, COUNT)
+    torch._dynamo.reset()
+
+
+def test_what_computes_otherwise_compiled_runs_as_it_is(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(graph: Any, inputs: Any) -> Any:
+        return lambda *given: tuple(own * 1.1 for own in graph(*given))
+
+    monkeypatch.setattr(compiled, "BACKEND", wrong)
+    assert loaded(checkpoint("olmo2"), compile=True)._compiled is None
+    assert "compiled, its logits differ by" in caplog.text
+    torch._dynamo.reset()

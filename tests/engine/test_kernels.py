@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine import sampler
 from engine.attention import GroupStep
+from engine.fp8 import FP8, quantize_rows, to_fp8
 from engine.kernels import plain
 from engine.rows import DrawPlan
 
@@ -30,7 +31,18 @@ HALF = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter multi
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The interpreter runs one program after the other."""
+    """The interpreter runs one program after the other, and rounds to eight bits without their carry."""
+    if INTERPRETED:
+        from triton.runtime import interpreter
+
+        by_hand = interpreter._convert_float  # type: ignore[attr-defined]
+
+        def convert(value: Any, source: Any, target: Any, mode: Any) -> Any:
+            if str(target) == "fp8e4nv" and str(source) == "fp32":
+                return to_fp8(torch.from_numpy(value).cpu()).view(torch.uint8).numpy()
+            return by_hand(value, source, target, mode)
+
+        monkeypatch.setattr(interpreter, "_convert_float", convert)
     monkeypatch.setattr(attention, "MAX_SEGMENTS", 2)
     monkeypatch.setattr(draws, "PIECE", 32)
     with DEVICE:
@@ -144,13 +156,16 @@ def test_with_enough_sequences_the_keys_stay_whole(monkeypatch: pytest.MonkeyPat
     attends([1, 1], [9, 80], sinks=True)
 
 
-def test_keys_may_be_kept_in_eight_bits() -> None:
-    step, k_cache, v_cache = paged([1, 9], [9, 9], block_size=4, num_kv=1, head_dim=16, dtype=torch.float32)
-    narrow = torch.empty((2, *k_cache.shape), dtype=torch.float8_e4m3fn)
-    narrow[0], narrow[1] = k_cache.nan_to_num().to(narrow.dtype), v_cache.nan_to_num().to(narrow.dtype)
-    q = random(10, 2, 16)
-    expected = plain.paged_attention(q, narrow[0].float(), narrow[1].float(), step, scale=1.0)
-    close(attention.paged_attention(q, narrow[0], narrow[1], step, scale=1.0, num_decodes=1), expected)
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_keys_may_be_kept_in_eight_bits(dtype: torch.dtype) -> None:
+    step, k_cache, v_cache = paged([1, 9], [9, 9], block_size=4, num_kv=1, head_dim=16, dtype=FP8)
+    q = random(10, 2, 16, dtype=dtype)
+    given: dict[str, Any] = {"scale": 1.0, "softcap": 3.0, "sinks": random(2)}
+    step = replace(step, window=6)
+    expected = plain.paged_attention(q, k_cache, v_cache, step, **given)
+    wide = plain.paged_attention(q, k_cache.to(dtype), v_cache.to(dtype), step, **given)
+    close(expected, wide, dtype)
+    close(attention.paged_attention(q, k_cache, v_cache, step, **given, num_decodes=1), expected, dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -171,10 +186,12 @@ def test_gate() -> None:
     close(fused.gate(random(3, 160)), plain.gate(random(3, 160)))
 
 
+@pytest.mark.parametrize("kept", [torch.float32, FP8])
 @pytest.mark.parametrize("norm", ["none", "heads", "one"])
-def test_rotation_writes_keys_and_values_into_their_slots(norm: str) -> None:
+def test_rotation_writes_keys_and_values_into_their_slots(norm: str, kept: torch.dtype) -> None:
     num_q, num_kv, head_dim = 6, 2, 24
     heads = random(4, num_q + 2 * num_kv, head_dim)
+    heads[0, -1, :4] = torch.tensor([1e4, -1e4, 450.0, 0.001])  # beyond what eight bits hold
     weight = {
         "none": None,
         "heads": random(num_q + num_kv, head_dim),
@@ -185,22 +202,40 @@ def test_rotation_writes_keys_and_values_into_their_slots(norm: str) -> None:
     positions = torch.tensor([5, 0, 8, 6])
 
     def run(body: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-        pool = torch.zeros(4, 2, 4, num_kv, head_dim)
+        pool = torch.zeros(4, 2, 4, num_kv, head_dim, dtype=kept)
         q = body(heads, weight, 1e-5, cosines, sines, positions, pool[:, 0], pool[:, 1], *slots)
-        return q, pool
+        return q, pool.float()
 
-    for found, expected in zip(run(fused.rotate_and_store), run(plain.rotate_and_store), strict=True):
-        close(found, expected)
+    found, expected = run(fused.rotate_and_store), run(plain.rotate_and_store)
+    close(found[0], expected[0])
+    if kept is FP8:  # rounding may part what is equal to a few bits: by one step of eight
+        assert ((found[1] - expected[1]).abs() <= expected[1].abs() / 8 + 2e-3).all()
+        assert (found[1] != expected[1]).sum() <= 2
+        assert found[1].abs().max() == 448
+    else:
+        close(found[1], expected[1])
 
 
-def test_keys_and_values_are_stored_where_they_belong() -> None:
-    k, v = random(3, 3, 24), random(3, 3, 24, seed=1)
+@pytest.mark.parametrize("kept", [torch.float32, FP8])
+def test_keys_and_values_are_stored_where_they_belong(kept: torch.dtype) -> None:
+    k, v = random(3, 3, 24), random(3, 3, 24, seed=1) * 300
     slots = (torch.tensor([2, -1, 0]), torch.tensor([0, 0, 3]))
-    pools = [torch.zeros(3, 2, 4, 3, 24) for _ in range(2)]
+    pools = [torch.zeros(3, 2, 4, 3, 24, dtype=kept) for _ in range(2)]
     fused.store_kv(k, v, pools[0][:, 0], pools[0][:, 1], *slots)
     plain.store_kv(k, v, pools[1][:, 0], pools[1][:, 1], *slots)
-    assert torch.equal(*pools)
-    assert pools[0].any()
+    assert torch.equal(pools[0].float(), pools[1].float())
+    assert pools[0].float().isfinite().all() and pools[0].float().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_become_eight_bits_with_a_scale_each(dtype: torch.dtype) -> None:
+    x = random(3, 72, dtype=dtype)
+    x[0] *= 1000
+    x[1] = 0
+    (found, scales), (expected, scales_expected) = fused.quantize_rows(x), quantize_rows(x)
+    close(scales, scales_expected)
+    assert torch.equal(found.float(), expected.float())
+    assert found[2].float().abs().max() == 448 and not found[1].float().any()
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -226,6 +261,20 @@ def test_few_rows(parts: str, rows: int, dtype: torch.dtype) -> None:
     found = thin.linear(x, weight, bias, **given)
     expected = plain.linear(x, weight, bias, **given)
     close(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("gated", [False, True])
+def test_few_rows_times_eight_bits(gated: bool, rows: int, dtype: torch.dtype) -> None:
+    weight, scale = quantize_rows(random(44, 72) * torch.linspace(0.01, 0.2, 44)[:, None])
+    x, bias = random(rows, 72, dtype=dtype), random(44, dtype=dtype)
+    given: dict[str, Any] = {"scale": scale[:, 0], "norm": random(72, dtype=dtype), "eps": 1e-6}
+    found = thin.linear(x, weight, bias, **given, gated=gated)
+    expected = plain.linear(x, weight, bias, **given, gated=gated)
+    close(found, expected, dtype)
+    whole = (weight.float() * scale).to(dtype)
+    close(expected, plain.linear(x, whole, bias, norm=given["norm"], eps=1e-6, gated=gated), HALF)
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def test_a_fingerprint_of_large_files_samples_them(
 @pytest.mark.parametrize(
     ("name", "fields", "match"),
     [
-        ("qwen3", {"quantization_config": {"quant_method": "fp8"}}, "quantized .fp8."),
+        ("qwen3", {"quantization_config": {"quant_method": "gptq"}}, "quantized by gptq"),
         ("qwen3", {"num_hidden_layers": None}, "num_hidden_layers"),
         ("qwen3", {"vocab_size": 999}, "embed_tokens.weight has shape"),
         ("qwen3", {"num_attention_heads": 4, "num_key_value_heads": 3}, "evenly"),

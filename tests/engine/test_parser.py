@@ -89,8 +89,9 @@ WHOLE: list[tuple[str, list[Delta]]] = [
     ),
     (T + '{"name": "f", "parameters": {"a": [1, {"b": null}]}}' + E, call("f", '{"a": [1, {"b": null}]}')),
     (T + '{"name": "f"}' + E, call("f")),
-    (T + '{"name": "f", "arguments": 5}' + E, call("f", "5")),
-    (T + '{"name": "f", "arguments": "{}"}' + E, call("f", '"{}"')),
+    (T + '{"name": "f", "arguments": "{}"}' + E, call("f")),
+    (T + '{"name": "f", "arguments": null}' + E, call("f")),
+    (T + '{"name": "f", "arguments": {"a": "b\nc\t"}}' + E, call("f", '{"a": "b\\nc\\t"}')),
     (T + '{"name": "caf\\u00e9", "arguments": {"é": "😀"}}' + E, call("café", '{"é": "😀"}')),
     # forgiven: braces missing or too many, no closing tag
     (T + F + "{}}}\n" + E, call("f")),

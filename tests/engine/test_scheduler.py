@@ -10,9 +10,21 @@ import pytest
 
 from engine.blocks import KVCache, LayerGroup
 from engine.inbox import Submit
+from engine.pace import Pace
 from engine.rows import Rows
 from engine.scheduler import Batch, Scheduler, Sequence, WaitingQueue
 from engine.types import GenerateRequest, SamplingParams
+
+
+class Fixed(Pace):
+    """So many tokens a prompt, whatever steps take."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(2048)
+        self._fixed_count = count
+
+    def allowance(self, num_prompts: int) -> int:
+        return self._fixed_count * num_prompts
 
 
 class Bench:
@@ -111,6 +123,42 @@ def test_one_budget_serves_decodes_first_then_prefills_in_order() -> None:
     assert bench.step() == {first: 1, second: 19}
     assert bench.step() == {first: 1, second: 6, third: 9}
     assert bench.step() == {first: 1, second: 1, third: 1}
+
+
+def test_a_prompt_that_comes_while_others_decode_goes_at_their_pace() -> None:
+    bench = Bench(budget=64)
+    first = bench.add(10)
+    bench.step()
+    bench.scheduler.pace = Fixed(8)
+    batch = bench.scheduler.schedule()
+    assert batch is not None and batch.num_beside == 0
+    bench.book(batch)
+    second, third = bench.add(20), bench.add(30)
+    batch = bench.scheduler.schedule()
+    assert batch is not None and batch.counts.tolist() == [1, 16] and batch.num_beside == 16
+    bench.book(batch)
+    assert bench.step() == {first: 1, second: 4, third: 12}
+    assert bench.step() == {first: 1, second: 1, third: 8}
+    bench.scheduler.finish(bench.sequence(first))
+    assert bench.step() == {second: 1, third: 10}  # which had come before the second decoded
+
+
+def test_who_came_before_anybody_decoded_waits_for_nobody() -> None:
+    bench = Bench(budget=20)
+    bench.scheduler.pace = Fixed(3)
+    first, second = bench.add(15), bench.add(30)
+    assert bench.step() == {first: 15, second: 5}
+    assert bench.step() == {first: 1, second: 19}
+    third = bench.add(10)
+    assert bench.step() == {first: 1, second: 6, third: 6}
+    assert bench.step() == {first: 1, second: 1, third: 3}
+
+
+def test_a_step_without_decodes_says_so() -> None:
+    bench = Bench()
+    bench.add(10)
+    batch = bench.scheduler.schedule()
+    assert batch is not None and batch.num_beside is None
 
 
 def test_the_batch_has_a_bound() -> None:

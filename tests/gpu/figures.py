@@ -9,12 +9,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 
+from engine.fp8 import FP8, quantize_rows
 from engine.random_weights import SIZES
-from tests.gpu.models import Bench, token_bytes
+from engine.roofline import step_bytes
+from tests.gpu.models import Bench
 
 CONTEXT = 1024
 CUDA = torch.device("cuda")
@@ -100,7 +103,22 @@ def of_model(size: str, limits: Ceilings, left: Callable[[], float]) -> Iterator
             yield from under_arrivals(bench, size, budget)
 
 
-def decode(bench: Bench, size: str, batch: int, limits: Ceilings, goal: float) -> Iterator[Figure]:
+def of_eight_bits(size: str, limits: Ceilings, left: Callable[[], float]) -> Iterator[Figure]:
+    """The same model with fp8 weights, and then with keys and values in fp8 too."""
+    for name, kv_dtype in ((f"{size} fp8", None), (f"{size} fp8, fp8 KV", FP8)):
+        if left() < 40:
+            return
+        bench = Bench(size, CUDA, quantization="fp8", kv_dtype=kv_dtype)
+        if kv_dtype is None:
+            yield from prefill(bench, name, limits)
+        for batch, goal in ((1, 0.8), (32, None), (256, None)):
+            if left() > 20:
+                yield from decode(bench, name, batch, limits, goal)
+        del bench
+        torch.cuda.empty_cache()  # the next one's cache takes what is free
+
+
+def decode(bench: Bench, size: str, batch: int, limits: Ceilings, goal: float | None) -> Iterator[Figure]:
     """Milliseconds of a step, and how near that is to reading weights and KV once."""
     steps = 64 if batch < 256 else 32
     bench.reset(2048)
@@ -116,9 +134,7 @@ def decode(bench: Bench, size: str, batch: int, limits: Ceilings, goal: float) -
         bench.step()
     seconds = time.perf_counter() - began
     assert sum(bench.num_tokens.values()) - told == batch * steps, "not every sequence was in every step"
-    shape = bench.model.shape
-    weights = bench.model.spec.num_parameters * 2
-    floor = (weights + batch * CONTEXT * token_bytes(shape, 2)) / limits.bandwidth
+    floor = step_bytes(bench.model, batch, CONTEXT, bench.runner.kv_dtype) / limits.bandwidth
     step = seconds / steps
     yield Figure(f"{size}: decode step, batch {batch}", step * 1000, "ms", floor / step, goal)
     yield Figure(f"{size}: tokens, batch {batch}", batch / step, "tok/s")
@@ -225,9 +241,10 @@ def _attention(limits: Ceilings) -> Iterator[Figure]:
     from engine.attention import GroupStep
     from engine.kernels.attention import paged_attention
 
-    for batch, length in ((1, 1024), (1, 32768), (32, 4096), (256, 1024)):
+    sizes = ((1, 1024), (1, 32768), (32, 4096), (256, 1024))
+    for (batch, length), kept in product(sizes, (torch.bfloat16, FP8)):
         blocks = length // 16
-        pool = torch.randn(batch * blocks, 1, 2, 16, 8, 128, device=CUDA, dtype=torch.bfloat16)
+        pool = torch.randn(batch * blocks, 1, 2, 16, 8, 128, device=CUDA, dtype=torch.bfloat16).to(kept)
         order = torch.randperm(batch * blocks, device=CUDA)
         step = GroupStep(
             order.int().view(batch, blocks),
@@ -242,7 +259,8 @@ def _attention(limits: Ceilings) -> Iterator[Figure]:
         graph = captured(lambda: paged_attention(q, k_cache, v_cache, step, scale=0.1))  # noqa: B023
         seconds = timed(graph)
         share = pool.nbytes / limits.bandwidth / seconds
-        yield Figure(f"attention, {batch} x {length}", seconds * 1e6, "us", share)
+        name = f"attention, {batch} x {length}{', fp8' if kept is FP8 else ''}"
+        yield Figure(name, seconds * 1e6, "us", share)
 
 
 def _products(limits: Ceilings) -> Iterator[Figure]:
@@ -250,7 +268,8 @@ def _products(limits: Ceilings) -> Iterator[Figure]:
     for outputs, width in shapes:
         for rows in (1, 4, 8):
             for name, seconds in _product(rows, outputs, width).items():
-                share = 2 * outputs * width / limits.bandwidth / seconds
+                itemsize = 1 if "fp8" in name else 2
+                share = itemsize * outputs * width / limits.bandwidth / seconds
                 yield Figure(f"{name} product, {rows} x [{outputs}, {width}]", seconds * 1e6, "us", share)
 
 
@@ -264,7 +283,13 @@ def _product(rows: int, outputs: int, width: int) -> dict[str, float]:
     x = torch.randn(rows, width, device=CUDA, dtype=torch.bfloat16)
     thinly = captured(lambda: [thin.linear(x, own) for own in weights])
     library = captured(lambda: [torch.nn.functional.linear(x, own) for own in weights])
-    return {name: timed(run, seconds=0.05) / copies for name, run in (("thin", thinly), ("library", library))}
+    kept, scale = quantize_rows(weights.view(-1, width))
+    narrow, scales = kept.view(weights.shape), scale.view(copies, outputs)
+    eights = captured(
+        lambda: [thin.linear(x, own, scale=each) for own, each in zip(narrow, scales, strict=True)]
+    )
+    ways = (("thin", thinly), ("library", library), ("thin fp8", eights))
+    return {name: timed(run, seconds=0.05) / copies for name, run in ways}
 
 
 def _draws(limits: Ceilings) -> Iterator[Figure]:

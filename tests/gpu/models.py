@@ -24,13 +24,16 @@ from engine.random_weights import SIZES
 from engine.rows import Rows
 from engine.runner import Runner, size_pools
 from engine.scheduler import Scheduler
+from engine.settings import Quantization
 from engine.speculation import ROOM, Lookup, Speculation
 from engine.types import GenerateRequest, SamplingParams
 
 BLOCK_SIZE = 16
 
 
-def random_decoder(config: dict[str, Any], device: torch.device, dtype: torch.dtype) -> NativeDecoder:
+def random_decoder(
+    config: dict[str, Any], device: torch.device, dtype: torch.dtype, quantization: Quantization = "none"
+) -> NativeDecoder:
     """A decoder of this config.json with weights from a seed."""
     shape = parse(config, None)
     generator = torch.Generator(device).manual_seed(0)
@@ -45,7 +48,7 @@ def random_decoder(config: dict[str, Any], device: torch.device, dtype: torch.dt
     workspace = Workspace()
     rows = [row for row in LAYER_PACKING if row.name not in shape.absent]
     layers = [
-        _layer(shape, {row.name: tensor(row.sources) for row in rows}, "none", workspace)
+        _layer(shape, {row.name: tensor(row.sources) for row in rows}, quantization, workspace)
         for _ in shape.windows
     ]
     weights = {
@@ -73,11 +76,6 @@ def num_parameters(shape: DecoderShape) -> int:
     return len(shape.windows) * layer + axes["hidden"] * axes["vocab"]
 
 
-def token_bytes(shape: DecoderShape, itemsize: int) -> int:
-    """Bytes of one token's K and V."""
-    return 2 * len(shape.windows) * shape.axes["kv"] * itemsize
-
-
 class Bench:
     """An engine loop that is stepped by hand and counts what it hears."""
 
@@ -91,28 +89,28 @@ class Bench:
         max_num_batched_tokens: int = 2048,
         dtype: torch.dtype = torch.bfloat16,
         config: dict[str, Any] | None = None,
+        quantization: Quantization = "none",
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         with torch.inference_mode():
-            self._build(
-                config or SIZES[size], device, dtype, max_model_len, max_num_seqs, max_num_batched_tokens
-            )
+            self.model = random_decoder(config or SIZES[size], device, dtype, quantization)
+            self._build(device, kv_dtype, max_model_len, max_num_seqs, max_num_batched_tokens)
         self.num_tokens: dict[int, int] = {}
         self._next = 0
         self.reset(max_num_batched_tokens)
 
     def _build(
         self,
-        config: dict[str, Any],
         device: torch.device,
-        dtype: torch.dtype,
+        kv_dtype: torch.dtype | None,
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
     ) -> None:
-        self.model = random_decoder(config, device, dtype)
         num_blocks, max_len = size_pools(
             self.model,
             block_size=BLOCK_SIZE,
+            kv_dtype=kv_dtype,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_chunk=max_num_batched_tokens,
@@ -128,6 +126,7 @@ class Bench:
             device=device,
             max_seqs=max_num_seqs,
             max_len=max_len,
+            kv_dtype=kv_dtype,
         )
         self._parts = (num_blocks, max_len, max_num_seqs)
 

@@ -25,7 +25,7 @@ def main() -> int:
     """Run what is asked for; 0 when all tests passed and every figure was taken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=480, help="stop beginning anything new after these")
-    parser.add_argument("--only", nargs="*", help="of: tests, kernels, peer, and the models' sizes")
+    parser.add_argument("--only", nargs="*", help="of: tests, kernels, fp8, peer, and the models' sizes")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -67,6 +67,7 @@ def main() -> int:
     print(f"copy {limits.bandwidth / 1e12:.2f} TB/s, bf16 product {limits.arithmetic / 1e12:.0f} TFLOP/s")
     for size in figures.GOALS:
         take(size, figures.of_model(size, limits, left))
+    take("fp8", figures.of_eight_bits("qwen3-8b", limits, left))
     take("peer", figures.peer("qwen3-0.6b"))
     take("kernels", figures.of_kernels(limits))
     print(f"\n{'=' * 100}")

@@ -8,11 +8,15 @@ import pytest
 import torch
 
 from engine import runner
+from engine.fp8 import FP8
 from engine.kernels.launch import STAND_IN
 from engine.models import linear
+from engine.models.fp8 import Fp8
+from engine.roofline import step_bytes
 from tests.gpu import figures
 from tests.gpu.models import Bench
 
+CPU = torch.device("cpu")
 SMALL = {
     "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 150_000,
@@ -33,7 +37,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(linear, "_has_blocks", lambda weight: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(figures, "CONTEXT", 80)
-    yield Bench("small", torch.device("cpu"), config=SMALL, max_num_seqs=3, max_model_len=256)
+    yield Bench("small", CPU, config=SMALL, max_num_seqs=3, max_model_len=256)
 
 
 def test_every_stream_is_in_every_step(bench: Bench) -> None:
@@ -42,6 +46,20 @@ def test_every_stream_is_in_every_step(bench: Bench) -> None:
     assert step.share is not None
     assert tokens.value == pytest.approx(3000 / step.value)
     assert "goal 50 %" in step.line()
+
+
+def test_eight_bits_have_a_floor_of_their_own(bench: Bench) -> None:
+    narrow = Bench(
+        "small", CPU, config=SMALL, max_num_seqs=3, max_model_len=256, quantization="fp8", kv_dtype=FP8
+    )
+    assert isinstance(narrow.model.layers[1].gate_up, Fp8)
+    assert narrow.runner.pools[0].dtype is FP8
+    limits = figures.Ceilings(1e9, 1e9)
+    step, _ = figures.decode(narrow, "small", 3, limits, None)
+    assert step.share is not None and step.goal is None
+    read = [step_bytes(each.model, 3, 80, each.runner.kv_dtype) for each in (narrow, bench)]
+    assert step.share * step.value == pytest.approx(read[0] / 1e6)
+    assert read[0] < read[1]
 
 
 def test_the_second_of_two_equal_prompts_hits_the_cache(bench: Bench) -> None:

@@ -193,6 +193,8 @@ BAD_SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "array", "uni
         (shaped({"type": "yaml"}), "text.format.type", "invalid_value"),
         ({"guided_json": BAD_SCHEMA}, "guided_json", "invalid_schema"),
         ({"guided_json": "{"}, "guided_json", "invalid_value"),
+        ({"guided_json": {"anyOf": [{"const": index} for index in range(8_000)]}}, "guided_json",
+         "invalid_schema"),
         ({"guided_regex": "a(?=b)"}, "guided_regex", "invalid_schema"),
         ({"guided_choice": []}, "guided_choice", "invalid_value"),
         ({"guided_choice": ["a", 1]}, "guided_choice[1]", "invalid_type"),

@@ -1,0 +1,153 @@
+"""Models of the general tier by torch.compile, and what the compiler does not look into.
+
+Owns: attention over the paged cache and linear maps in layouts of ours as operations that are opaque to it,
+and going back to the model as it is where compiling fails. Refuses to know: which models, and their layers.
+
+It compiles twice, while the model is loaded: for one token, and for any other number. Nothing is compiled
+while somebody waits: what would need another variant runs as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from engine.models import Attention
+    from engine.models.linear import Linear
+
+BACKEND = "inductor"
+
+# operations take numbers and tensors: what they are to call is looked up here
+_held: WeakValueDictionary[int, Batch | Mapped] = WeakValueDictionary()
+_numbers = count()
+
+
+class Batch:
+    """What a model hands to its attention in a step, when it is compiled: the same object for every step."""
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        self.attention: Attention | None = None
+        _held[self.number] = self
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `models.Attention`."""
+        out: Tensor = torch.ops.antiphon.attend(q, k, v, self.number, layer, scale, softcap, sinks)
+        return out
+
+
+@torch.library.custom_op("antiphon::attend", mutates_args=())
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: int,
+    layer: int,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    own = _held[batch]
+    assert isinstance(own, Batch) and own.attention is not None
+    return own.attention(layer, q, k, v, scale=scale, softcap=softcap, sinks=sinks).contiguous()
+
+
+@_attend.register_fake
+def _(q: Tensor, *rest: Any) -> Tensor:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
+class Mapped(torch.nn.Linear):
+    """A module's place in a transformers model, taken by a linear map whose weights lie as we have them."""
+
+    def __init__(self, module: torch.nn.Linear, linear: Linear) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = module.in_features, module.out_features
+        # for those who ask for their type or shape; whoever computes with them gets no numbers
+        for name in ("weight", "bias"):
+            own = getattr(module, name)
+            setattr(self, name, None if own is None else own.data.new_full((), torch.nan).expand(own.shape))
+        self.linear = linear
+        self.number = next(_numbers)
+        _held[self.number] = self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., inputs] -> [..., outputs]."""
+        rows = x.reshape(-1, self.in_features)
+        if torch.compiler.is_compiling():
+            out = torch.ops.antiphon.multiply(rows, self.number, self.out_features)
+        else:
+            out = self.linear(rows.contiguous())
+        shaped: Tensor = out.view(*x.shape[:-1], self.out_features)
+        return shaped
+
+
+@torch.library.custom_op("antiphon::multiply", mutates_args=())
+def _multiply(x: Tensor, map: int, outputs: int) -> Tensor:
+    own = _held[map]
+    assert isinstance(own, Mapped)
+    return own.linear(x.contiguous())
+
+
+@_multiply.register_fake
+def _(x: Tensor, map: int, outputs: int) -> Tensor:
+    return torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
+
+
+# a model, token ids, positions, attention, logits_at -> logits
+Forward = Callable[[Any, Tensor, Tensor, Any, Tensor], Tensor]
+
+
+class Compiled:
+    """A compiled model; called as `Model.forward` is."""
+
+    def __init__(self, model: Any, forward: Forward) -> None:
+        """`forward` runs a transformers model, compiled or not."""
+        self._model = torch.compile(model, dynamic=True, fullgraph=True, backend=BACKEND)
+        self._forward = forward
+        self._batch = Batch()
+
+    def prove(self, tokens: Tensor, attention: Callable[[int], Attention], plain: Any) -> None:
+        """Compile both variants, and see that they compute what `plain` does; raises what goes wrong.
+
+        attention: stands in for a step of so many tokens.
+        """
+        for number in (len(tokens), 1):
+            given = tokens[:number], torch.arange(number, device=tokens.device)
+            wanted = given[1][-3:]
+            expected = self._forward(plain, *given, attention(number), wanted).float()
+            found = self._run(*given, attention(number), wanted).float()
+            spread = max(expected.std().item(), 1e-6) if expected.numel() > 1 else 1e-6
+            difference = (found - expected).abs().max().item()
+            if not difference <= (1e-3 if plain.dtype == torch.float32 else 0.1) * spread:
+                raise ValueError(f"compiled, its logits differ by {difference:.2g}")
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor
+    ) -> Tensor:
+        """See `Model.forward`."""
+        with torch.compiler.set_stance("eager_on_recompile"):
+            return self._run(token_ids, positions, attention, logits_at)
+
+    def _run(self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor) -> Tensor:
+        self._batch.attention = attention
+        wanted = logits_at
+        if len(wanted) < 2:  # none and one would be variants of their own
+            wanted = torch.cat((wanted, wanted.new_zeros(2 - len(wanted))))
+        return self._forward(self._model, token_ids, positions, self._batch, wanted)[: len(logits_at)]

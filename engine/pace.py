@@ -1,0 +1,75 @@
+"""How much of a prompt a step computes beside sequences that decode.
+
+Owns: what steps took lately, and how many prompt tokens keep a step within sight of one without any. Refuses
+to know: sequences, queues, clocks.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+STRETCH = 0.8  # of a decode step's time that one prompt may add to it: below 1, since steps differ anyway
+FIRST = 64  # prompt tokens of the first such step, when nothing is known
+LEAST = 32  # prompts go on, whatever it takes
+GROWTH = 1.5  # beyond what steps have lately had, at most
+SMALLER = 0.6  # of it in every other step: of steps of one size nobody could tell what a token costs
+NUM_PLAIN = 15  # decode steps whose median counts
+MEMORY = 0.92  # weight of what was learnt before, beside one step more
+
+
+class Pace:
+    """Learns step by step that prompt tokens beside decodes take `fixed + cost * count` seconds.
+
+    While that is little beside a decode step, a prompt gets as many as stretch it by `STRETCH`, and several
+    prompts as many more, so that they do not pile up. Where the fixed part alone is more (a step that is no
+    graph, say), small pieces would only pay it more often: then they get as many as take as long again.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: prompt tokens of a step, at most."""
+        self._most = most
+        self._latest: deque[float] = deque(maxlen=NUM_PLAIN)
+        self._plain = 0.0  # seconds of a step without prompt tokens
+        self._fixed = self._cost = 0.0
+        self._largest = min(FIRST / GROWTH, most)  # of late
+        self._smaller = False
+        self._weight = self._count = self._count2 = self._extra = self._product = 0.0  # sums that fade
+
+    def allowance(self, num_prompts: int) -> int:
+        """Prompt tokens of the next step, if so many prompts wait for theirs and others decode."""
+        room = max(STRETCH * num_prompts * self._plain - self._fixed, self._fixed)
+        wanted = GROWTH * self._largest
+        if self._cost > 0:
+            wanted = min(room / self._cost, wanted)
+        if self._smaller:
+            wanted *= SMALLER
+        return min(self._most, max(LEAST, round(wanted)))
+
+    def took(self, num_prompt: int, seconds: float) -> None:
+        """A step with decodes took so long; `num_prompt` of its tokens were of prompts."""
+        if num_prompt == 0:
+            self._latest.append(seconds)
+            return
+        self._smaller = not self._smaller
+        self._largest = max(num_prompt, MEMORY * self._largest)
+        if self._latest:
+            self._plain = statistics.median(self._latest)
+            self._learn(num_prompt, max(0.0, seconds - self._plain))
+
+    def _learn(self, count: int, extra: float) -> None:
+        """A straight line through the latest steps, by least squares."""
+        if self._weight:  # a step that something else held up teaches little
+            extra = min(extra, 2 * max(self._plain, self._fixed + self._cost * count))
+        self._weight = MEMORY * self._weight + 1
+        self._count = MEMORY * self._count + count
+        self._count2 = MEMORY * self._count2 + count**2
+        self._extra = MEMORY * self._extra + extra
+        self._product = MEMORY * self._product + count * extra
+        mean, typical = self._extra / self._weight, self._count / self._weight
+        spread = self._count2 / self._weight - typical**2
+        if spread > (0.1 * typical) ** 2:
+            self._cost = (self._product / self._weight - typical * mean) / spread
+        elif not self._cost:
+            self._cost = mean / typical
+        self._fixed = mean - self._cost * typical

@@ -1,0 +1,102 @@
+"""How much of a prompt goes beside those that decode: made-up machines, no clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from engine.pace import FIRST, GROWTH, LEAST, Pace
+
+Extra = Callable[[int], float]
+Step = tuple[int, float]
+
+
+def gone_on(pace: Pace, plain: float, extra: Extra, *, noise: float = 0.05, steps: int = 400) -> list[Step]:
+    """Sizes and seconds of steps beside decodes on such a machine, prompt after prompt; each takes `plain`
+    and `extra(size)` seconds."""
+    draw, made, left = random.Random(1), [], 0
+    for _ in range(steps):
+        if not left:
+            left = draw.randint(1000, 8000)
+            for _ in range(20):
+                pace.took(0, plain * (1 + draw.gauss(0, noise)))
+        count = min(left, pace.allowance(1))
+        seconds = (plain + extra(count)) * (1 + draw.gauss(0, noise))
+        pace.took(count, seconds)
+        made.append((count, seconds))
+        left -= count
+    return made
+
+
+def quantile(values: list[float] | list[int], share: float) -> float:
+    """Of the later half."""
+    later = sorted(values[len(values) // 2 :])
+    return later[int(share * len(later))]
+
+
+def linear(count: int) -> float:
+    return 0.13e-3 * count
+
+
+def test_a_step_takes_less_than_two_decode_steps() -> None:
+    sizes, times = zip(*gone_on(Pace(2048), 6e-3, linear), strict=True)
+    assert quantile(list(times), 0.5) < 11e-3 and quantile(list(times), 0.97) < 13e-3
+    assert quantile(list(sizes), 0.5) >= LEAST
+
+
+def test_where_a_piece_costs_by_itself_pieces_are_large() -> None:
+    """Launches that no graph repeats: more and smaller pieces would hold everybody up for longer."""
+    nothing_else = gone_on(Pace(2048), 0.6e-3, lambda count: 6e-3 + 2.5e-6 * count, steps=2000)
+    assert quantile([count for count, _ in nothing_else], 0.5) > 1000
+    half = gone_on(Pace(2048), 6.6e-3, lambda count: 10e-3 + 25e-6 * count, steps=2000)
+    assert 150 <= quantile([count for count, _ in half], 0.5) <= 600  # what takes as long as its launches
+
+
+def test_what_costs_nothing_is_not_held_back() -> None:
+    pace = Pace(2048)
+    gone_on(pace, 6e-3, lambda count: 0.0, noise=0.0)
+    assert max(pace.allowance(1), pace.allowance(1)) > 1000
+
+
+@pytest.mark.parametrize("most", [4, 2048])
+def test_a_prompt_goes_on_however_slow(most: int) -> None:
+    sizes = [count for count, _ in gone_on(Pace(most), 1e-3, lambda count: 0.1 * count)]
+    assert sizes[0] == min(FIRST, most)
+    assert set(sizes[1:]) <= {min(LEAST, most), *range(1, LEAST)}
+
+
+def test_prompts_that_pile_up_get_more() -> None:
+    pace = Pace(2048)
+    gone_on(pace, 20e-3, linear, noise=0.0)
+    alone = pace.allowance(1)
+    assert alone < pace.allowance(8) <= GROWTH * 2 * alone + 1
+    for _ in range(8):
+        count = pace.allowance(8)
+        pace.took(count, 20e-3 + linear(count))
+    assert pace.allowance(8) > 4 * alone
+
+
+def test_a_step_that_something_held_up_changes_little() -> None:
+    pace = Pace(2048)
+    gone_on(pace, 20e-3, linear, noise=0.0)
+    before = pace.allowance(1)
+    pace.took(before, 5.0)
+    pace.took(pace.allowance(1), 20e-3 + linear(before))
+    assert before / 3 <= pace.allowance(1) <= 3 * before
+
+
+def test_it_follows_the_decode_steps() -> None:
+    pace = Pace(2048)
+    small = quantile([count for count, _ in gone_on(pace, 10e-3, linear)], 0.5)
+    large = quantile([count for count, _ in gone_on(pace, 100e-3, linear)], 0.5)
+    assert large > 5 * small
+    assert quantile([count for count, _ in gone_on(pace, 10e-3, linear)], 0.5) < 2 * small
+
+
+def test_without_decode_steps_to_compare_with_nothing_is_learnt() -> None:
+    pace = Pace(2048)
+    pace.took(LEAST, 3.0)
+    pace.took(LEAST, 3.0)
+    assert pace.allowance(1) > LEAST
