@@ -256,7 +256,7 @@ def local_asker(checkpoint: Path, greedy: bool, seed: int = 1) -> Asker:
             tokenizer.apply_chat_template(
                 chat_messages(dialogue.messages[:-1]),
                 tools=list(dialogue.tools) or None,
-                response_format=answer_format(dialogue.schema) if dialogue.told else None,
+                response_format=answer_format(dialogue.schema) if dialogue.schema else None,
                 tokenize=False,
                 add_generation_prompt=True,
             )
@@ -293,7 +293,7 @@ def http_asker(base_url: str, model: str, greedy: bool, key: str | None) -> Aske
             body["tools"] = [
                 {**tool, "function": {**tool["function"], "strict": True}} for tool in dialogue.tools
             ]
-        if dialogue.told:
+        if dialogue.schema:
             body["response_format"] = answer_format(dialogue.schema)
         if greedy:
             body["temperature"] = 0
