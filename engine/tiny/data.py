@@ -30,20 +30,20 @@ from engine.tiny.words import COMMON, Split, Words
 
 SYSTEMS = listed("talk", "systems")
 MIX: dict[str, float] = {
-    "greet": 0.02,
-    "repeat": 0.05,
-    "fact": 0.04,
+    "greet": 0.03,
+    "repeat": 0.06,
+    "fact": 0.06,
     "unknown": 0.02,
-    "count": 0.02,
-    "arithmetic": 0.08,
-    "recall_name": 0.04,
+    "count": 0.04,
+    "arithmetic": 0.07,
+    "recall_name": 0.03,
     "recall_thing": 0.05,
-    "tool": 0.14,
+    "tool": 0.17,
     "no_tool": 0.03,
     "decline": 0.08,
-    "parallel": 0.11,
-    "chain": 0.09,
-    "extract": 0.16,
+    "parallel": 0.07,
+    "chain": 0.07,
+    "extract": 0.15,
     "follow": 0.07,
 }
 """How often a dialogue is made to show each skill."""

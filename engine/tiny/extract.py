@@ -113,7 +113,8 @@ def _invented(words: Words) -> tuple[str, list[Fact]]:
         form.format(k=fact.key.replace("_", " ") if "The" in form else fact.key, v=fact.told)
         for fact in told_in
     ]
-    return rng.choice((" ", " ", "\n")).join(lines), facts
+    between = (" ", " ", "\n") if form.endswith(".") else ("; ", ", ", "\n", "\n")
+    return rng.choice(between).join(lines), facts
 
 
 def _record(words: Words) -> tuple[str, list[Fact], str]:
