@@ -13,6 +13,7 @@ import mmap
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.fp8 import FP8, raw, read_into, stored
+from engine.fp8 import FP8, raw, read_into, to_fp8
 
 TILE_BYTES = 4 << 20  # of gathered K (and as much V): about what stays in the cache between gather and use
 MASK_ELEMENTS = 4 << 20  # queries x keys of one prefill tile, where it needs a mask
-PIECE = 128  # queries whose scores are computed together, so that they stay in the cache
+PIECE = 128  # queries whose scores are computed together, so that they stay in the cache,
+SCORE_BYTES = 8 << 20  # if need be of one group of heads after another
+
+_PRIVATE: dict[str, int] = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # not on Windows
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +103,22 @@ def new_pool(
         shape = (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim)
         return torch.zeros(shape, dtype=dtype, device=device)
     shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim)
-    # the system's untouched pages: a large pool costs memory only where it is used
-    memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
+    # The system's untouched pages: a large pool costs memory only where it is used. Large pages, asked for in
+    # private memory, which others do not get: a first use is then thirty times as quick as of numpy's zeros.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system without them
-            memory.madvise(mmap.MADV_HUGEPAGE)  # a first use of 4 KiB at a time costs a sixth of a prefill
-    pool = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape))
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    pool = torch.frombuffer(memory, dtype=dtype)
     return pool.view(shape).permute(2, 0, 1, 4, 3, 5)
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, step: GroupStep) -> None:
     """Store k and v [T, Hkv, D] in the cache [num_blocks, block_size, Hkv, D]."""
-    at = (step.slot_blocks, step.slot_offsets)
-    for own, cache in ((k, k_cache), (v, v_cache)):
-        raw(cache).index_put_(at, raw(stored(own, cache.dtype)))
+    if k_cache.dtype is FP8:
+        k, v, k_cache, v_cache = raw(to_fp8(k)), raw(to_fp8(v)), raw(k_cache), raw(v_cache)
+    k_cache.index_put_((step.slot_blocks, step.slot_offsets), k)
+    v_cache.index_put_((step.slot_blocks, step.slot_offsets), v)
 
 
 def paged_attention(
@@ -200,7 +208,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, workspace: Workspace)
     their sums (log-sum-exp), as flash attention weighs its blocks.
     """
     past = k.shape[2] - q.shape[2]
-    if q.device.type == "cpu" and q.dtype.itemsize == 2:
+    if q.device.type == "cpu" and q.dtype is torch.bfloat16 and _multiplies_bfloat16():
         return _in_pieces(q, k[:, 0], v[:, 0], scale, workspace)
     if past == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
@@ -215,7 +223,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, workspace: Workspace)
 
 
 def _in_pieces(q: Tensor, k: Tensor, v: Tensor, scale: float, workspace: Workspace) -> Tensor:
-    """`_causal` for 16 bits on a CPU, over keys [Hkv, S, D]: `PIECE` queries after another, with plain
+    """`_causal` for bfloat16 on a CPU, over keys [Hkv, S, D]: `PIECE` queries after another, with plain
     products, where the fused op takes three times as long.
     """
     num_heads, group, num, head_dim = q.shape
@@ -223,15 +231,26 @@ def _in_pieces(q: Tensor, k: Tensor, v: Tensor, scale: float, workspace: Workspa
     for at in range(0, num, PIECE):
         own = min(PIECE, num - at)
         end = k.shape[1] - num + at + own  # keys that the last of these queries sees
-        queries = q[:, :, at : at + own].reshape(num_heads, group * own, head_dim)
-        shape = (num_heads, group * own, end)
-        scores = workspace.get("scores", shape, q)
-        torch.baddbmm(q.new_zeros(()), queries, k[:, :end].transpose(1, 2), beta=0, alpha=scale, out=scores)
         later = torch.full((own, own), -math.inf, dtype=q.dtype).triu_(1)
-        scores.view(num_heads, group, own, end)[..., end - own :] += later
-        weights = torch.softmax(scores, dim=-1, out=workspace.get("weights", shape, q))
-        out[:, :, at : at + own] = torch.bmm(weights, v[:, :end]).view(num_heads, group, own, head_dim)
+        size = max(1, SCORE_BYTES // (group * own * end * q.itemsize))
+        for first in range(0, num_heads, size):
+            heads = slice(first, first + size)
+            queries = q[heads, :, at : at + own].flatten(1, 2)
+            keys, values = k[heads, :end], v[heads, :end]
+            shape = (len(queries), group * own, end)
+            scores = workspace.get("scores", shape, q)
+            torch.baddbmm(q.new_zeros(()), queries, keys.transpose(1, 2), beta=0, alpha=scale, out=scores)
+            scores.view(-1, group, own, end)[..., end - own :] += later
+            weights = torch.softmax(scores, dim=-1, out=workspace.get("weights", shape, q))
+            out[heads, :, at : at + own] = torch.bmm(weights, values).view(-1, group, own, head_dim)
     return out
+
+
+@lru_cache
+def _multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it; else plain products of it are slow."""
+    onednn: Any = torch.backends.mkldnn
+    return bool(onednn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _later_hidden(q: Tensor, k: Tensor) -> Tensor:

@@ -11,11 +11,13 @@ import re
 from typing import Any, Literal, Protocol
 
 from engine.marks import CallMarks
+from engine.values import MAX_DEPTH
 
 Status = Literal["more", "closed", "bad"]
 _Role = Literal["key", "name", "arguments", "quoted", "function", "other"]
 _CALL_KEYS = ("type", "id", "tool_call_id", "call_id", "index")  # beside a name and arguments
 MAX_HEADER = 400  # characters of a name and the marks around it
+MAX_NUMBER = 4000  # characters; Python reads no integer of many more
 
 
 class Scanner(Protocol):
@@ -42,81 +44,133 @@ class Scanner(Protocol):
 
 
 class JsonValue:
-    """One JSON value as its text comes. Only strings and nesting are checked, and that no character is one
-    that JSON does not have. What models get wrong and nobody can mistake is given out right: line breaks
-    within strings, commas behind the last of several, Python's words."""
+    """One JSON value as its text comes: what is given out is the front of a JSON text, and the whole of it
+    once the value has `ended`. `bad`: no JSON can go on like this.
 
-    __slots__ = ("_closers", "_escaped", "_in_string", "_parts", "_scalar", "bad", "ended")
+    What models get wrong and nobody can mistake is given out right: line breaks and lone backslashes within
+    strings, commas behind the last of several, Python's words.
+    """
 
-    def __init__(self, first: str) -> None:
+    __slots__ = ("_closers", "_comma", "_escape", "_expects", "_in_key", "_parts", "_scalar", "bad", "ended")
+
+    def __init__(self) -> None:
+        self._expects: Literal["key", "colon", "value", "comma", "string", "scalar"] = "value"
         self._closers = ""  # of the objects and arrays that are open, innermost last
-        self._in_string = self._escaped = self.ended = self.bad = False
-        self._scalar = first not in '"{['
+        self._in_key = self.ended = self.bad = False
+        self._comma = ""  # with the white space behind it, while nothing else stands there
+        self._escape = ""  # as far as it was read
+        self._scalar = ""  # a number or a word, as far as it was read
         self._parts: list[str] = []
 
     def read(self, text: str, at: int) -> tuple[int, str]:
-        """Read from `at`; returns where the value's end, or something bad stands, or what needs more text
-        behind it, and the JSON up to there."""
+        """Read from `at`; returns where the value's end, or the text's, or something bad stands, and the JSON
+        up to there."""
         before = len(self._parts)
         while at < len(text) and not self.ended and not self.bad:
-            start = at
-            at, part = self._step(text, at)
-            if at == start:
-                break
-            self._parts.append(part)
+            if self._expects == "string":
+                at = self._string(text, at)
+            elif self._expects == "scalar":
+                at = self._number_or_word(text, at)
+            else:
+                at = self._outside(text, at)
         return at, "".join(self._parts[before:])
 
     @property
     def value(self) -> Any:
-        """What has been read. ValueError where it is no JSON."""
-        try:
-            return json.loads("".join(self._parts))
-        except RecursionError:
-            raise ValueError("nested too deep") from None
+        """What the text that was read spells."""
+        return json.loads("".join(self._parts))
 
-    def _step(self, text: str, at: int) -> tuple[int, str]:
-        """Read one piece."""
-        if self._in_string:
-            return self._string(text, at)
-        if self._scalar:  # a number or a literal ends before what follows
-            found = _AFTER_SCALAR.search(text, at)
-            self.ended = found is not None
-            end = found.start() if found else len(text)
-            return end, text[at:end]
-        match = _PIECE.match(text, at)
-        assert match is not None
-        piece, end = match[0], match.end()
-        if match.lastgroup == "mark":
-            self._nest(piece)
-        elif match.lastgroup is not None and end == len(text):
-            return at, ""
-        elif match.lastgroup == "comma" and text[end] in "}]":
-            piece = piece[1:]
-        return (at, "") if self.bad else (end, _WORDS.get(piece, piece))
-
-    def _string(self, text: str, at: int) -> tuple[int, str]:
-        """Read within a string, up to its end or the next backslash."""
-        if self._escaped:
-            self._escaped, end = False, at + 1
-        else:
-            found = _IN_STRING.search(text, at)
-            end = found.end() if found else len(text)
-            if found is not None:
-                self._escaped = self._in_string = found[0] == "\\"
-                self.ended = not self._in_string and not self._closers
-        return end, _CONTROL.sub(lambda char: json.dumps(char[0])[1:-1], text[at:end])
-
-    def _nest(self, char: str) -> None:
-        """A quote or bracket outside strings."""
-        if char == '"':
-            self._in_string = True
-        elif char in "{[":
+    def _outside(self, text: str, at: int) -> int:
+        """White space, or one character that begins or ends something."""
+        char, expects = text[at], self._expects
+        if char in " \t\r\n":
+            if self._comma:
+                self._comma += char
+            else:
+                self._parts.append(char)
+        elif char == '"' and expects in ("key", "value"):
+            self._put(char)
+            self._in_key, self._expects = expects == "key", "string"
+        elif char == ":" and expects == "colon":
+            self._put(char)
+            self._expects = "value"
+        elif char == "," and expects == "comma":
+            self._comma = char
+            self._expects = "key" if self._closers.endswith("}") else "value"
+        elif char in "{[" and expects == "value" and len(self._closers) < MAX_DEPTH:
+            self._put(char)
             self._closers += "}" if char == "{" else "]"
-        elif self._closers.endswith(char):
+            self._expects = "key" if char == "{" else "value"
+        elif self._closers.endswith(char) and expects in ("comma", "key" if char == "}" else "value"):
+            self._comma = self._comma[1:]
+            self._put(char)
             self._closers = self._closers[:-1]
-            self.ended = not self._closers
+            self._end()
+        elif expects == "value" and (char == "-" or char.isalnum()):
+            self._put("")
+            self._expects, self._scalar = "scalar", ""
+            return at
         else:
+            self._put("")
             self.bad = True
+            return at
+        return at + 1
+
+    def _string(self, text: str, at: int) -> int:
+        """A string up to its end or the next backslash, or an escape's next character."""
+        if self._escape:
+            return self._escaped(text[at], at)
+        found = _IN_STRING.search(text, at)
+        end = found.start() if found else len(text)
+        self._parts.append(_CONTROL.sub(lambda char: json.dumps(char[0])[1:-1], text[at:end]))
+        if found is None:
+            return end
+        if found[0] == "\\":
+            self._escape = found[0]
+        else:
+            self._parts.append(found[0])
+            self._end()
+        return end + 1
+
+    def _escaped(self, char: str, at: int) -> int:
+        """The next character of an escape, at `at`, or of what turns out to be none."""
+        self._escape += char
+        if _ESCAPE.fullmatch(self._escape):
+            said, at = self._escape, at + 1
+        elif _MAY_BE_ESCAPE.fullmatch(self._escape):
+            return at + 1
+        elif self._escape == "\\'":
+            said, at = char, at + 1
+        else:
+            said = "\\" + self._escape[:-1]
+        self._parts.append(said)
+        self._escape = ""
+        return at
+
+    def _number_or_word(self, text: str, at: int) -> int:
+        """A number, which comes out as it is read, or a word; either ends before what follows."""
+        found = _AFTER_SCALAR.search(text, at)
+        end = found.start() if found else len(text)
+        self._scalar += text[at:end]
+        scalar = self._scalar
+        if not scalar[0].isalpha():
+            self._parts.append(text[at:end])
+            self.bad = len(scalar) > MAX_NUMBER or (found is not None and not _NUMBER.fullmatch(scalar))
+        elif found is not None or not any(word.startswith(scalar) for word in _WORDS):
+            self._parts.append(_WORDS.get(scalar, scalar))
+            self.bad = scalar not in _WORDS
+        if found is not None and not self.bad:
+            self._end()
+        return end
+
+    def _put(self, text: str) -> None:
+        self._parts.append(self._comma + text)
+        self._comma = ""
+
+    def _end(self) -> None:
+        """A key or a value has ended."""
+        self._expects, self._in_key = "colon" if self._in_key else "comma", False
+        self.ended = not self._closers
 
 
 class ObjectScanner:
@@ -136,7 +190,7 @@ class ObjectScanner:
         self._expects: Literal["object", "key", "colon", "value", "inside", "comma"] = "object"
         self._role: _Role = "key"
         self._depth = 0  # objects open around the keys
-        self._inside = JsonValue('"')
+        self._inside = JsonValue()
 
     @property
     def in_arguments(self) -> bool:
@@ -151,9 +205,7 @@ class ObjectScanner:
         at = 0
         while at < len(text) and self.status == "more":
             if self._expects == "inside":
-                start, at = at, self._value(text, at)
-                if at == start and self._expects == "inside":
-                    break
+                at = self._value(text, at)
             elif text[at] in " \t\r\n":
                 at += 1
             else:
@@ -169,7 +221,7 @@ class ObjectScanner:
             case "value", "{" if self._role == "function":
                 self._expects, self._depth = "key", self._depth + 1
             case "key", '"':
-                self._begin("key", char)
+                self._begin("key")
                 return 0
             case (("key" | "comma"), "}"):
                 self._expects, self._depth = "comma", self._depth - 1
@@ -186,16 +238,16 @@ class ObjectScanner:
                 if self._role == "name" and char != '"':
                     self.status = "bad"
                 else:
-                    self._begin(self._role, char)
+                    self._begin(self._role)
                 return 0
             case _:
                 self.status = "bad"
                 return 0
         return 1
 
-    def _begin(self, role: _Role, char: str) -> None:
+    def _begin(self, role: _Role) -> None:
         self._expects, self._role = "inside", role
-        self._inside = JsonValue(char)
+        self._inside = JsonValue()
 
     def _value(self, text: str, start: int) -> int:
         """Read inside a value from `start`; returns where its end, or the text's, or something bad stands."""
@@ -245,9 +297,10 @@ class ObjectScanner:
     def _quoted(self, value: Any) -> None:
         """Arguments that are no object: nothing, or a text that spells one."""
         text = "{}" if value is None else value.strip() if isinstance(value, str) else ""
-        inside = JsonValue("{")
-        if text.startswith("{") and inside.read(text, 0)[0] == len(text) and inside.ended:
-            self._arguments.append(text)
+        inside = JsonValue()
+        end, said = inside.read(text, 0)
+        if text.startswith("{") and inside.ended and end == len(text):
+            self._arguments.append(said)
             self.arguments_whole = True
         else:
             self.status = "bad"
@@ -296,7 +349,7 @@ class NamedScanner:
             start = len(text) - len(text.lstrip())
             rest = text[start:]
             if rest and rest[0] == "{":
-                self._value = JsonValue("{")
+                self._value = JsonValue()
             elif rest.startswith(self._ends):
                 self.status = "closed"
             elif not any(end.startswith(rest) for end in self._ends):
@@ -311,7 +364,7 @@ class NamedScanner:
         elif match is not None:
             self.name = match[1]
             if text[at] == "{":
-                self._value = JsonValue("{")
+                self._value = JsonValue()
             else:
                 self.status = "closed"
             return at
@@ -320,7 +373,8 @@ class NamedScanner:
 
 _IN_STRING = re.compile(r'["\\]')
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_MAY_BE_ESCAPE = re.compile(r"\\u[0-9a-fA-F]{0,3}")
 _AFTER_SCALAR = re.compile(r"[^\w.+-]")
-# Outside of strings: what means nothing here, a word, a comma, and a quote, a bracket or what is no JSON.
-_PIECE = re.compile(r"[\s\d.:+-]+|(?P<word>[^\W\d]\w*)|(?P<comma>,\s*)|(?P<mark>.)")
-_WORDS = {"True": "true", "False": "false", "None": "null"}
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}

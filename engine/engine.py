@@ -154,11 +154,6 @@ class LocalEngine:
     def _run(self, folder: Path, tokenizer: Future[Tokenizer], loaded: asyncio.Future[EngineLoop]) -> None:
         """The engine thread: load, say so, then step until closed or dead."""
         try:
-            # A thread that waits for another spins for about a millisecond, which is what lies between two
-            # products of a decode step, and then sleeps: asleep at once, a step of 0.6B takes two thirds
-            # longer; spinning on, one on a busy machine takes many times as long. Read when torch loads.
-            if "OMP_WAIT_POLICY" not in os.environ:
-                os.environ.setdefault("GOMP_SPINCOUNT", "100000")
             from engine.loop import build_loop
 
             text = tokenizer.result()

@@ -37,13 +37,14 @@ def in_form(messages: Sequence[Message], form: History) -> list[Message]:
 
 def _parse_arguments(message: Message) -> None:
     """Replace call arguments that are JSON objects by the object, so that the template's `tojson` prints them
-    in its one layout, however a client wrote them; anything else stays the string that it is."""
+    in its one layout, however a client wrote them; none at all are an empty one, and anything else stays the
+    string that it is."""
     for call in message.get("tool_calls", ()):
         function = call.get("function", call)
         text = function.get("arguments")
         if isinstance(text, str):
             try:
-                value = json.loads(text)
+                value = json.loads(text.strip() or "{}")
                 json.dumps(value, ensure_ascii=False).encode()  # an escaped lone surrogate has no UTF-8
             except (ValueError, RecursionError):
                 continue

@@ -31,7 +31,8 @@ from engine.masks import make_ahead, make_masks
 from engine.models import ModelSpec, load_model
 from engine.rows import Ints, Rows, StepPlan
 from engine.runner import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
-from engine.scheduler import Batch, Scheduler, Sequence
+from engine.scheduler import Batch, Scheduler
+from engine.sequences import Sequence
 from engine.speculation import ROOM, Guesser, Lookup, Speculation
 from engine.types import DeadlineExceeded, Done, RequestFailed
 
@@ -183,7 +184,7 @@ class EngineLoop:
         left = [i for i, sequence in enumerate(flight.sequences) if sequence.slot == flight.slots[i]]
         if not left:
             return None, None
-        batch = Batch([flight.sequences[i] for i in left], flight.slots[left], np.ones(len(left), np.int64))
+        batch = self.scheduler.decode([flight.sequences[i] for i in left])
         if len(left) == len(flight.sequences):
             return batch, flight.forwarded
         return batch, self.runner.narrow(flight.forwarded, left)

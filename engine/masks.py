@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.rows import Ints, Rows
-from engine.scheduler import Sequence
+from engine.sequences import Sequence
 
 if TYPE_CHECKING:
     from engine.grammar import Matcher

@@ -116,12 +116,15 @@ class Rows:
         self._free = list(range(max_seqs - 1, -1, -1))
 
     def twin(self) -> Rows:
-        """The same sequences as another model sees them: its counts of each are its own."""
+        """The same sequences as another model sees them: its counts of each are its own, and it knows no
+        adapters.
+        """
         other = copy.copy(self)
         other.num_tokens = np.zeros_like(self.num_tokens)
         other.num_computed = np.zeros_like(self.num_computed)
         other.num_drafts = np.zeros_like(self.num_drafts)
         other.tenure = self.tenure.copy()
+        other.adapter = np.zeros_like(self.adapter)
         return other
 
     @property

@@ -1,8 +1,8 @@
 """Who runs in the next step, and with how many tokens.
 
-Owns: the waiting queue (fair between owners, by priority), the running batch, admission, chunked prefill
-under one token budget, preemption, and the slot and blocks of every sequence. Refuses to know: tensors,
-threads, what a token means, how long anything takes (`pace`).
+Owns: the running batch, admission, chunked prefill under one token budget, preemption, and the slot and
+blocks of every sequence. Refuses to know: tensors, threads, what a token means, how long anything takes
+(`pace`), whose turn it is (`sequences`).
 
 A prompt that comes while others decode gets as much of a step as their pace allows. Those that began to
 decode when it had come already owe it their start, and are not spared: a crowd that comes at once has all of
@@ -13,108 +13,17 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.blocks import BlockHasher, BlockKey, Hit, KVCache
-from engine.inbox import RowLogprobs, Submit
+from engine.inbox import Submit
 from engine.pace import Pace
 from engine.rows import PROMPT_LOGPROBS_CHUNK, Ints, Rows, noise_key
+from engine.sequences import Sequence, WaitingQueue
 from engine.types import GenerateRequest
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from engine.grammar import Matcher
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One request on its way. While it runs its tokens are in its slot's row; otherwise in `tokens`."""
-
-    handle: int
-    request: GenerateRequest
-    matcher: Matcher | None
-    tokens: NDArray[np.int32]
-    root: bytes
-    stop_ids: frozenset[int]  # token ids that end it, end-of-turn ids among them
-    limit: int  # tokens of prompt and output together at which it ends
-    credit: int  # tokens that may still be drawn before the consumer takes some
-    slot: int = -1
-    chain: list[BlockKey] = field(default_factory=list)
-    num_published: int = 0
-    cached_tokens: int | None = None
-    first_sent: bool = False
-    prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
-    began: int | None = None  # to decode, when this was the newest request's handle
-    slow: bool = False  # making its masks takes long
-    mask: Future[tuple[NDArray[np.int32], float]] | None = None  # its next one then, and the seconds it took
-
-    @property
-    def late(self) -> bool:
-        """Whether its next draw cannot be made yet."""
-        return self.mask is not None and not self.mask.done()
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        return self.request.sampling.prompt_logprobs is not None and not self.first_sent
-
-
-class WaitingQueue:
-    """Sequences that wait: the lowest priority number first, within it owner after owner, within an owner in
-    order.
-    """
-
-    def __init__(self) -> None:
-        self._classes: dict[int, OrderedDict[str, deque[Sequence]]] = {}
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def push(self, sequence: Sequence, *, front: bool = False) -> None:
-        """Add a sequence; `front`: it ran before and is next of its priority."""
-        owner = sequence.request.owner
-        owners = self._classes.setdefault(sequence.request.priority, OrderedDict())
-        queue = owners.setdefault(owner, deque())
-        if front:
-            queue.appendleft(sequence)
-            owners.move_to_end(owner, last=False)
-        else:
-            queue.append(sequence)
-        self._size += 1
-
-    def peek(self) -> Sequence | None:
-        """The one whose turn it is."""
-        if not self._classes:
-            return None
-        owners = self._classes[min(self._classes)]
-        return next(iter(owners.values()))[0]
-
-    def pop(self) -> None:
-        """Take out the one that `peek` shows; the next turn is another owner's."""
-        sequence = self.peek()
-        assert sequence is not None
-        self.remove(sequence)
-        owners = self._classes.get(sequence.request.priority)
-        if owners and sequence.request.owner in owners:
-            owners.move_to_end(sequence.request.owner)
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take out any sequence."""
-        priority, owner = sequence.request.priority, sequence.request.owner
-        owners = self._classes[priority]
-        owners[owner].remove(sequence)
-        if not owners[owner]:
-            del owners[owner]
-        if not owners:
-            del self._classes[priority]
-        self._size -= 1
 
 
 @dataclass(slots=True)
@@ -141,7 +50,7 @@ class Batch:
     sequences: list[Sequence]
     slots: Ints
     counts: Ints
-    num_beside: int | None = 0
+    num_beside: int | None
 
 
 @dataclass(slots=True)
@@ -313,6 +222,14 @@ class Scheduler:
         self._go_on(filling, later)
         if not filling.chosen:
             return None
+        return filling.batch()
+
+    def decode(self, sequences: list[Sequence]) -> Batch:
+        """The step in which these decode a token each, and which runs already."""
+        filling = Filling(len(sequences), 0)
+        for sequence in sequences:
+            filling.put(sequence, 1)
+            filling.decoding(sequence, self._newest)
         return filling.batch()
 
     def _go_on(self, filling: Filling, begun: list[tuple[Sequence, int]]) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.rows import Ints, Rows, ragged
 
 if TYPE_CHECKING:
-    from engine.scheduler import Sequence
+    from engine.sequences import Sequence
 
 ROOM = {"cpu": 32, "cuda": 128}  # tokens of a step that costs about what one of a single token does
 COST = 0.3  # of a token's time that checking one draft takes at most: as much must be gained by it

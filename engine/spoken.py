@@ -26,11 +26,14 @@ def told(
     """Messages (plain data, changed in place) for a template of this source, which `reads` these variables.
 
     With a `layout`, what the template would leave out stands in the text: calls that it does not print, and
-    tools that it never looks at. Text beside calls that would hide them stands in a message of its own.
+    tools that it never looks at. Text beside calls that would hide them stands in a message of its own, and
+    arguments have names where it prints them one by one.
     """
     found = list(messages)
     if _HIDES_CALLS in source:
         found = [part for message in found for part in _apart(message)]
+    if _WALKS_ARGUMENTS.search(source):
+        _name_arguments(found)
     if layout is None:
         return found
     if "tool_calls" not in source:
@@ -53,6 +56,7 @@ def told(
 
 # As the templates of DeepSeek's first releases ask; their later ones print both.
 _HIDES_CALLS = "'assistant' and message['content'] is none"
+_WALKS_ARGUMENTS = re.compile(r"\|\s*items\b|\.items\(\)")
 _READS_TOOLS_OF_MESSAGE = re.compile(r"message(?:\.tools\b|\[['\"]tools['\"]\])")
 _INVITATION = """\
 You may call functions. To call one, or several at once, write nothing but calls, in this form:
@@ -81,6 +85,16 @@ def in_text(calls: Sequence[Mapping[str, Any]], layout: CallMarks) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _name_arguments(messages: Sequence[Message]) -> None:
+    """Arguments that are no object, as models write them now and then, as the one entry of an object: a
+    template that prints them one by one refuses anything else."""
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            function = call.get("function", call)
+            if not isinstance(function.get("arguments", {}), Mapping):
+                function["arguments"] = {"arguments": function["arguments"]}
 
 
 def _apart(message: Message) -> list[Message]:

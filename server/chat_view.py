@@ -148,7 +148,7 @@ class ChatWriter:
         self._thoughts = thoughts
         self._input: InputReader | None = None  # of a custom call
         self._num_calls = 0
-        self._whole_calls = True
+        self._whole_call = False
         self._begun = False
 
     # -- writing
@@ -190,7 +190,7 @@ class ChatWriter:
                     if calls:
                         delta["tool_calls"] = calls
                 case CallEnd():
-                    self._whole_calls = each.complete
+                    self._whole_call |= each.complete
                 case Done():
                     finish = self._finish(each)
         if delta:
@@ -223,7 +223,7 @@ class ChatWriter:
     def _finish(self, done: Done) -> str:
         if done.reason == "length":
             return "length"
-        return "tool_calls" if self._num_calls and self._whole_calls else "stop"
+        return "tool_calls" if self._whole_call else "stop"
 
     # -- folding
     # --------------------------------------------------------------------------------------------------------

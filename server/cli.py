@@ -96,7 +96,7 @@ def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> 
             const="true" if row.switch else None,
             default=None,
             choices=row.choices or None,
-            metavar=None if row.choices else row.name.rpartition("_")[2].upper(),
+            metavar=None if row.choices else (row.unit or row.name.rpartition("_")[2]).upper(),
             help=f"{row.help}{unit}{default}".replace("%", "%%"),
         )
 

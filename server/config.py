@@ -113,7 +113,7 @@ class Config(BaseModel):
         (), "name in /v1/models (repeatable: aliases); default: the model's own"
     )
     lora: NamedPaths = _setting(
-        (), "NAME=PATH of a LoRA adapter (folder or Hugging Face id) served beside it (repeatable)"
+        (), "NAME=PATH of a LoRA adapter (folder or Hugging Face id), served as a model NAME (repeatable)"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto", "type that it computes in; auto: float32 for small models on a CPU, else the checkpoint's"
@@ -296,7 +296,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:.15g}"
     # A database URL may hold a password, and that a slash or an at sign: up to the last one all is hidden.
     return "-" if value is None else re.sub(r"(://[^/:@]*):\S*@", r"\1:***@", str(value))
 
@@ -345,7 +345,7 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0])
-        message = f"{name} ({sources.get(name, 'default')}): {first['msg']}"
+        message = f"{name} ({sources.get(name, 'default')}): {first['msg'].removeprefix('Value error, ')}"
         raise ConfigError(message) from None
     known = {row.env for row in rows}
     return Loaded(config, sources, sorted(n for n in env if n.startswith("ANTIPHON_") and n not in known))

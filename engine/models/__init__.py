@@ -7,6 +7,7 @@ in `families`, computed by `decoder`), or any other transformers decoder through
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from engine.weights import Checkpoint
 
 if TYPE_CHECKING:
     from engine.models.lora import Adapters, Place, Stack
+
+log = logging.getLogger("antiphon.engine")
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,8 @@ def load_model(
     """Load the decoder of `folder`; `dtype` is auto, float32, bfloat16 or float16.
 
     `quantization`: none, fp8, or on a CPU int8 or int4; computes in bfloat16. `compile`: by torch.compile,
-    where the general tier serves it. `deterministic`: refuse what cannot compute a token apart from those
-    beside it. `lora`: adapters beside it, by name.
+    where the general tier serves it without adapters. `deterministic`: refuse what cannot compute a token
+    apart from those beside it. `lora`: adapters beside it, by name.
 
     Raises LoadError, in one line, for what cannot be served.
     """
@@ -129,8 +132,11 @@ def load_model(
                 f"{_architecture(config)} is quantized, and that is read of "
                 f"{', '.join(families.FAMILIES)} only; load the unquantized checkpoint"
             )
+        if compile and lora:
+            log.warning("%s has adapters, so it is not compiled", _architecture(config))
+            compile = False
         model = GeneralDecoder.load(
-            folder, checkpoint, compute, device, max_model_len, quantization=quantization, compile=compile
+            folder, checkpoint, compute, device, quantization=quantization, compile=compile
         )
     if lora:
         from engine.models.lora import attach

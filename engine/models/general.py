@@ -9,8 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from engine.models import Attention, ModelSpec
 from engine.models.compiled import Compiled, Mapped
 from engine.models.linear import Plain, make_linear
 from engine.models.lora import Adapters, Place, Stack
+from engine.models.trial import TRIAL, Seen, Trial
 from engine.settings import Quantization
 from engine.types import LoadError
 from engine.weights import Checkpoint
@@ -32,33 +32,8 @@ log = logging.getLogger("antiphon.engine")
 
 IMPLEMENTATION = "antiphon_paged"
 SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
-# what models hand to their attention besides what is served, and that does not change its result
-_HARMLESS = frozenset(
-    {
-        "attention_mask",
-        "cache_position",
-        "dropout",
-        "is_causal",
-        "output_attentions",
-        "output_router_logits",
-        "position_embeddings",
-        "position_ids",
-        "use_cache",
-    }
-)
-TRIAL = ((5, 3, 7, 1, 4, 2, 6, 8), (2, 9, 4, 4, 1))  # two sequences of token ids, short enough for any window
-LENGTHS = tuple(len(ids) for ids in TRIAL)
 # modules that choose among experts: a rounding error there is another expert
 CHOOSERS = frozenset({"gate", "router", "shared_expert_gate"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What one layer handed to its attention in the trial run."""
-
-    num_kv_heads: int
-    head_dim: int
-    window: int | None
 
 
 def _attend(
@@ -69,7 +44,7 @@ def _attend(
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
     *,
-    antiphon: Attention | _Trial | None = None,
+    antiphon: Attention | Trial | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -83,73 +58,12 @@ def _attend(
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
         raise LoadError(f"{type(module).__name__} has no layer index")
-    if isinstance(antiphon, _Trial):
+    if isinstance(antiphon, Trial):
         antiphon.note(module, layer, key, value, sliding_window, rest)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     mixed = antiphon(layer, q, k, v, scale=scale, softcap=softcap, sinks=s_aux)
     return mixed[None], None
-
-
-class _Trial:
-    """A stand-in for the paged cache: attends densely, sequence by sequence (those of `TRIAL`, or others of
-    `lengths`), and notes what it saw.
-    """
-
-    def __init__(self, lengths: Sequence[int] = LENGTHS) -> None:
-        self.seen: dict[int, _Seen] = {}
-        self._lengths = list(lengths)
-
-    def note(
-        self,
-        module: torch.nn.Module,
-        layer: int,
-        key: Tensor,
-        value: Tensor,
-        window: int | None,
-        rest: dict[str, Any],
-    ) -> None:
-        """Remember a layer's shape; raises LoadError when it asks for something that is not served."""
-        kind = type(module).__name__
-        if key.shape != value.shape:
-            raise LoadError(f"{kind} keeps keys and values of different shapes, which is not served")
-        if not getattr(module, "is_causal", True):
-            raise LoadError(f"{kind} is not causal")
-        unknown = sorted(name for name, given in rest.items() if given is not None and name not in _HARMLESS)
-        if unknown:
-            raise LoadError(f"{kind} hands {unknown[0]!r} to its attention, which is not served")
-        if layer in self.seen:
-            raise LoadError(f"{kind} attends twice in layer {layer}")
-        self.seen[layer] = _Seen(key.shape[1], key.shape[3], window)
-
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-        parts = zip(*(torch.split(part, self._lengths) for part in (q, k, v)), strict=True)
-        return torch.cat([_dense(*own, scale=scale, softcap=softcap, sinks=sinks) for own in parts])
-
-
-def _dense(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None, sinks: Tensor | None
-) -> Tensor:
-    scores = torch.einsum("qhd,khd->hqk", q, k).float() * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
-    if sinks is not None:
-        own = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
-        scores = torch.cat((scores, own), dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., : len(k)]
-    return torch.einsum("hqk,khd->qhd", weights.to(v.dtype), v)
 
 
 class GeneralDecoder:
@@ -168,7 +82,6 @@ class GeneralDecoder:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device,
-        max_model_len: int | None,
         *,
         quantization: Quantization = "none",
         compile: bool = False,
@@ -204,6 +117,7 @@ class GeneralDecoder:
             if quantization != "none":
                 raise LoadError(f"{architecture} is not served with quantization {quantization}: {why}")
             log.info("%s keeps its weights as they are stored: %s", architecture, why)
+            del model
             _, model = _open(folder, dtype, device)
         decoder = cls(spec, model)
         if compile:
@@ -215,7 +129,7 @@ class GeneralDecoder:
         compiled = Compiled(self._model, _forward)
         tokens = torch.tensor(TRIAL[0], device=self._model.device)
         try:
-            compiled.prove(tokens, lambda number: _Trial([number]), self._model)
+            compiled.prove(tokens, lambda number: Trial([number]), self._model)
         except Exception as error:  # compilers raise what they like
             reason = " ".join(str(error).strip().splitlines()[:2])  # the first is often who says it
             name, kind = self.spec.architecture, type(error).__name__
@@ -251,9 +165,6 @@ class GeneralDecoder:
                 stack.add(out.view(len(x), -1), x, adapters.shares)
 
             self._model.get_submodule(path).register_forward_hook(add)
-        if self._compiled is not None:
-            log.warning("%s has adapters, so it is not compiled", self.spec.architecture)
-            self._compiled = None
         self.adapters = adapters
 
 
@@ -300,14 +211,14 @@ def _open(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Any, 
     return config.get_text_config(), model.eval().to(device)
 
 
-def _try(model: Any, config: Any) -> tuple[dict[int, _Seen], int]:
+def _try(model: Any, config: Any) -> tuple[dict[int, Seen], int]:
     """Run two short sequences flattened, and each by the model's own eager attention: the logits must agree.
 
     That is how a layer that mixes tokens by anything but this attention (a convolution, a recurrent state,
     another mask) is found out.
     """
 
-    trial = _Trial()
+    trial = Trial()
     logits = _run(model, trial).float()
     if sorted(trial.seen) != list(range(config.num_hidden_layers)):
         missing = min(set(range(config.num_hidden_layers)) - set(trial.seen), default=0)
@@ -326,7 +237,7 @@ def _try(model: Any, config: Any) -> tuple[dict[int, _Seen], int]:
     return trial.seen, logits.shape[-1]
 
 
-def _run(model: Any, trial: _Trial) -> Tensor:
+def _run(model: Any, trial: Trial) -> Tensor:
     """Logits of all tokens of `TRIAL`, flattened."""
 
     def tensor(values: Iterable[int]) -> Tensor:
@@ -344,7 +255,7 @@ def _skipping(model: Any, paths: Collection[str]) -> Iterator[str]:
         return lambda module, inputs, out: given.update({path: inputs[0].flatten(0, -2).shape[0]})
 
     hooks = [model.get_submodule(path).register_forward_hook(note(path)) for path in paths]
-    _run(model, _Trial())
+    _run(model, Trial())
     for hook in hooks:
         hook.remove()
     return (path for path in paths if given.get(path) != sum(map(len, TRIAL)))
@@ -355,10 +266,9 @@ def _repack(model: Any, quantization: Quantization) -> bool:
     cannot be computed so.
     """
     head, workspace = model.get_output_embeddings(), Workspace()
-    for path, module in list(model.named_modules()):
-        if type(module) is not torch.nn.Linear:
-            continue
-        own = quantization
+    # by name: a list of the modules themselves would keep the weights of all until the last is done
+    for path in [path for path, each in model.named_modules() if type(each) is torch.nn.Linear]:
+        module, own = model.get_submodule(path), quantization
         if path.rpartition(".")[2] in CHOOSERS:
             own = "none"
         elif module is head:
@@ -368,14 +278,14 @@ def _repack(model: Any, quantization: Quantization) -> bool:
         if not isinstance(linear, Plain):
             model.set_submodule(path, Mapped(module, linear))
     try:
-        return bool(_run(model, _Trial()).isfinite().all())  # the weights that a module shows are not
+        return bool(_run(model, Trial()).isfinite().all())  # the weights that a module shows are not
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return False
 
 
-def _groups(seen: dict[int, _Seen]) -> tuple[LayerGroup, ...]:
+def _groups(seen: dict[int, Seen]) -> tuple[LayerGroup, ...]:
     """Layers that keep their KV alike share block tables; full attention comes first."""
-    order: Callable[[_Seen], tuple[bool, int, int, int]] = lambda own: (  # noqa: E731
+    order: Callable[[Seen], tuple[bool, int, int, int]] = lambda own: (  # noqa: E731
         own.window is not None,
         own.window or 0,
         own.num_kv_heads,

@@ -211,7 +211,7 @@ def _check(options: argparse.Namespace) -> None:
         from importlib.util import find_spec
 
         if find_spec("matplotlib") is None:
-            raise BenchError("--plot needs matplotlib: pip install 'antiphon[plot]'")
+            raise BenchError("--plot needs matplotlib: pip install matplotlib")
     if getattr(options, "prefix_tokens", 0) >= options.input:
         raise BenchError("--prefix-tokens must leave some of the --input tokens to each prompt")
 

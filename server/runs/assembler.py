@@ -208,11 +208,7 @@ class Assembler:
         failed = error is not None
         item["status"] = "failed" if failed else "completed"
         item["output"] = output
-        item["error"] = (
-            {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": error}]}
-            if failed
-            else None
-        )
+        item["error"] = None if error is None else _tool_error(error)
         opened = _Open(index, item)
         drafts = [opened.at("response.mcp_call.failed" if failed else "response.mcp_call.completed")]
         self._item_done(opened, drafts)
@@ -308,6 +304,7 @@ class Assembler:
                 self._calling[item["id"]] = opened.index  # its outcome closes it
                 return
             if kind == "mcp_call":
+                item["error"] = _tool_error("The call is not whole: its arguments are cut short, or no JSON.")
                 drafts.append(opened.at("response.mcp_call.failed"))
         item["status"] = status
         self._item_done(opened, drafts)
@@ -341,6 +338,10 @@ def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _tool_error(text: str) -> dict[str, Any]:
+    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
 
 
 def _copy(item: Item) -> Item:

@@ -96,9 +96,6 @@ class Loop:
                 case steps.Finish(status, reason):
                     self._end(run, status, reason=reason)
                     return
-                case steps.Fail(message):
-                    self.fail(run, message)
-                    return
 
     # -- steps -----------------------------------------------------------------------------------------------
 

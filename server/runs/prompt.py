@@ -50,7 +50,7 @@ def to_messages(
 
     What one assistant turn said (reasoning, text, calls) becomes one message, because templates print it as
     one. Items that a text prompt has no words for (hosted tool calls of other servers, compaction) are left
-    out.
+    out, and so are calls that are not whole, unless they were answered all the same.
     """
     messages: list[dict[str, Any]] = []
     if isinstance(instructions, str):
@@ -58,9 +58,16 @@ def to_messages(
     elif instructions:
         messages.extend(to_messages(instructions))
     names = {item["call_id"]: item["name"] for item in items if "call_id" in item and "name" in item}
+    answered = {item.get("call_id") for item in items if item["type"] in OUTPUT_KINDS}
     turn = _AssistantTurn(messages)
     for item in items:
         kind = item["type"]
+        if (
+            kind in OUTPUT_KINDS.values()
+            and item.get("status") == "incomplete"
+            and item["call_id"] not in answered
+        ):
+            continue
         if kind == "message" and item["role"] == "assistant":
             turn.say(text_of(item["content"]))
         elif kind == "reasoning":

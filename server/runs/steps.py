@@ -106,19 +106,12 @@ class Finish:
     reason: str | None = None  # incomplete_details.reason
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The run cannot go on, and says why."""
-
-    message: str
-
-
-Step = ListTools | Generate | CallTools | AwaitClient | Finish | Fail
+Step = ListTools | Generate | CallTools | AwaitClient | Finish
 
 
 def pending_calls(items: Sequence[Item]) -> dict[str, str]:
-    """Calls that the client has not answered: call_id -> name, oldest first. One that was never finished
-    asks for no answer."""
+    """Calls that the client has not answered: call_id -> name, oldest first. One that is not whole needs no
+    answer, though it may have one."""
     answered = {item.get("call_id") for item in items if item["type"] in OUTPUT_KINDS}
     return {
         item["call_id"]: item["name"]
@@ -151,8 +144,6 @@ def next_step(
         return Generate(progress.generations - 1, None if left is None else left + begun)
     if progress.ended == "length":
         return Finish("incomplete", "max_output_tokens")
-    if any(item.get("status") == "incomplete" for item in output[progress.first_item :]):
-        return Fail("The model ended its turn inside of a call.")
     running = tuple(item for item in output if pending_server_call(item))
     if running:
         return CallTools(running)

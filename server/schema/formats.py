@@ -18,6 +18,7 @@ from server.schema.shapes import (
     STRING,
     array,
     boolean,
+    limit_parts,
     mapping,
     missing,
     mistyped,
@@ -30,7 +31,6 @@ from server.schema.shapes import (
 Format = dict[str, Any]
 
 MAX_SCHEMA_BYTES = 1 << 20
-MAX_SCHEMA_PARTS = 8_000  # objects and arrays; twice what the decoder takes, and cheap to refuse here
 MAX_CHOICES = 1000
 TEXT: Mapping[str, Any] = {"type": "text"}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
@@ -91,9 +91,7 @@ def _bounded(schema: Any, path: str) -> dict[str, Any]:
         refuse(path, f"Invalid '{path}': {error}.")
     if (size := len(written)) > MAX_SCHEMA_BYTES:
         refuse(path, f"Invalid '{path}': {size} bytes of schema; at most {MAX_SCHEMA_BYTES} are taken.")
-    if (parts := written.count(b"{") + written.count(b"[")) > MAX_SCHEMA_PARTS:
-        message = f"Invalid '{path}': {parts} objects and arrays; at most {MAX_SCHEMA_PARTS} are taken."
-        refuse(path, message, "invalid_schema")
+    limit_parts(written, path)
     return found
 
 

@@ -19,6 +19,8 @@ from server.errors import ApiError
 
 Shape = Callable[[Any, str], Any]
 
+MAX_SCHEMA_PARTS = 8_000  # objects and arrays; twice what the decoder takes, and cheap to refuse here
+
 
 def refuse(param: str | None, message: str, code: str = "invalid_value") -> NoReturn:
     """Raise the 400 of a value that cannot be taken; `param` is its dotted and bracketed path."""
@@ -112,6 +114,15 @@ def mapping(value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         mistyped(path, "an object", value)
     return value
+
+
+def limit_parts(written: bytes, path: str, before: int = 0) -> int:
+    """Count a JSON Schema's objects and arrays; refuses more than `MAX_SCHEMA_PARTS`, with those `before`."""
+    parts = before + written.count(b"{") + written.count(b"[")
+    if parts > MAX_SCHEMA_PARTS:
+        message = f"Invalid '{path}': {parts} objects and arrays; at most {MAX_SCHEMA_PARTS} are taken."
+        refuse(path, message, "invalid_schema")
+    return parts
 
 
 def one_of(*values: str) -> Shape:

@@ -21,6 +21,7 @@ from server.schema.shapes import (
     anything,
     array,
     boolean,
+    limit_parts,
     map_of,
     mapping,
     missing,
@@ -202,7 +203,9 @@ def _check_mcp(tool: Tool, path: str) -> None:
 
 
 def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> list[Tool]:
-    """A request's tools, normalised; raises ApiError 400 for a wrong shape, above 128 tools or 1 MiB."""
+    """A request's tools, normalised; raises ApiError 400 for a wrong shape, above 128 tools or 1 MiB, or for
+    schemas of strict tools that are together larger than one may be.
+    """
     if not isinstance(value, list):
         mistyped(param, "an array", value)
     if len(value) > MAX_TOOLS:
@@ -213,7 +216,12 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
         refuse(param, f"Invalid '{param}': {error}.")
     if size > MAX_TOOLS_BYTES:
         refuse(param, f"Invalid '{param}': {size} bytes of tools; at most {MAX_TOOLS_BYTES} are taken.")
-    return [normalize_tool(tool, f"{param}[{index}]", strict=strict) for index, tool in enumerate(value)]
+    tools = [normalize_tool(tool, f"{param}[{index}]", strict=strict) for index, tool in enumerate(value)]
+    parts = 0
+    for index, tool in enumerate(tools):
+        if tool["type"] == "function" and tool["strict"]:
+            parts = limit_parts(orjson.dumps(tool["parameters"]), f"{param}[{index}].parameters", parts)
+    return tools
 
 
 def is_builtin(tool: Mapping[str, Any]) -> bool:

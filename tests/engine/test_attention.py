@@ -159,6 +159,27 @@ def test_bfloat16(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check([(30, 1), (7, 1), (0, 9), (12, 4)], dtype=torch.bfloat16)
 
 
+def test_scores_of_long_texts_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(limit: int) -> tuple[torch.Tensor, int]:
+        monkeypatch.setattr(attention, "SCORE_BYTES", limit)
+        workspace, generator = Workspace(), torch.Generator().manual_seed(0)
+        q, k, v = (
+            torch.randn(shape, generator=generator).bfloat16()
+            for shape in ((4, 2, 200, 16), (4, 3000, 16), (4, 3000, 16))
+        )
+        found = attention._in_pieces(q, k, v, 0.25, workspace)
+        return found, max(buffer.nbytes for buffer in workspace.buffers.values())
+
+    (few, small), (many, large) = attend(3 << 20), attend(1 << 30)
+    assert small <= 3 << 20 < large
+    torch.testing.assert_close(few, many)
+
+
+def test_only_bfloat16_is_multiplied_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_in_pieces", None)  # in f16 plain products take ten times as long
+    check([(0, 9), (12, 4)], dtype=torch.float16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("block_by_block", [False, True])
 @pytest.mark.parametrize("window", [None, 6])

@@ -46,10 +46,14 @@ def inference() -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_number_is_read_as_it_is(dtype: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8)
-    numbers = codes[codes % 128 != 127].view(FP8)
+    is_number = codes % 128 != 127
+    numbers = codes[is_number].view(FP8)
     found = read_into(torch.empty(254, dtype=dtype), numbers)
     assert torch.equal(found, numbers.to(dtype))
     assert torch.equal(to_fp8(found).view(torch.uint8), numbers.view(torch.uint8))
+    for nan in codes[~is_number].view(FP8):
+        both = read_into(torch.empty(2, dtype=dtype), torch.stack((nan, numbers[-1])))
+        assert both.isnan().tolist() == [True, False]
 
 
 def test_what_is_too_large_becomes_the_highest() -> None:

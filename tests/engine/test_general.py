@@ -4,6 +4,7 @@ forward.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from engine.models import compiled, general, load_model
 from engine.models.compiled import Mapped
 from engine.models.fp8 import Fp8
 from engine.models.general import GeneralDecoder
-from engine.models.linear import Blocked, Int8
+from engine.models.linear import Blocked, Int8, make_linear
+from engine.models.trial import Trial
 from engine.roofline import weight_bytes
 from engine.settings import Quantization
 from engine.types import LoadError
+from tests.engine.adapters import RECIPES, make_adapter
 from tests.engine.checkpoints import SMALL, oracle, oracle_greedy
 from tests.engine.driver import Driver, greedy
 from tests.engine.test_greedy import prompts
@@ -130,6 +133,20 @@ def test_linear_maps_lie_as_in_a_native_model(checkpoint: Find) -> None:
     assert weight_bytes(loaded(checkpoint("olmo2"))) == pytest.approx(4 * (stored - table), rel=0.01)
 
 
+def test_weights_are_not_held_twice_while_they_are_laid_out(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[int] = []
+
+    def noting(*given: Any) -> Any:
+        stored.append(sum(type(each) is torch.nn.Linear for each in gc.get_objects()))
+        return make_linear(*given)
+
+    monkeypatch.setattr(general, "make_linear", noting)
+    loaded(checkpoint("olmo2"))
+    assert stored == list(range(stored[0], stored[0] - len(stored), -1))
+
+
 @pytest.mark.parametrize(("quantization", "kind"), [("int8", Int8), ("fp8", Fp8)])
 @pytest.mark.parametrize("name", ["gemma2", "gpt_neox"])
 def test_its_weights_may_have_fewer_bits(
@@ -144,7 +161,7 @@ def test_its_weights_may_have_fewer_bits(
     assert few.spec.fingerprint != plain.spec.fingerprint
     assert weight_bytes(few) < 0.6 * weight_bytes(plain)
     with torch.inference_mode():
-        logits = [general._run(each._model, general._Trial()).float() for each in (plain, few)]
+        logits = [general._run(each._model, Trial()).float() for each in (plain, few)]
     assert (logits[1] - logits[0]).norm() < 0.2 * logits[0].norm()
 
 
@@ -203,6 +220,16 @@ def test_compiled_it_says_the_same(checkpoint: Find, name: str, settings: dict[s
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert run(True) == expected
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 2
+
+
+def test_with_adapters_nothing_is_compiled_for_nothing(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(general, "Compiled", None)
+    make_adapter(RECIPES["sums"], checkpoint("olmo2"), tmp_path)
+    model = loaded(checkpoint("olmo2"), compile=True, lora={"own": tmp_path / "adapter"})
+    assert model._compiled is None and model.adapters is not None
+    assert "Olmo2ForCausalLM has adapters, so it is not compiled" in caplog.text
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(

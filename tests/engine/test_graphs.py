@@ -15,6 +15,7 @@ from engine.inbox import Credit
 from engine.kernels.launch import STAND_IN
 from engine.loop import EngineLoop
 from engine.models import linear
+from engine.pace import Pace
 from engine.types import SamplingParams
 from tests.engine.checkpoints import oracle_greedy
 from tests.engine.driver import Driver, greedy
@@ -151,6 +152,23 @@ def test_who_comes_while_a_step_is_ahead_is_next(checkpoint: Find, flights: list
     driver.run()
     assert driver.tokens(first) == oracle_long(folder, prompt(5), 12)
     assert driver.tokens(second) == oracle_long(folder, prompt(9, 1), 6)
+
+
+def test_who_comes_while_a_step_is_ahead_spares_those_that_decode(
+    checkpoint: Find, flights: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "allowance", lambda self, num_prompts: 8)
+    driver = Driver(checkpoint("qwen3"), block_size=4, num_assistant_tokens=0)
+    driver.submit(prompt(5), greedy(30, ignore_eos=True))
+    for _ in range(4):
+        driver.step()
+    assert flights
+    second = driver.submit(prompt(40, 1), greedy(6, ignore_eos=True))
+    driver.step()
+    driver.step()
+    late = driver.loop.scheduler.find(second)
+    assert late is not None
+    assert driver.loop.scheduler.rows.num_computed[late.slot] == 8
 
 
 def test_who_leaves_while_a_step_is_ahead_is_forgotten(checkpoint: Find, flights: list[int]) -> None:

@@ -144,7 +144,13 @@ def test_preemption_changes_nothing(checkpoint: Find, adapters: Made) -> None:
     assert driver.loop.scheduler.counters.preemptions > 0
 
 
-def test_a_draft_model_knows_no_adapters_and_changes_no_token(checkpoint: Find, adapters: Made) -> None:
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_draft_model_knows_no_adapters_and_changes_no_token(
+    checkpoint: Find, adapters: Made, monkeypatch: pytest.MonkeyPatch, captured: bool
+) -> None:
+    if captured:
+        monkeypatch.setattr(runner, "kernels_for", lambda device: STAND_IN)
+        monkeypatch.setattr(linear, "_has_blocks", lambda weight: False)
     base, made = checkpoint("qwen3"), adapters("qwen3")
     driver = Driver(base, draft=base, lora=paths(made), num_blocks=200, assistant_confidence_threshold=0.0)
     asked = mixed_load()

@@ -126,6 +126,51 @@ def test_reads(text: str, deltas: list[Delta]) -> None:
         assert joined(parse([text[:cut], text[cut:]], calls=True)) == deltas
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"a": [1, 2,], "b": {},}', '{"a": [1, 2], "b": {}}'),
+        ('{"a": True, "b": [None, False]}', '{"a": true, "b": [null, false]}'),
+        (r"""{"a": "\d+\u00e9 \' \u12 C:\sub"}""", r"""{"a": "\\d+\u00e9 ' \\u12 C:\\sub"}"""),
+        ('{"a": "\\\n"}', r'{"a": "\\\n"}'),
+        ('"{\\"a\\": True, \\"b\\": [1,]}"', '{"a": true, "b": [1]}'),
+        ('{"a": [-1.5e-3, 0, 10]}', '{"a": [-1.5e-3, 0, 10]}'),
+    ],
+)
+def test_what_nobody_can_mistake_is_written_right(written: str, read: str) -> None:
+    text = T + F + written + "}" + E
+    assert joined(parse([text], calls=True)) == joined(parse(text, calls=True)) == call("f", read)
+    json.loads(read)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"city" "Oslo"}',
+        '{"a": [1,}}',
+        '{"a": 1]}',
+        '{"a": foo}',
+        '{"a": True1}',
+        '{"a": 1 2}',
+        '{"a": 1.}',
+        '{"a": 01}',
+        '{"a": NaN}',
+        '{"a":}',
+        '{"a": 1,, "b": 2}',
+        "{,}",
+        "{a: 1}",
+        '{"a": 1, // one\n "b": 2}',
+        '{"a": ' + "[" * 1000 + "]" * 1000 + "}",
+        '{"a": ' + "9" * 5000 + "}",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_arguments_that_are_no_json_make_no_whole_call(written: str) -> None:
+    text = T + F + written + "}" + E + "ok"
+    whole = joined(parse([text], calls=True))
+    assert whole == joined(parse(text, calls=True)) == [*call("f", written + "}", False), Text("ok")]
+
+
 def test_calls_are_text_when_no_tools_were_offered() -> None:
     assert joined(parse(CALL)) == [Text(CALL)]
     assert joined(parse("<think>\na</think>\n\n" + CALL)) == [Reasoning("a"), Text(CALL)]

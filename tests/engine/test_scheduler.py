@@ -12,7 +12,8 @@ from engine.blocks import KVCache, LayerGroup
 from engine.inbox import Submit
 from engine.pace import Pace
 from engine.rows import Rows
-from engine.scheduler import Batch, Scheduler, Sequence, WaitingQueue
+from engine.scheduler import Batch, Scheduler
+from engine.sequences import Sequence, WaitingQueue
 from engine.types import GenerateRequest, SamplingParams
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from engine.spoken import in_text
 from engine.template import render_template
 from engine.types import CallArgs, CallEnd, CallStart, RenderError, RenderInput
 
+TEMPLATES = Path(__file__).with_name("transcripts") / "templates"
 USER = {"role": "user", "content": "How is the weather?"}
 CALLS = [
     {
@@ -90,6 +92,29 @@ def test_calls_are_not_hidden_by_the_text_beside_them() -> None:
     assert rendered(EARLY, USER, ASKED).count("```json") == 2
     both = rendered(EARLY, USER, {**ASKED, "content": "I look."})
     assert both.startswith("[said]I look.") and both.count("```json") == 2
+
+
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("arguments", ['{"city" "Oslo"}', "[1]", "null", "", "{}"])
+def test_no_template_refuses_arguments_that_are_no_object(path: Path, arguments: str) -> None:
+    """A model wrote them, and its client sends them back with what became of the call."""
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    answer = {"role": "tool", "tool_call_id": "c1", "name": "get_weather", "content": "No JSON."}
+    assert "No JSON." in rendered(path.read_text("utf-8"), USER, asked, answer)
+
+
+THINKS = ("glm", "harmony", "hermes", "hunyuan", "internlm", "kimi-k2", "minimax-m2", "mistral", "seed-oss")
+
+
+@pytest.mark.parametrize("name", THINKS)
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_a_thought_beside_calls_is_shown_once(name: str, field: str, num_calls: int) -> None:
+    asked = {**ASKED, "tool_calls": CALLS[:num_calls], field: "They ask for snow."}
+    prompt = rendered((TEMPLATES / f"{name}.jinja").read_text("utf-8"), USER, asked, *OUTPUTS[:num_calls])
+    assert prompt.count("They ask for snow.") == 1
+    assert prompt.index("How is the weather?") < prompt.index("They ask for snow.") < prompt.index("Oslo")
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_what_is_extracted_fits_its_schema_and_stands_in_the_text() -> None:
                 assert told in dialogue.messages[-2].content
         whole = "".join(text for text, _ in render(dialogue))
         assert f"\n{dialogue.target.content}{IM_END}" in whole
-    assert skills == {"extract", "extract_unseen"}
+    assert skills == {"extract", "extract_format"}
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ async def test_what_cannot_be_measured_is_said_on_one_line(
     lines = capsys.readouterr().err.splitlines()
     words = ("model_not_found", "background", "127.0.0.1:9", "--prefix-tokens", "/nowhere/at", "qwen3-0.6b")
     for line, word in zip(
-        lines, (*words, "/nowhere/at", "262144", "nonsense", "antiphon[plot]"), strict=True
+        lines, (*words, "/nowhere/at", "262144", "nonsense", "pip install matplotlib"), strict=True
     ):
         assert line.startswith("antiphon: ") and word in line
 

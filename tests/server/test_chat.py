@@ -84,6 +84,7 @@ CASES: dict[str, Json] = {
     "none": asking(CALL, tools=[TOOL], tool_choice="none"),
     "length": asking("count 50", max_tokens=10),
     "length in a call": asking(CALL, tools=[TOOL], max_completion_tokens=50),
+    "torn call behind another": asking(f'{CALL}\ncall look_up {{"q": "x<|im_end|>y"}}', tools=[TOOL]),
     "stop": asking("say one two three four", stop="three"),
     "choices": asking("random 5", n=3, seed=7),
     "logprobs": asking("say hi", logprobs=True, top_logprobs=2),
@@ -192,6 +193,7 @@ async def test_an_empty_thought_is_none(client: httpx.AsyncClient, server_app: R
         ("none", "stop"),
         ("length", "length"),
         ("length in a call", "length"),
+        ("torn call behind another", "tool_calls"),
         ("stop", "stop"),
     ],
 )

@@ -56,6 +56,7 @@ def test_secrets_are_never_shown(env: dict[str, str]) -> None:
         ({"dtype": "int3"}, {}, "dtype (flag --dtype)"),
         ({}, {"ANTIPHON_KEEPALIVE_S": "0"}, "keepalive_s (environment"),
         ({}, {"ANTIPHON_KEEPALIVE_S": "nan"}, "keepalive_s (environment"),
+        ({"lora": ["tone"]}, {}, "lora (flag --lora): 'tone' is not of the form NAME=PATH"),
     ],
 )
 def test_a_fault_names_the_setting_and_its_source(
@@ -76,6 +77,10 @@ def test_a_faulty_file_is_named(env: dict[str, str], tmp_path: Path, text: str) 
 
 def test_what_looks_like_a_setting_and_is_none_is_told(env: dict[str, str]) -> None:
     assert load({}, {**env, "ANTIPHON_PROT": "1", "OTHER": "1"}).strangers == ["ANTIPHON_PROT"]
+
+
+def test_numbers_are_shown_as_a_reader_writes_them() -> None:
+    assert [shown(value) for value in (2_592_000.0, 0.4, 60.0)] == ["2592000", "0.4", "60"]
 
 
 def test_loopback() -> None:

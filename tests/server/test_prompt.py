@@ -83,6 +83,12 @@ def test_a_server_call_is_a_call_and_its_answer() -> None:
     assert to_messages([{**item, "output": None, "error": error}])[1]["content"] == "error: no"
 
 
+def test_a_call_that_is_not_whole_is_shown_with_its_answer_only() -> None:
+    torn = {**call("c1", arguments='{"a'), "status": "incomplete"}
+    assert to_messages([torn, said("user", "and?")]) == [{"role": "user", "content": "and?"}]
+    assert [each["role"] for each in to_messages([torn, output("c1", "no JSON")])] == ["assistant", "tool"]
+
+
 def test_items_without_words_are_left_out() -> None:
     listing: Json = {"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []}
     hosted: Json = {"type": "web_search_call", "id": "w", "status": "completed", "action": {}}

@@ -218,6 +218,16 @@ async def test_what_cannot_be_honoured_is_named(api: Api, body: Json, param: str
     assert (error["param"], error["code"]) == (param, code), error
 
 
+async def test_strict_tools_share_what_schemas_may_hold(api: Api) -> None:
+    large = {"anyOf": [{"const": index} for index in range(5_000)]}
+    tools = [{**WEATHER, "name": name, "parameters": large} for name in ("first", "second")]
+    error = await api.refused(400, "hi", tools=tools)
+    assert (error["param"], error["code"]) == ("tools[1].parameters", "invalid_schema")
+    assert "10004 objects and arrays; at most 8000" in error["message"]
+    lax = [tools[0], {**tools[1], "strict": False}]
+    assert "objects and arrays" not in (await api.refused(400, "hi", tools=lax))["message"]
+
+
 async def test_a_refusal_names_the_keyword(api: Api) -> None:
     error = await api.refused(400, "hi", **shaped({**FORMAT, "schema": BAD_SCHEMA}))
     assert "'uniqueItems' at #/properties/a" in error["message"]

@@ -50,10 +50,12 @@ def test_output_tokens_count_over_the_whole_run() -> None:
     )
 
 
-def test_a_turn_that_ended_inside_of_a_call_fails() -> None:
+def test_a_call_that_is_not_whole_asks_nobody_for_an_answer() -> None:
     torn = {**CALL, "status": "incomplete"}
-    assert isinstance(decide([torn], ended(), waits=True), steps.Fail)
-    assert steps.pending_calls([torn]) == {}
+    assert decide([torn], ended(), waits=True) == Finish("completed")
+    assert decide([{**CALL, "call_id": "c0"}, torn], ended(), waits=True) == AwaitClient(("c0",))
+    broken = {**SERVER_CALL, "status": "incomplete"}
+    assert decide([broken], ended()) == Generate(1, max_tokens=None), "the model is told"
 
 
 def test_a_generation_that_was_left_goes_on_within_its_own_limit() -> None:

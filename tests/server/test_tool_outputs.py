@@ -16,8 +16,8 @@ from server.runs import runner
 from server.runs.runner import Runs
 from storage import StorageUnavailable, StoredItem
 from tests import wire
-from tests.running import Running, http_client, live_app
-from tests.talk import BUILTIN, TIME, WEATHER, Api, Gate, Live, call, calls, gated, prompts, text
+from tests.running import Running, http_client, live_app, running_app
+from tests.talk import BUILTIN, TIME, WEATHER, Api, Gate, Live, call, calls, gated, prompts, saying, text
 from tests.wire import Json
 
 BOTH = f"{call()}\n{call('get_time')}"
@@ -485,9 +485,38 @@ async def test_a_turn_that_ends_inside_a_call_asks_nobody_for_an_answer(api: Api
     lenient = {**WEATHER, "strict": False}
     asked = 'call get_weather {"city": "x<|im_end|>y"}'
     stream = await api.stream(asked, tools=[lenient], await_tool_outputs=waits)
-    assert stream.response["status"] == "failed" and "inside" in stream.response["error"]["message"]
+    assert (stream.response["status"], stream.response["error"]) == ("completed", None)
     [torn] = stream.response["output"]
     assert (torn["type"], torn["status"]) == ("function_call", "incomplete")
     assert "pending_tool_calls" not in await api.get(stream.response["id"])
     again = await api.create("say so", previous_response_id=stream.response["id"])
     assert (again["status"], text(again)) == ("completed", "so")
+
+
+BROKEN = '<tool_call>\n{"name": "get_weather", "arguments": {"city" "Oslo"}}\n</tool_call>'
+
+
+async def test_a_call_that_is_no_json_ends_the_turn_and_can_be_answered(tmp_path: Path) -> None:
+    """As clients do that give the model their own error, and let it try again."""
+    engine = ScriptedEngine(saying(BROKEN))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        lenient = {**WEATHER, "strict": False}
+        first = await Api(client).create("hi", tools=[lenient])
+        [broken] = calls(first)
+        assert (first["status"], broken["status"]) == ("completed", "incomplete")
+        assert broken["arguments"] == '{"city" "Oslo"}}\n'
+        error = {
+            "type": "function_call_output",
+            "call_id": broken["call_id"],
+            "output": "No JSON: try again.",
+        }
+        await Api(client).create([error], tools=[lenient], previous_response_id=first["id"])
+    assert "No JSON: try again." in prompts(engine)[-1]
+
+
+async def test_the_model_is_told_of_a_broken_call_of_a_server_tool(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(BROKEN.replace("get_weather", "calculator"), "I give up."))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = await Api(client).create("hi", tools=[BUILTIN])
+    assert (response["status"], text(response)) == ("completed", "I give up.")
+    assert "no JSON" in prompts(engine)[-1]
