@@ -63,8 +63,16 @@ def _price(words: Words) -> tuple[Json, Json, str]:
 
 def _names(words: Words) -> tuple[Json, Json, str]:
     names = [words.name() for _ in range(words.rng.randint(1, 4))]
-    told = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
-    return {"type": "array", "items": {"type": "string"}}, names, told
+    return {"type": "array", "items": {"type": "string"}}, names, _listed(names)
+
+
+def _words(words: Words) -> tuple[Json, Json, str]:
+    some = [words.any() for _ in range(words.rng.randint(1, 4))]
+    return {"type": "array", "items": {"type": "string"}}, some, _listed(some)
+
+
+def _listed(some: list[str]) -> str:
+    return ", ".join(some[:-1]) + " and " + some[-1] if len(some) > 1 else some[0]
 
 
 KINDS: dict[str, Callable[[Words], tuple[Json, Json, str]]] = {
@@ -79,6 +87,7 @@ KINDS: dict[str, Callable[[Words], tuple[Json, Json, str]]] = {
     ),
     "date": _text(day),
     "names": _names,
+    "words": _words,
     "age": _number(1, 99),
     "count": _number(1, 40),
     "year": _number(1800, 2035),
@@ -104,7 +113,7 @@ def _invented(words: Words) -> tuple[str, list[Fact]]:
             facts.append(Fact(key, {"type": "boolean"}, value, "true" if value else "false"))
         else:
             schema, what, told = KINDS[
-                rng.choice(("word", "word", "name", "city", "phrase", "number", "count", "code"))
+                rng.choice(("word", "word", "name", "city", "phrase", "number", "count", "code", "words"))
             ](words)
             facts.append(Fact(key, schema, what, told))
     told_in = rng.sample(facts, len(facts))
@@ -113,7 +122,7 @@ def _invented(words: Words) -> tuple[str, list[Fact]]:
         form.format(k=fact.key.replace("_", " ") if "The" in form else fact.key, v=fact.told)
         for fact in told_in
     ]
-    between = (" ", " ", "\n") if form.endswith(".") else ("; ", ", ", "\n", "\n")
+    between = (" ", " ", "\n") if form.endswith(".") else ("; ", "\n", "\n")
     return rng.choice(between).join(lines), facts
 
 

@@ -435,6 +435,7 @@ class Options:
     rate: float
     processes: int
     save_every: float
+    average: bool
 
 
 def parse() -> Options:
@@ -452,6 +453,9 @@ def parse() -> Options:
     parser.add_argument("--rate", type=float, default=0.02, help="peak learning rate of the matrices (Muon)")
     parser.add_argument("--processes", type=int, default=2, help="on a CPU; one on a GPU")
     parser.add_argument("--save-every", type=float, default=5, help="minutes between saves")
+    parser.add_argument(
+        "--average", action="store_true", help="end half-way between --init and what was trained from it"
+    )
     return Options(**vars(parser.parse_args()))
 
 
@@ -624,6 +628,12 @@ def run(index: int, count: int, device_name: str, options: Options) -> None:
     finally:
         if feeder:
             feeder.close()
+    if options.average and options.init:
+        # Where the curriculum's shares have changed, this keeps what either of the two does well.
+        began = grown(load_file(options.init / "model.safetensors"), options.layers)
+        with torch.no_grad():
+            for name, value in net.state_dict().items():
+                value.lerp_(began[name].to(value), 0.5)
     save()
     score(48)
     say(f"done: {step} steps, {tokens:,} tokens ({learned:,} learned), {spent / 60:.1f} minutes")
