@@ -371,7 +371,7 @@ async def test_every_session_says_what_it_needs(a: Storage) -> None:
     assert await a._write(settings) == {
         "synchronous_commit": "on",
         "lock_timeout": "500ms",
-        "idle_in_transaction_session_timeout": "2s",
+        "idle_in_transaction_session_timeout": "4s",
     }
 
 
