@@ -100,8 +100,12 @@ def answer_arguments(answer: Shape) -> dict[str, Any]:
     schema = json.loads(answer.source)
     if schema == {"type": "object"}:
         return {"response_format": {"type": "json_object"}}
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    return {"response_format": form, "response_schema": schema}
+    return {"response_format": answer_format(schema), "response_schema": schema}
+
+
+def answer_format(schema: Any) -> dict[str, Any]:
+    """The `response_format` of chat completions that asks for JSON of a schema."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
 def effort_arguments(effort: str, variables: Collection[str]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from engine.models.trial import tolerance
+
 if TYPE_CHECKING:
     from engine.models import Attention
     from engine.models.linear import Linear
@@ -133,9 +135,8 @@ class Compiled:
             wanted = given[1][-3:]
             expected = self._forward(plain, *given, attention(number), wanted).float()
             found = self._run(*given, attention(number), wanted).float()
-            spread = max(expected.std().item(), 1e-6) if expected.numel() > 1 else 1e-6
             difference = (found - expected).abs().max().item()
-            if not difference <= (1e-3 if plain.dtype == torch.float32 else 0.1) * spread:
+            if not difference <= tolerance(expected, plain.dtype):
                 raise ValueError(f"compiled, its logits differ by {difference:.2g}")
 
     def __call__(

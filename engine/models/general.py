@@ -23,7 +23,7 @@ from engine.models import Attention, ModelSpec
 from engine.models.compiled import Compiled, Mapped
 from engine.models.linear import Plain, make_linear
 from engine.models.lora import Adapters, Place, Stack
-from engine.models.trial import TRIAL, Seen, Trial
+from engine.models.trial import TRIAL, Seen, Trial, tolerance
 from engine.settings import Quantization
 from engine.types import LoadError
 from engine.weights import Checkpoint
@@ -229,8 +229,7 @@ def _try(model: Any, config: Any) -> tuple[dict[int, Seen], int]:
     model.set_attn_implementation(IMPLEMENTATION)
     # of the token that is furthest off: the furthest of all its logits is mostly rounding
     difference = (logits - torch.cat(expected).float()).square().mean(dim=-1).sqrt().max().item()
-    spread = logits.std().item()
-    if not difference <= (1e-3 if model.dtype == torch.float32 else 0.1) * max(spread, 1e-6):
+    if not difference <= tolerance(logits, model.dtype):
         raise LoadError(
             f"its layers mix tokens in a way that is not served (logits differ by {difference:.2g})"
         )

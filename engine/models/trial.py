@@ -1,7 +1,8 @@
 """A stand-in for the paged cache: two short sequences, attended to densely.
 
 Owns: those sequences, their attention written out, and what a model's layers hand to it: what KV they keep,
-and whether they ask for something that is not served. Refuses to know: models, and how they are run.
+and whether they ask for something that is not served; how alike logits have to be. Refuses to know: models,
+and how they are run.
 """
 
 from __future__ import annotations
@@ -101,3 +102,9 @@ def _dense(
         scores = torch.cat((scores, own), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : len(k)]
     return torch.einsum("hqk,khd->qhd", weights.to(v.dtype), v)
+
+
+def tolerance(logits: Tensor, dtype: torch.dtype) -> float:
+    """How far logits of a model that computes in `dtype` may be off and still be the same."""
+    spread = logits.std().item() if logits.numel() > 1 else 0.0
+    return (1e-3 if dtype == torch.float32 else 0.1) * max(spread, 1e-6)

@@ -99,11 +99,6 @@ def chat_messages(messages: tuple[Message, ...]) -> list[dict[str, Json]]:
     return out
 
 
-def answer_format(schema: Json) -> dict[str, Json]:
-    """The `response_format` that asks for JSON of a schema."""
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-
-
 # ---------------------------------------------------------------------------------------------- rendering
 
 

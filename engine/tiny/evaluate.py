@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.history import answer_format
 from engine.tiny import CHECKPOINT
 from engine.tiny.chains import NO_TOOL
 from engine.tiny.data import dialogues
-from engine.tiny.dialogue import Call, Dialogue, Message, answer_format, chat_messages
+from engine.tiny.dialogue import Call, Dialogue, Message, chat_messages
 from engine.tiny.talk import UNKNOWN, WHO
 
 SEED = 20_261

@@ -13,10 +13,11 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from engine.history import answer_format
 from engine.tiny import CHECKPOINT
 from engine.tiny.chains import NO_TOOL
 from engine.tiny.data import dialogues
-from engine.tiny.dialogue import Call, Dialogue, Message, answer_format, answer_text, chat_messages, render
+from engine.tiny.dialogue import Call, Dialogue, Message, answer_text, chat_messages, render
 from engine.tiny.evaluate import Answer, held_out, http_asker, turns
 from engine.tiny.talk import worked
 from engine.tiny.words import Words, split_of
