@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.beams import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
-from engine.closed import closed_schema
+from engine.search import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
+from engine.structured.close_schema import closed_schema
 from engine.types import (
     CallArgs,
     CallEnd,
@@ -48,30 +48,30 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.engine import LocalEngine
+    from engine.backends.local import LocalEngine
+    from engine.backends.script import Fail, Say, Tick, Wait
+    from engine.backends.scripted import ScriptedEngine
+    from engine.backends.upstream import UpstreamEngine
+    from engine.benchmark.environment import describe_machine
+    from engine.benchmark.random_weights import SIZES, write_random_model
     from engine.llm import LLM, Call, Result
-    from engine.machine import describe_machine
-    from engine.options import Options
-    from engine.random_weights import SIZES, write_random_model
-    from engine.script import Fail, Say, Tick, Wait
-    from engine.scripted import ScriptedEngine
-    from engine.upstream import UpstreamEngine
+    from engine.llm_options import Options
 
 _LATE = {
-    "LocalEngine": "engine.engine",
+    "LocalEngine": "engine.backends.local",
     "LLM": "engine.llm",
     "Call": "engine.llm",
-    "Options": "engine.options",
-    "describe_machine": "engine.machine",
+    "Options": "engine.llm_options",
+    "describe_machine": "engine.benchmark.environment",
     "Result": "engine.llm",
-    "SIZES": "engine.random_weights",
-    "write_random_model": "engine.random_weights",
-    "ScriptedEngine": "engine.scripted",
-    "UpstreamEngine": "engine.upstream",
-    "Say": "engine.script",
-    "Wait": "engine.script",
-    "Fail": "engine.script",
-    "Tick": "engine.script",
+    "SIZES": "engine.benchmark.random_weights",
+    "write_random_model": "engine.benchmark.random_weights",
+    "ScriptedEngine": "engine.backends.scripted",
+    "UpstreamEngine": "engine.backends.upstream",
+    "Say": "engine.backends.script",
+    "Wait": "engine.backends.script",
+    "Fail": "engine.backends.script",
+    "Tick": "engine.backends.script",
 }
 
 __all__ = [

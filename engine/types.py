@@ -51,7 +51,7 @@ class Shape:
 
     `source` is the text of a JSON Schema ("json"), a regex that the whole text matches, a Lark grammar in
     llguidance's dialect, a JSON array of strings ("choice"), or a structural tag ("tags"; see
-    `engine.structural`).
+    `engine.structured.structural_tags`).
     """
 
     kind: Literal["text", "json", "regex", "lark", "choice", "tags"]

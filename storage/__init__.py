@@ -12,7 +12,7 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .records import (
+from storage.records import (
     ECHO_MARK,
     PROGRESS_EVENTS,
     BadText,
@@ -67,8 +67,8 @@ from .records import (
 )
 
 if TYPE_CHECKING:
-    from .door import Storage
-    from .tables import metadata
+    from storage.door import Storage
+    from storage.tables import metadata
 
 __all__ = [
     "ECHO_MARK",

@@ -11,10 +11,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from . import garbage, items
-from .records import ConversationLocked, NewItem, NotFound, Order, Page, StoredConversation, StoredItem
-from .tables import conversation_items, conversations
-from .tables import items as item_rows
+from storage import garbage, items
+from storage.records import ConversationLocked, NewItem, NotFound, Order, Page, StoredConversation, StoredItem
+from storage.tables import conversation_items, conversations
+from storage.tables import items as item_rows
 
 
 def _live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
-from . import (
+from storage import (
     conversations,
     events,
     fleet,
@@ -34,10 +34,10 @@ from . import (
     waiting,
     webhooks,
 )
-from .database import Database, Writing, database, unavailable
-from .migrate import migrated
-from .readers import Readers
-from .records import (
+from storage.database import Database, Writing, database, unavailable
+from storage.migrate import migrated
+from storage.readers import Readers
+from storage.records import (
     CommitStats,
     Delivery,
     DueDeliveries,
@@ -68,7 +68,7 @@ from .records import (
     ToolOutput,
     WaitingInputs,
 )
-from .writer import Writer
+from storage.writer import Writer
 
 T = TypeVar("T")
 

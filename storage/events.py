@@ -19,9 +19,9 @@ from zlib import crc32
 
 from sqlalchemy import Connection, Row, delete, func, insert, select
 
-from .hot import many, returned
-from .records import EventsExpired, Record
-from .tables import records, responses, segments
+from storage.hot import many, returned
+from storage.records import EventsExpired, Record
+from storage.tables import records, responses, segments
 
 SEGMENT_EVENTS = 32
 READ_ROWS = 256

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, case, delete, exists, insert, select, update
 
-from . import conversations
-from .queue import FREE, first
-from .records import FleetView, RunClaim, RunGlance
-from .runs import claim_rows
-from .tables import responses, runners, runs
+from storage import conversations
+from storage.queue import FREE, first
+from storage.records import FleetView, RunClaim, RunGlance
+from storage.runs import claim_rows
+from storage.tables import responses, runners, runs
 
 # ------------------------------------------------------------------------------------------------------------
 # Beats

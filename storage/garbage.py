@@ -15,8 +15,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select
 
-from .items import parts
-from .tables import conversation_items, conversations, items, response_items, responses, runs
+from storage.items import parts
+from storage.tables import conversation_items, conversations, items, response_items, responses, runs
 
 
 def collect_responses(conn: Connection, ids: Sequence[str]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, literal, or_, select, true
 
-from . import items
-from .records import HistoryItem, NotFound
-from .tables import conversation_items, conversations, response_items, responses
-from .tables import items as item_rows
+from storage import items
+from storage.records import HistoryItem, NotFound
+from storage.tables import conversation_items, conversations, response_items, responses
+from storage.tables import items as item_rows
 
 
 def of_response(

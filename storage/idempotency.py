@@ -14,11 +14,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, select, update
 
-from . import responses
-from .database import insert_unless_taken
-from .records import KeyedRequest, KnownRequest, RequestKnown
-from .tables import idempotency, runners, runs
-from .tables import responses as response_rows
+from storage import responses
+from storage.database import insert_unless_taken
+from storage.records import KeyedRequest, KnownRequest, RequestKnown
+from storage.tables import idempotency, runners, runs
+from storage.tables import responses as response_rows
 
 SWEEP_ROWS = 16
 

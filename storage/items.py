@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, exists, insert, or_, select
 
-from .hot import many
-from .records import ItemConflict, NewItem, NotFound, Order, Page, StoredItem
-from .tables import conversation_items, conversations, items, response_items, responses
+from storage.hot import many
+from storage.records import ItemConflict, NewItem, NotFound, Order, Page, StoredItem
+from storage.tables import conversation_items, conversations, items, response_items, responses
 
 T = TypeVar("T")
 

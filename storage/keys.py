@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from .records import StoredKey
-from .tables import api_keys
+from storage.records import StoredKey
+from storage.tables import api_keys
 
 
 def create(conn: Connection, id: str, owner: str, name: str, hash: bytes, hint: str, now: int) -> StoredKey:

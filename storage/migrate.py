@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
-from .database import Database, Writing
-from .records import SchemaTooNew
+from storage.database import Database, Writing
+from storage.records import SchemaTooNew
 
 HEAD = "0003"
 """The revision that this code is written for; the newest in `alembic/versions`."""

@@ -32,10 +32,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from .database import CommitUnknown, Trouble, Work
-from .notifications import Notifications
-from .records import BadText
-from .tables import commits
+from storage.database import CommitUnknown, Trouble, Work
+from storage.notifications import Notifications
+from storage.records import BadText
+from storage.tables import commits
 
 T = TypeVar("T")
 

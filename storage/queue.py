@@ -14,8 +14,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Subquery, and_, func, select
 
-from .records import TooManyQueued
-from .tables import runs
+from storage.records import TooManyQueued
+from storage.tables import runs
 
 FREE = and_(runs.c.runner.is_(None), runs.c.state.in_(("queued", "running")))
 """Nobody owns it, and it does not wait for its client: queued, or its owner gave it back or lost it."""

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import LifoQueue
 from typing import TypeVar
 
-from .database import Database, Reading, Work, unavailable
-from .records import StorageUnavailable
+from storage.database import Database, Reading, Work, unavailable
+from storage.records import StorageUnavailable
 
 T = TypeVar("T")
 

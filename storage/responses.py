@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, or_, select, update
 
-from . import events, garbage, items, queue, webhooks
-from .records import NotFound, Order, Page, RunGlance, StoredItem, StoredResponse
-from .tables import conversations, idempotency, response_items, responses, run_inputs, runs
-from .tables import items as item_rows
+from storage import events, garbage, items, queue, webhooks
+from storage.records import NotFound, Order, Page, RunGlance, StoredItem, StoredResponse
+from storage.tables import conversations, idempotency, response_items, responses, run_inputs, runs
+from storage.tables import items as item_rows
 
 
 def visible(owner: str, *, hidden: bool = False) -> tuple[ColumnElement[bool], ...]:

@@ -31,11 +31,11 @@ from sqlalchemy import (
     update,
 )
 
-from . import events, idempotency
-from . import responses as stored
-from .records import Limits, Swept
-from .runs import TERMINAL
-from .tables import items, records, response_items, responses, run_inputs, segments
+from storage import events, idempotency
+from storage import responses as stored
+from storage.records import Limits, Swept
+from storage.runs import TERMINAL
+from storage.tables import items, records, response_items, responses, run_inputs, segments
 
 T = TypeVar("T")
 

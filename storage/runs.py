@@ -30,9 +30,9 @@ from sqlalchemy import (
     update,
 )
 
-from . import conversations, events, items, queue, webhooks
-from .hot import Keys, by_keys, many
-from .records import (
+from storage import conversations, events, items, queue, webhooks
+from storage.hot import Keys, by_keys, many
+from storage.records import (
     PROGRESS_EVENTS,
     ConversationMoved,
     Finish,
@@ -42,8 +42,8 @@ from .records import (
     RunClaim,
     RunLost,
 )
-from .responses import require
-from .tables import response_items, responses, runs
+from storage.responses import require
+from storage.tables import response_items, responses, runs
 
 TERMINAL = ("completed", "failed", "incomplete", "cancelled")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select
 
-from .database import insert_unless_taken
-from .records import SealingKey
-from .tables import sealing_keys
+from storage.database import insert_unless_taken
+from storage.records import SealingKey
+from storage.tables import sealing_keys
 
 
 def list_(conn: Connection) -> tuple[SealingKey, ...]:

@@ -27,10 +27,10 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from .database import Trouble, Work, unavailable
-from .hints import Silence
-from .records import FolderHeld
-from .wal import Wal
+from storage.database import Trouble, Work, unavailable
+from storage.hints import Silence
+from storage.records import FolderHeld
+from storage.wal import Wal
 
 T = TypeVar("T")
 

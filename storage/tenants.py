@@ -15,11 +15,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, delete, or_, select, tuple_, update
 
-from . import events, garbage, items
-from . import responses as stored
-from .records import ExportedResponse, PositionedItem, Purged, StoredConversation
-from .retention import RESPONSES, SEGMENTS, Run, segments_of
-from .tables import (
+from storage import events, garbage, items
+from storage import responses as stored
+from storage.records import ExportedResponse, PositionedItem, Purged, StoredConversation
+from storage.retention import RESPONSES, SEGMENTS, Run, segments_of
+from storage.tables import (
     api_keys,
     conversation_items,
     conversations,
@@ -28,7 +28,7 @@ from .tables import (
     responses,
     webhooks,
 )
-from .tables import items as item_rows
+from storage.tables import items as item_rows
 
 ROWS = 100
 """Small rows that one step of a purge removes."""

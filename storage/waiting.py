@@ -11,10 +11,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from .items import joined
-from .records import NotWaiting, OutputConflict, StoredItem, ToolOutput, UnknownCall, WaitingInputs
-from .responses import require
-from .tables import items, response_items, run_inputs, runs
+from storage.items import joined
+from storage.records import NotWaiting, OutputConflict, StoredItem, ToolOutput, UnknownCall, WaitingInputs
+from storage.responses import require
+from storage.tables import items, response_items, run_inputs, runs
 
 
 def add_tool_outputs(

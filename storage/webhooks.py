@@ -15,9 +15,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
-from .hot import Keys, by_keys
-from .records import Delivery, DueDeliveries, NotFound, Notice, StoredWebhook
-from .tables import deliveries, webhooks
+from storage.hot import Keys, by_keys
+from storage.records import Delivery, DueDeliveries, NotFound, Notice, StoredWebhook
+from storage.tables import deliveries, webhooks
 
 # ------------------------------------------------------------------------------------------------------------
 # Who is told

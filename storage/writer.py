@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from .database import CommitUnknown, Database, Trouble, Work, Writing, unavailable
-from .records import CommitStats, StorageUnavailable
+from storage.database import CommitUnknown, Database, Trouble, Work, Writing, unavailable
+from storage.records import CommitStats, StorageUnavailable
 
 T = TypeVar("T")
 

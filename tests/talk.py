@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from engine import GenerateRequest, Say, ScriptedEngine, Wait
-from engine.script import Step, obey
+from engine.backends.script import Step, obey
 from tests import wire
 from tests.wire import Json
 

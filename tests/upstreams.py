@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from engine import GenerateRequest, Say
-from engine.script import Script, Step
-from engine.speech import TEMPLATE, scripted_tokenizer
+from engine.backends.script import Script, Step
+from engine.backends.scripted_tokens import TEMPLATE, scripted_tokenizer
 from tests.wire import Json
 
 TINY = Path(__file__).parents[1] / "engine" / "tiny" / "checkpoint"

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.blocks import LayerGroup
-from engine.cpu.library import open_library
-from engine.folder import read_config
-from engine.settings import Quantization
+from engine.config import Quantization
+from engine.core.kv_cache import LayerGroup
+from engine.kernels.cpu.library import open_library
+from engine.model_folder import read_config
+from engine.models.checkpoint import Checkpoint
 from engine.types import LoadError
-from engine.weights import Checkpoint
 
 if TYPE_CHECKING:
     from engine.models.lora import Adapters, Place, Stack

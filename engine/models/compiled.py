@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from engine.models.trial import tolerance
+from engine.models.trial_run import tolerance
 
 if TYPE_CHECKING:
     from engine.models import Attention

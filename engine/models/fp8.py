@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention import Workspace
-from engine.fp8 import FP8, computes_fp8, quantize_rows, read_into
+from engine.kernels.fp8 import FP8, computes_fp8, quantize_rows, read_into
+from engine.kernels.torch_attention import Workspace
+from engine.models.checkpoint import Checkpoint
 from engine.types import LoadError
-from engine.weights import Checkpoint
 
 PIECE = 1 << 19  # weights that are widened at a time on a CPU: they stay in the cache until they are used
 
@@ -85,7 +85,7 @@ def _quantizer(weight: Tensor) -> Quantize | None:
     """None, too, for sizes that the library has no product of."""
     if not computes_fp8(weight.device) or weight.shape[0] % 16 or weight.shape[1] % 16:
         return None
-    from engine.kernels.fused import quantize_rows as by_kernel
+    from engine.kernels.triton.fused import quantize_rows as by_kernel
 
     return by_kernel
 

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention import Workspace
-from engine.blocks import LayerGroup
+from engine.config import Quantization
+from engine.core.kv_cache import LayerGroup
+from engine.kernels.torch_attention import Workspace
 from engine.models import Attention, ModelSpec
+from engine.models.checkpoint import Checkpoint
 from engine.models.compiled import Compiled, Mapped
 from engine.models.linear import Plain, make_linear
 from engine.models.lora import Adapters, Place, Stack
-from engine.models.trial import TRIAL, Seen, Trial, tolerance
-from engine.settings import Quantization
+from engine.models.trial_run import TRIAL, Seen, Trial, tolerance
 from engine.types import LoadError
-from engine.weights import Checkpoint
 
 log = logging.getLogger("antiphon.engine")
 

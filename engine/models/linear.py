@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention import Workspace
-from engine.cpu import panels
-from engine.cpu.library import Library
-from engine.cpu.panels import Panels
+from engine.config import Quantization
+from engine.kernels.cpu import panels
+from engine.kernels.cpu.library import Library
+from engine.kernels.cpu.panels import Panels
+from engine.kernels.torch_attention import Workspace
 from engine.models.fp8 import make_fp8
-from engine.settings import Quantization
 
 GROUP = 32  # inputs that share a scale in int4
 SMALL = 2 << 20  # bytes of an f32 matrix that stays in the cache: blocks gain one row nothing there

@@ -1,7 +1,7 @@
 """Adapters beside a model: low-rank products on top of its linear maps, of several adapters in one step.
 
 Owns: how the adapters' matrices lie beside those of a map, which adapter each token of a step is under, and
-the products. Refuses to know: requests, and where adapters come from (`engine.adapters`).
+the products. Refuses to know: requests, and where adapters come from (`engine.models.peft`).
 
 All adapters of a map lie one behind the other: one product by all of them, of which a token keeps its own
 adapter's part, costs few calls however they are mixed. So tokens whose adapters lie side by side share one; a
@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.adapters import LowRank, read_adapter
-from engine.rows import Ints
+from engine.core.batch_state import Ints
+from engine.models.peft import LowRank, read_adapter
 from engine.types import LoadError
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from unittest.mock import patch
 
 import torch
 
+from engine.benchmark.random_weights import SIZES, write_random_model
+from engine.benchmark.roofline import read_rate, step_bytes, weight_bytes
 from engine.models import linear
-from engine.random_weights import SIZES, write_random_model
-from engine.roofline import read_rate, step_bytes, weight_bytes
 from tests.engine.driver import Driver, greedy
 
 CONTEXT = 230  # tokens of every prompt

@@ -13,7 +13,7 @@ import statistics
 import time
 
 from engine import GenerateRequest, LocalEngine, ReaderParams, RenderInput, SamplingParams
-from engine.settings import Dtype
+from engine.config import Dtype
 from engine.tiny import CHECKPOINT
 
 STREAMS = 96

@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine import GenerateRequest, LocalEngine, ReaderParams, RenderInput, SamplingParams
-from engine.folder import find_folder
-from engine.fp8 import to_fp8
+from engine.kernels.fp8 import to_fp8
+from engine.model_folder import find_folder
 from engine.models import Attention, Model, load_model
-from engine.text import Tokenizer
 from engine.tiny import CHECKPOINT
 from engine.tiny.dialogue import Dialogue, chat_messages, render
 from engine.tiny.evaluate import MAX_TOKENS, SKILLS, Answer, Asker, evaluate, held_out
+from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import Shape
 
 CPU = torch.device("cpu")

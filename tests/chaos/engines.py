@@ -23,8 +23,8 @@ from engine import (
     Text,
     ToolShape,
 )
-from engine.generation import Generation
-from engine.rows import noise_key
+from engine.backends.generation import Generation
+from engine.core.batch_state import noise_key
 from tests.chaos.clients import CHECKPOINT
 from tests.chaos.report import Form, Report, row
 from tests.chaos.work import PROMPTS

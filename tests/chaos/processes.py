@@ -181,7 +181,7 @@ POISONED = """
 import sys
 import server.life as life
 from engine import EngineDead, ScriptedEngine
-from engine.script import obey
+from engine.backends.script import obey
 
 def build(config):
     def script(request, prompt):

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from engine.inbox import Abort, Inbox, RowOutput, Submit
-from engine.loop import EngineLoop, build_loop
-from engine.settings import EngineSettings
+from engine.config import EngineSettings
+from engine.core.loop import EngineLoop, build_loop
+from engine.core.messages import Abort, Inbox, RowOutput, Submit
 from engine.types import Done, GenerateRequest, SamplingParams
 from tests.engine.checkpoints import VOCAB_SIZE
 

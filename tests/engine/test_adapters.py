@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.adapters import read_adapter
+from engine.models.peft import read_adapter
 from engine.types import LoadError
 from tests.engine.adapters import write_adapter
 

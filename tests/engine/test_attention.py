@@ -8,9 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import attention
-from engine.attention import GroupStep, Workspace, make_tiles, new_pool, paged_attention, write_kv
-from engine.fp8 import FP8, raw
+from engine.kernels import attention
+from engine.kernels.fp8 import FP8, raw
+from engine.kernels.torch_attention import (
+    GroupStep,
+    Workspace,
+    make_tiles,
+    new_pool,
+    paged_attention,
+    write_kv,
+)
 
 CPU = torch.device("cpu")
 

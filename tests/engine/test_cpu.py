@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import memory
-from engine.attention import Workspace, memory_of, new_pool
-from engine.cpu import library, panels
-from engine.cpu.library import GROUP, PANEL, Library
-from engine.cpu.panels import Panels
-from engine.memory import LARGE, Reserve, large_pages, touch
+from engine.config import Quantization
+from engine.kernels import large_pages as memory
+from engine.kernels.cpu import library, panels
+from engine.kernels.cpu.library import GROUP, PANEL, Library
+from engine.kernels.cpu.panels import Panels
+from engine.kernels.large_pages import LARGE, Reserve, large_pages, touch
+from engine.kernels.torch_attention import Workspace, memory_of, new_pool
 from engine.models.decoder import NativeDecoder
 from engine.models.linear import make_linear
-from engine.settings import Quantization
 from engine.tiny import CHECKPOINT
 from tests.engine.driver import Driver, greedy
 
@@ -349,7 +349,9 @@ def test_touching_changes_nothing() -> None:
 
 def test_a_reserve_is_taken_ahead_of_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
-    monkeypatch.setattr("engine.memory.touch", lambda stretches: taken.extend(stretches[0].tolist()))
+    monkeypatch.setattr(
+        "engine.kernels.large_pages.touch", lambda stretches: taken.extend(stretches[0].tolist())
+    )
     units = torch.arange(100)
     reserve = Reserve(lambda part: [units[part]], 100, 8)
     assert taken == list(range(8))

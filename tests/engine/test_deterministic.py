@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine import LocalEngine, exact
-from engine.attention import GroupStep, Workspace
-from engine.inbox import RowLogprobs
+from engine import LocalEngine
+from engine.core.messages import RowLogprobs
+from engine.executor import deterministic
+from engine.kernels.torch_attention import GroupStep, Workspace
 from engine.models.general import GeneralDecoder
 from engine.tiny import CHECKPOINT
 from engine.types import Done, GenerateRequest, LoadError, ReaderParams, RenderInput, SamplingParams
@@ -166,14 +167,14 @@ def test_attention_in_pieces_is_attention(
     window: int | None, softcap: float | None, with_sinks: bool, shared: bool
 ) -> None:
     generator, rng = torch.Generator().manual_seed(3), np.random.default_rng(3)
-    positions = rng.integers(0, 400, exact.ROWS)
+    positions = rng.integers(0, 400, deterministic.ROWS)
     pool = torch.randn(200, 2, 2, 16, 2, 16, generator=generator)
     k_cache, v_cache = pool[:, 1, 0], pool[:, 1, 1]
-    tables = rng.integers(0, 200, (1 if shared else exact.ROWS, 25)).astype(np.int32)
-    tables = np.broadcast_to(tables, (exact.ROWS, 25))
-    queries = torch.randn(exact.ROWS, 6, 16, generator=generator)
+    tables = rng.integers(0, 200, (1 if shared else deterministic.ROWS, 25)).astype(np.int32)
+    tables = np.broadcast_to(tables, (deterministic.ROWS, 25))
+    queries = torch.randn(deterministic.ROWS, 6, 16, generator=generator)
     sinks = torch.randn(6, generator=generator) if with_sinks else None
-    tiles = exact.make_tiles(
+    tiles = deterministic.make_tiles(
         tables,
         positions,
         block_size=16,
@@ -184,7 +185,7 @@ def test_attention_in_pieces_is_attention(
     )
     nothing = torch.zeros(0)
     step = GroupStep(nothing, nothing, nothing, nothing, nothing, window, tiles)
-    got = exact.attention(
+    got = deterministic.attention(
         queries, k_cache, v_cache, step, Workspace(), scale=0.3, softcap=softcap, sinks=sinks
     )
     for row, position in enumerate(positions.tolist()):
@@ -216,10 +217,10 @@ def test_a_machine_on_which_neighbours_show_is_refused(
     monkeypatch.setattr(runner.model, "forward", meddling)
     before = [pool.clone() for pool in runner.pools]
     runner.num_threads = 4
-    exact.prove(runner, loop.scheduler.kv, loop.scheduler.rows)
+    deterministic.prove(runner, loop.scheduler.kv, loop.scheduler.rows)
     assert runner.num_threads == 1  # fewer threads were tried until it held
     held.clear()
     with pytest.raises(LoadError, match="cannot be deterministic here"):
-        exact.prove(runner, loop.scheduler.kv, loop.scheduler.rows)
+        deterministic.prove(runner, loop.scheduler.kv, loop.scheduler.rows)
     loop.scheduler.check_integrity()
     assert all(torch.equal(pool, own) for pool, own in zip(runner.pools, before, strict=True))

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from engine import dialects
-from engine.dialects import DIALECTS, choose_dialect, detect_dialect, dialect_named
-from engine.grammar import Grammars
-from engine.marks import Dialect, History
-from engine.parser import Parser
-from engine.speech import scripted_tokenizer
-from engine.template import render_template, variables_of
+from engine.backends.scripted_tokens import scripted_tokenizer
+from engine.dialects import table
+from engine.dialects.spec import Dialect, History
+from engine.dialects.table import DIALECTS, choose_dialect, detect_dialect, dialect_named
+from engine.parsing.parser import Parser
+from engine.structured.grammar import Grammars
+from engine.tokenizer.chat_template import render_template, variables_of
 from engine.types import (
     CallArgs,
     CallEnd,
@@ -51,7 +51,7 @@ def test_detection(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert detect_dialect(template(name)).name == name
     for seed in range(5):  # whatever the order of the table
         shuffled = random.Random(seed).sample(DIALECTS, len(DIALECTS))
-        monkeypatch.setattr(dialects, "DIALECTS", tuple(shuffled))
+        monkeypatch.setattr(table, "DIALECTS", tuple(shuffled))
         assert detect_dialect(template(name)).name == name
 
 

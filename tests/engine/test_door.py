@@ -35,7 +35,7 @@ def test_scripted_engine_loads_neither_torch_nor_grammars() -> None:
 
 
 def test_grammars_load_no_torch() -> None:
-    assert loaded("import engine.grammar") <= {"tokenizers", "llguidance", "numpy"}
+    assert loaded("import engine.structured.grammar") <= {"tokenizers", "llguidance", "numpy"}
 
 
 def test_every_type_is_exported() -> None:

@@ -14,11 +14,11 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from engine.dialects import DIALECTS
-from engine.grammar import Grammars, allowed_ids
-from engine.marks import Dialect
-from engine.reader import Reader
-from engine.text import Tokenizer
+from engine.dialects.spec import Dialect
+from engine.dialects.table import DIALECTS
+from engine.parsing.output_reader import Reader
+from engine.structured.grammar import Grammars, allowed_ids
+from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import (
     CallArgs,
     CallEnd,

@@ -13,18 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine import models, runner
-from engine.attention import Workspace
-from engine.fp8 import FP8, HIGHEST, quantize_rows, read_into, to_fp8
-from engine.kernels.launch import STAND_IN
+from engine import models
+from engine.benchmark.roofline import step_bytes
+from engine.executor import runner
+from engine.executor.gpu_launcher import STAND_IN
+from engine.kernels.fp8 import FP8, HIGHEST, quantize_rows, read_into, to_fp8
+from engine.kernels.torch_attention import Workspace
 from engine.models import fp8, linear, load_model
 from engine.models.fp8 import Fp8, make_fp8
 from engine.models.linear import make_linear
-from engine.roofline import step_bytes
-from engine.text import Tokenizer
 from engine.tiny import CHECKPOINT
 from engine.tiny.dialogue import render
 from engine.tiny.evaluate import held_out
+from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import LoadError
 from tests.engine.driver import Driver, greedy
 from tests.engine.test_linear import check, matrix

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from engine.benchmark.roofline import weight_bytes
+from engine.config import Quantization
 from engine.models import compiled, general, load_model
 from engine.models.compiled import Mapped
 from engine.models.fp8 import Fp8
 from engine.models.general import GeneralDecoder
 from engine.models.linear import Blocked, Int8, make_linear
-from engine.models.trial import Trial
-from engine.roofline import weight_bytes
-from engine.settings import Quantization
+from engine.models.trial_run import Trial
 from engine.types import LoadError
 from tests.engine.adapters import RECIPES, make_adapter
 from tests.engine.checkpoints import SMALL, oracle, oracle_greedy

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from engine.dialects import Dialect, dialect_named
-from engine.grammar import CACHE_COUNT, Grammar, Grammars, Matcher, allowed_ids
-from engine.reader import Reader
-from engine.speech import scripted_tokenizer
-from engine.text import Tokenizer
+from engine.backends.scripted_tokens import scripted_tokenizer
+from engine.dialects.spec import Dialect
+from engine.dialects.table import dialect_named
+from engine.parsing.output_reader import Reader
+from engine.structured.grammar import CACHE_COUNT, Grammar, Grammars, Matcher, allowed_ids
+from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import (
     CallArgs,
     CallEnd,

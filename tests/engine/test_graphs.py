@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from engine import models, runner
-from engine.graphs import buckets_for
-from engine.inbox import Credit
-from engine.kernels.launch import STAND_IN
-from engine.loop import EngineLoop
+from engine import models
+from engine.core.loop import EngineLoop
+from engine.core.messages import Credit
+from engine.core.prefill_budget import Pace
+from engine.executor import runner
+from engine.executor.cuda_graphs import buckets_for
+from engine.executor.gpu_launcher import STAND_IN
 from engine.models import linear
-from engine.pace import Pace
 from engine.types import SamplingParams
 from tests.engine.checkpoints import oracle_greedy
 from tests.engine.driver import Driver, greedy

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import sampler
-from engine.attention import GroupStep
-from engine.fp8 import FP8, quantize_rows, to_fp8
-from engine.kernels import plain
-from engine.rows import DrawPlan
+from engine.core.batch_state import DrawPlan
+from engine.kernels import sampler
+from engine.kernels.fp8 import FP8, quantize_rows, to_fp8
+from engine.kernels.torch_attention import GroupStep
+from engine.kernels.triton import reference
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("neither a GPU nor Triton's interpreter", allow_module_level=True)
 
-from engine.kernels import attention, draws, fused, inputs, thin  # noqa: E402
+from engine.kernels.triton import attention, fused, inputs, sampling, thin  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 HALF = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter multiplies no bf16
@@ -44,7 +44,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         monkeypatch.setattr(interpreter, "_convert_float", convert)
     monkeypatch.setattr(attention, "MAX_SEGMENTS", 2)
-    monkeypatch.setattr(draws, "PIECE", 32)
+    monkeypatch.setattr(sampling, "PIECE", 32)
     with DEVICE:
         yield
 
@@ -112,7 +112,7 @@ def attends(
     sink = random(num_kv * group) if sinks else None
     decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
     given: dict[str, Any] = {"scale": 0.3, "softcap": softcap, "sinks": sink}
-    expected = plain.paged_attention(q, k_cache, v_cache, step, **given)
+    expected = reference.paged_attention(q, k_cache, v_cache, step, **given)
     found = attention.paged_attention(q, k_cache, v_cache, step, **given, num_decodes=decodes)
     close(found, expected, dtype)
 
@@ -162,8 +162,8 @@ def test_keys_may_be_kept_in_eight_bits(dtype: torch.dtype) -> None:
     q = random(10, 2, 16, dtype=dtype)
     given: dict[str, Any] = {"scale": 1.0, "softcap": 3.0, "sinks": random(2)}
     step = replace(step, window=6)
-    expected = plain.paged_attention(q, k_cache, v_cache, step, **given)
-    wide = plain.paged_attention(q, k_cache.to(dtype), v_cache.to(dtype), step, **given)
+    expected = reference.paged_attention(q, k_cache, v_cache, step, **given)
+    wide = reference.paged_attention(q, k_cache.to(dtype), v_cache.to(dtype), step, **given)
     close(expected, wide, dtype)
     close(attention.paged_attention(q, k_cache, v_cache, step, **given, num_decodes=1), expected, dtype)
 
@@ -178,12 +178,12 @@ def test_sum_and_norm(adds: bool, dtype: torch.dtype) -> None:
     residual, weight = random(3, 48, dtype=dtype), random(48, dtype=dtype, seed=1)
     x = random(3, 48, dtype=dtype, seed=2) if adds else None
     other = residual.clone()
-    close(fused.add_norm(x, residual, weight, 1e-6), plain.add_norm(x, other, weight, 1e-6), dtype)
+    close(fused.add_norm(x, residual, weight, 1e-6), reference.add_norm(x, other, weight, 1e-6), dtype)
     close(residual, other, dtype)
 
 
 def test_gate() -> None:
-    close(fused.gate(random(3, 160)), plain.gate(random(3, 160)))
+    close(fused.gate(random(3, 160)), reference.gate(random(3, 160)))
 
 
 @pytest.mark.parametrize("kept", [torch.float32, FP8])
@@ -206,7 +206,7 @@ def test_rotation_writes_keys_and_values_into_their_slots(norm: str, kept: torch
         q = body(heads, weight, 1e-5, cosines, sines, positions, pool[:, 0], pool[:, 1], *slots)
         return q, pool.float()
 
-    found, expected = run(fused.rotate_and_store), run(plain.rotate_and_store)
+    found, expected = run(fused.rotate_and_store), run(reference.rotate_and_store)
     close(found[0], expected[0])
     if kept is FP8:  # rounding may part what is equal to a few bits: by one step of eight
         assert ((found[1] - expected[1]).abs() <= expected[1].abs() / 8 + 2e-3).all()
@@ -222,7 +222,7 @@ def test_keys_and_values_are_stored_where_they_belong(kept: torch.dtype) -> None
     slots = (torch.tensor([2, -1, 0]), torch.tensor([0, 0, 3]))
     pools = [torch.zeros(3, 2, 4, 3, 24, dtype=kept) for _ in range(2)]
     fused.store_kv(k, v, pools[0][:, 0], pools[0][:, 1], *slots)
-    plain.store_kv(k, v, pools[1][:, 0], pools[1][:, 1], *slots)
+    reference.store_kv(k, v, pools[1][:, 0], pools[1][:, 1], *slots)
     assert torch.equal(pools[0].float(), pools[1].float())
     assert pools[0].float().isfinite().all() and pools[0].float().any()
 
@@ -259,7 +259,7 @@ def test_few_rows(parts: str, rows: int, dtype: torch.dtype) -> None:
     bias = random(outputs, dtype=dtype) if "bias" in parts else None
     x, weight = random(rows, width, dtype=dtype), random(outputs, width, dtype=dtype) * 0.1
     found = thin.linear(x, weight, bias, **given)
-    expected = plain.linear(x, weight, bias, **given)
+    expected = reference.linear(x, weight, bias, **given)
     close(found, expected, dtype)
 
 
@@ -271,10 +271,10 @@ def test_few_rows_times_eight_bits(gated: bool, rows: int, dtype: torch.dtype) -
     x, bias = random(rows, 72, dtype=dtype), random(44, dtype=dtype)
     given: dict[str, Any] = {"scale": scale[:, 0], "norm": random(72, dtype=dtype), "eps": 1e-6}
     found = thin.linear(x, weight, bias, **given, gated=gated)
-    expected = plain.linear(x, weight, bias, **given, gated=gated)
+    expected = reference.linear(x, weight, bias, **given, gated=gated)
     close(found, expected, dtype)
     whole = (weight.float() * scale).to(dtype)
-    close(expected, plain.linear(x, whole, bias, norm=given["norm"], eps=1e-6, gated=gated), HALF)
+    close(expected, reference.linear(x, whole, bias, norm=given["norm"], eps=1e-6, gated=gated), HALF)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_inputs_are_laid_out_and_drawn_tokens_looked_up() -> None:
         [1, 8, -1, -1],
         [[3, 1], [8, 0]],
     ]
-    assert all(torch.equal(*pair) for pair in zip(found, run(plain.lay_out), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(found, run(reference.lay_out), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def plan(rows: int, **given: float) -> DrawPlan:
 
 
 def kernel_draw(logits: Tensor, own: DrawPlan) -> list[int]:
-    ids: list[int] = draws.pick(logits, own).tolist()
+    ids: list[int] = sampling.pick(logits, own).tolist()
     return ids
 
 

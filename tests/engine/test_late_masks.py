@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from engine import Constraint, GenerateRequest, LocalEngine, ReaderParams, SamplingParams, Shape
-from engine.grammar import Matcher
-from engine.masks import SLOW_MASK_S
+from engine.core.token_masks import SLOW_MASK_S
+from engine.structured.grammar import Matcher
 from engine.tiny import CHECKPOINT
 
 PLAIN = ReaderParams(dialect=False)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import Workspace
+from engine.config import Quantization
+from engine.kernels.torch_attention import Workspace
 from engine.models import load_model
 from engine.models.decoder import NativeDecoder
 from engine.models.linear import (
@@ -26,7 +27,6 @@ from engine.models.linear import (
     int4_width,
     make_linear,
 )
-from engine.settings import Quantization
 from engine.tiny import CHECKPOINT
 from engine.types import LoadError
 from tests.engine.driver import Driver, greedy

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from engine import LocalEngine
-from engine.generation import is_last
-from engine.inbox import RowOutput
+from engine.backends.generation import is_last
+from engine.core.messages import RowOutput
 from engine.types import (
     CallArgs,
     CallStart,

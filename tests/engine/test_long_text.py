@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine import PromptTooLong, RenderInput
-from engine.engine import LocalEngine
-from engine.prompts import HOPELESS
+from engine.backends.local import LocalEngine
 from engine.tiny import CHECKPOINT
+from engine.tokenizer.renderer import HOPELESS
 
 
 async def test_a_hopeless_text_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine import models, runner
-from engine.adapters import LowRank
-from engine.kernels.launch import STAND_IN
+from engine import models
+from engine.executor import runner
+from engine.executor.gpu_launcher import STAND_IN
 from engine.models import linear
 from engine.models.general import GeneralDecoder
 from engine.models.lora import LONG, Adapters, Place, Stack, Up, make_stack
+from engine.models.peft import LowRank
 from engine.types import LoadError
 from tests.engine.adapters import RECIPES, Recipe, make_adapter, write_adapter
 from tests.engine.checkpoints import oracle_greedy, oracle_logits

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.models import load_model
+from engine.models.checkpoint import Checkpoint
 from engine.models.decoder import NativeDecoder
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, parse
 from engine.models.rope import inverse_frequencies
 from engine.types import LoadError
-from engine.weights import Checkpoint
 from tests.engine.checkpoints import oracle_logits
 from tests.engine.driver import Driver, greedy
 
@@ -126,7 +126,7 @@ def test_dtypes(checkpoint: Find, tmp_path: Path) -> None:
 def test_a_fingerprint_of_large_files_samples_them(
     checkpoint: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine import weights
+    from engine.models import checkpoint as weights
 
     monkeypatch.setattr(weights, "_WHOLE", 1000)
     monkeypatch.setattr(weights, "_SAMPLE", 64)

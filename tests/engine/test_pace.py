@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.pace import FIRST, GROWTH, LEAST, Pace
+from engine.core.prefill_budget import FIRST, GROWTH, LEAST, Pace
 
 Extra = Callable[[int], float]
 Step = tuple[int, float]

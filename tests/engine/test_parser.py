@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.dialects import dialect_named
-from engine.parser import Parser
+from engine.dialects.table import dialect_named
+from engine.parsing.parser import Parser
 from engine.types import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text
 
 THINK = "<think>\n"

@@ -9,7 +9,7 @@ import pytest
 
 from engine import SIZES, GenerateRequest, LocalEngine, ReaderParams, SamplingParams, write_random_model
 from engine.models.families import parse
-from engine.text import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
 from tests.engine.checkpoints import oracle_greedy
 
 SMALL = {

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.dialects import dialect_named
-from engine.reader import Reader, Reading
-from engine.speech import scripted_tokenizer
-from engine.text import Tokenizer
+from engine.backends.scripted_tokens import scripted_tokenizer
+from engine.dialects.table import dialect_named
+from engine.parsing.output_reader import Reader, Reading
+from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import (
     CallArgs,
     CallEnd,

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import sampler
-from engine.rows import DrawPlan, noise_key
-from engine.sampler import draw, draw_keys, gumbel, noise_bits, score
+from engine.core.batch_state import DrawPlan, noise_key
+from engine.kernels import sampler
+from engine.kernels.sampler import draw, draw_keys, gumbel, noise_bits, score
 
 NONE = np.zeros(0, np.int64)
 

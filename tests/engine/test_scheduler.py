@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.blocks import KVCache, LayerGroup
-from engine.inbox import Submit
-from engine.pace import Pace
-from engine.rows import Rows
-from engine.scheduler import Batch, Scheduler
-from engine.sequences import Sequence, WaitingQueue
+from engine.core.batch_state import Rows
+from engine.core.kv_cache import KVCache, LayerGroup
+from engine.core.messages import Submit
+from engine.core.prefill_budget import Pace
+from engine.core.scheduler import Batch, Scheduler
+from engine.core.sequences import Sequence, WaitingQueue
 from engine.types import GenerateRequest, SamplingParams
 
 

@@ -40,7 +40,7 @@ from engine import (
     ToolShape,
     Wait,
 )
-from engine.script import Step
+from engine.backends.script import Step
 
 CITY = '{"properties": {"city": {"type": "string", "minLength": 2}}, "required": ["city"]}'
 TOOLS = (ToolShape("get_weather", CITY), ToolShape("now", "{}"))

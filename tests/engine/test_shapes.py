@@ -14,9 +14,10 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from engine.dialects import dialect_named
-from engine.grammar import Grammars, Matcher, allowed_ids
-from engine.reader import Reader
+from engine.dialects.table import dialect_named
+from engine.parsing.coercion import MAX_DEPTH
+from engine.parsing.output_reader import Reader
+from engine.structured.grammar import Grammars, Matcher, allowed_ids
 from engine.types import (
     CallArgs,
     CallEnd,
@@ -32,7 +33,6 @@ from engine.types import (
     Text,
     ToolShape,
 )
-from engine.values import MAX_DEPTH
 from tests.engine.test_grammar import HERMES, mask_of, tokenizer
 from tests.schemas import Generator
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from engine import Constraint, LocalEngine, RenderInput, Shape
-from engine.assistant import Assistant
-from engine.blocks import KVCache, LayerGroup
-from engine.rows import Ints, Rows, noise_key
-from engine.speculation import LONGEST_REST, Lookup, Speculation, follows
+from engine.core.batch_state import Ints, Rows, noise_key
+from engine.core.draft_model import Assistant
+from engine.core.kv_cache import KVCache, LayerGroup
+from engine.core.speculation import LONGEST_REST, Lookup, Speculation, follows
 from engine.tiny import CHECKPOINT
 from engine.types import Done, GenerateRequest, LoadError, ReaderParams, RequestFailed, SamplingParams, Text
 from tests.engine.checkpoints import oracle_logits, write_tokenizer

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.dialects import detect_dialect, dialect_named
-from engine.marks import History
-from engine.parser import Parser
-from engine.spoken import in_text
-from engine.template import render_template
+from engine.dialects.spec import History
+from engine.dialects.table import detect_dialect, dialect_named
+from engine.parsing.parser import Parser
+from engine.tokenizer.chat_template import render_template
+from engine.tokenizer.template_fallbacks import in_text
 from engine.types import CallArgs, CallEnd, CallStart, RenderError, RenderInput
 
 TEMPLATES = Path(__file__).with_name("transcripts") / "templates"

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from engine.marks import History
-from engine.speech import scripted_tokenizer
-from engine.template import render_template
-from engine.text import Detokenizer, Tokenizer
+from engine.backends.scripted_tokens import scripted_tokenizer
+from engine.dialects.spec import History
+from engine.tokenizer.chat_template import render_template
+from engine.tokenizer.tokenizer import Detokenizer, Tokenizer
 from engine.types import LoadError, RenderError, RenderInput
 
 TINY = Path("engine/tiny/checkpoint")

@@ -13,7 +13,6 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from engine.history import answer_format
 from engine.tiny import CHECKPOINT
 from engine.tiny.chains import NO_TOOL
 from engine.tiny.data import dialogues
@@ -21,6 +20,7 @@ from engine.tiny.dialogue import Call, Dialogue, Message, answer_text, chat_mess
 from engine.tiny.evaluate import Answer, held_out, http_asker, turns
 from engine.tiny.talk import worked
 from engine.tiny.words import Words, split_of
+from engine.tokenizer.message_format import answer_format
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.dialects import DIALECTS, dialect_named
-from engine.marks import Dialect
-from engine.parser import Parser
+from engine.dialects.spec import Dialect
+from engine.dialects.table import DIALECTS, dialect_named
+from engine.parsing.parser import Parser
 from engine.types import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text, ToolShape
 
 FOLDER = Path(__file__).parent / "transcripts"

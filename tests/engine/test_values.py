@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.parsing.coercion import Shapes, Types, json_of, literal
 from engine.types import ToolShape
-from engine.values import Shapes, Types, json_of, literal
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from engine.fp8 import FP8, quantize_rows
-from engine.random_weights import SIZES
-from engine.roofline import step_bytes
+from engine.benchmark.random_weights import SIZES
+from engine.benchmark.roofline import step_bytes
+from engine.kernels.fp8 import FP8, quantize_rows
 from tests.gpu.models import Bench
 
 CONTEXT = 1024
@@ -238,8 +238,8 @@ def of_kernels(limits: Ceilings) -> Iterator[Figure]:
 
 
 def _attention(limits: Ceilings) -> Iterator[Figure]:
-    from engine.attention import GroupStep
-    from engine.kernels.attention import paged_attention
+    from engine.kernels.torch_attention import GroupStep
+    from engine.kernels.triton.attention import paged_attention
 
     sizes = ((1, 1024), (1, 32768), (32, 4096), (256, 1024))
     for (batch, length), kept in product(sizes, (torch.bfloat16, FP8)):
@@ -275,7 +275,7 @@ def _products(limits: Ceilings) -> Iterator[Figure]:
 
 def _product(rows: int, outputs: int, width: int) -> dict[str, float]:
     """Seconds of one product, by way."""
-    from engine.kernels import thin
+    from engine.kernels.triton import thin
 
     # several copies, so that the cache does not hold them
     copies = max(2, (512 << 20) // (2 * outputs * width))
@@ -295,13 +295,13 @@ def _product(rows: int, outputs: int, width: int) -> dict[str, float]:
 def _draws(limits: Ceilings) -> Iterator[Figure]:
     import numpy as np
 
-    from engine.kernels import draws
+    from engine.kernels.triton import sampling
 
     kinds = {"plain": (1.0, 0, 1.0, 0.0), "k 20, p 0.95": (0.6, 20, 0.95, 0.0), "min_p": (1.0, 0, 1.0, 0.05)}
     for batch in (1, 256):
         scores = torch.randn(batch, 151936, device=CUDA) * 4
         for name, (temperature, top_k, top_p, min_p) in kinds.items():
-            rows = np.zeros((batch, draws.FIELDS), np.int32)
+            rows = np.zeros((batch, sampling.FIELDS), np.int32)
             rows[:, 0] = np.float32(temperature).view(np.int32)
             rows[:, 1] = np.float32(top_p).view(np.int32)
             with np.errstate(divide="ignore"):
@@ -309,7 +309,7 @@ def _draws(limits: Ceilings) -> Iterator[Figure]:
             rows[:, 3] = top_k or 151936
             rows[:, 4:] = np.random.default_rng(0).integers(-(2**31), 2**31, (batch, 2))
             packed = torch.from_numpy(rows).to(CUDA)
-            seconds = timed(lambda: draws.draw(scores, packed), seconds=0.05)  # noqa: B023
+            seconds = timed(lambda: sampling.draw(scores, packed), seconds=0.05)  # noqa: B023
             share = scores.nbytes / limits.bandwidth / seconds
             yield Figure(f"draw, {name}, batch {batch}", seconds * 1e6, "us", share)
 

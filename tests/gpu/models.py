@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention import Workspace
-from engine.blocks import KVCache
-from engine.inbox import Inbox, RowOutput, Submit
-from engine.loop import EngineLoop
+from engine.benchmark.random_weights import SIZES
+from engine.config import Quantization
+from engine.core.batch_state import Rows
+from engine.core.kv_cache import KVCache
+from engine.core.loop import EngineLoop
+from engine.core.messages import Inbox, RowOutput, Submit
+from engine.core.scheduler import Scheduler
+from engine.core.speculation import ROOM, Lookup, Speculation
+from engine.executor.runner import Runner, size_pools
+from engine.kernels.torch_attention import Workspace
 from engine.models import ModelSpec
 from engine.models.decoder import NativeDecoder, _groups, _layer
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, parse
 from engine.models.linear import make_linear
-from engine.random_weights import SIZES
-from engine.rows import Rows
-from engine.runner import Runner, size_pools
-from engine.scheduler import Scheduler
-from engine.settings import Quantization
-from engine.speculation import ROOM, Lookup, Speculation
 from engine.types import GenerateRequest, SamplingParams
 
 BLOCK_SIZE = 16

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine import models, runner
-from engine.fp8 import FP8
-from engine.kernels.launch import STAND_IN
+from engine import models
+from engine.benchmark.roofline import step_bytes
+from engine.executor import runner
+from engine.executor.gpu_launcher import STAND_IN
+from engine.kernels.fp8 import FP8
 from engine.models import linear
 from engine.models.fp8 import Fp8
-from engine.roofline import step_bytes
 from tests.gpu import figures
 from tests.gpu.models import Bench
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention import Workspace
-from engine.fp8 import computes_fp8
+from engine.kernels.fp8 import computes_fp8
+from engine.kernels.torch_attention import Workspace
 from engine.models.fp8 import make_fp8
 from engine.types import SamplingParams
 from tests.engine.adapters import RECIPES, make_adapter
@@ -21,7 +21,7 @@ from tests.engine.driver import Driver, greedy
 if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from engine.kernels import thin
+from engine.kernels.triton import thin
 
 Find = Callable[[str], Path]
 

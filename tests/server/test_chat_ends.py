@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from engine import Fail, GenerateRequest, RequestFailed, SamplingParams, Say, ScriptedEngine, Wait
-from engine.script import Step
+from engine.backends.script import Step
 from server.choices import begin, side_by_side
 from tests import wire
 from tests.running import Running, http_client, live_app, running_app

@@ -299,7 +299,7 @@ async def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 DYING = """
 import sys
 from engine import EngineDead, ScriptedEngine
-from engine.script import Say
+from engine.backends.script import Say
 from server.config import load
 from server.serve import serve
 

@@ -14,7 +14,7 @@ import pytest
 
 import tools
 from engine import GenerateRequest, LocalEngine, Prompt, RenderInput, Say, ScriptedEngine
-from engine.script import Step
+from engine.backends.script import Step
 from server.runs.assembler import PREFIXES
 from server.runs.logprobs import dump_logprobs, load_logprobs
 from storage import RunClaim, Storage

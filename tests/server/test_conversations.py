@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from engine import ScriptedEngine
-from engine.script import Say, Wait
+from engine.backends.script import Say, Wait
 from tests import wire
 from tests.running import http_client, running_app
 

@@ -183,7 +183,7 @@ async def test_a_run_is_deleted_from_another_server(fleet: Fleet) -> None:
 
 async def test_tool_outputs_come_in_at_another_server(fleet: Fleet) -> None:
     """The other one goes on; whoever read at the first one reads on there."""
-    from engine.script import obey
+    from engine.backends.script import obey
 
     a, b = await fleet.add(script=obey), await fleet.add(script=obey)
     async with both(a, b, call(), tools=[WEATHER], await_tool_outputs=True) as (live, there):
@@ -197,7 +197,7 @@ async def test_tool_outputs_come_in_at_another_server(fleet: Fleet) -> None:
 
 
 async def test_a_waiting_run_is_cancelled_from_another_server(fleet: Fleet) -> None:
-    from engine.script import obey
+    from engine.backends.script import obey
 
     a, b = await fleet.add(script=obey), await fleet.add(script=obey)
     async with a.api.open(call(), tools=[WEATHER], await_tool_outputs=True) as live:

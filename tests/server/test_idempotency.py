@@ -16,7 +16,7 @@ import pytest
 from openai import AsyncOpenAI, ConflictError
 
 from engine import GenerateRequest, Say, ScriptedEngine
-from engine.script import Step
+from engine.backends.script import Step
 from server import idempotency
 from server.clock import now_us
 from storage import KeyedRequest, KnownRequest, Limits

@@ -15,7 +15,9 @@ from server.cli import main
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own report takes seconds, and is torch's business."""
-    monkeypatch.setattr("engine.machine.describe_machine", lambda: "PyTorch version: 1\nGPU: none")
+    monkeypatch.setattr(
+        "engine.benchmark.environment.describe_machine", lambda: "PyTorch version: 1\nGPU: none"
+    )
 
 
 def test_a_report_says_what_is_installed_and_what_was_set(
@@ -53,7 +55,7 @@ def test_without_torch_the_rest_is_told(
     def missing() -> str:
         raise ImportError("No module named 'torch'")
 
-    monkeypatch.setattr("engine.machine.describe_machine", missing)
+    monkeypatch.setattr("engine.benchmark.environment.describe_machine", missing)
     assert main(["collect-env", "--data", str(tmp_path)]) == 0
     assert "cannot be imported: No module named 'torch'" in capsys.readouterr().out
 

@@ -343,7 +343,7 @@ async def test_a_woken_run_that_nobody_reads_has_a_grace(tmp_path: Path) -> None
     gate = Gate()
 
     def script(request: Any, prompt: str) -> Any:
-        from engine.script import obey
+        from engine.backends.script import obey
 
         if request.generation:
             yield gate.wait()

@@ -1,0 +1,1 @@
+"""What answers a request: the model in this process, other servers, or a script."""

@@ -1,0 +1,175 @@
+"""One request on the asyncio side: its checks, its mailbox, and its tokens read as chunks.
+
+Owns: what makes a request acceptable, the replay of a durable prefix, and one `Chunk` out of whatever
+gathered while the consumer was busy. Refuses to know: the engine thread, queues of other requests, torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from engine.core.messages import RowLogprobs, RowOutput
+from engine.dialects.spec import Dialect
+from engine.parsing.output_reader import Reader
+from engine.tokenizer.tokenizer import Tokenizer
+from engine.types import (
+    Chunk,
+    Done,
+    GenerateRequest,
+    ModelInfo,
+    PromptTooLong,
+    RequestError,
+    TokenLogprob,
+)
+
+MAX_LOGPROBS = 20
+
+
+def check_request(request: GenerateRequest, info: ModelInfo) -> None:
+    """Raise RequestError or PromptTooLong for what could never run."""
+    limit, vocab_size, sampling = info.max_model_len, info.vocab_size, request.sampling
+    if not request.prompt_ids:
+        raise RequestError("the prompt is empty")
+    if len(request.prompt_ids) + 1 > limit:
+        raise PromptTooLong(len(request.prompt_ids), limit)
+    named = {
+        "prompt": request.prompt_ids,
+        "prefix": _flat(request),
+        "logit_bias": [token for token, _ in sampling.logit_bias],
+        "stop_token_ids": sampling.stop_token_ids,
+    }
+    for field, ids in named.items():
+        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+            raise RequestError(f"{field} has a token id outside 0..{vocab_size - 1}")
+    for field, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None and not 0 <= count <= MAX_LOGPROBS:
+            raise RequestError(f"{field} must be between 0 and {MAX_LOGPROBS}")
+    if len(named["prefix"]) > limit - len(request.prompt_ids):
+        raise RequestError("the prefix does not fit behind the prompt")
+    if request.adapter is not None and request.adapter not in dict(info.adapters):
+        raise RequestError(f"there is no adapter {request.adapter!r}")
+    if request.media:
+        raise RequestError("this model takes text only")
+
+
+def end_of_prefix(request: GenerateRequest, info: ModelInfo) -> Done | None:
+    """What ended the generation at the last token of its prefix, if a token-level end did.
+
+    Without a prefix: Done where nothing is to be generated (`max_tokens` 0, and no prompt to score).
+    """
+    prefix, sampling = _flat(request), request.sampling
+    if prefix:
+        last = prefix[-1]
+        if last in info.eos_token_ids and not (sampling.ignore_eos and request.constraint is None):
+            return Done("stop")
+        if last in sampling.stop_token_ids:
+            return Done("stop", last)
+    elif sampling.max_tokens > 0 or sampling.prompt_logprobs is not None:
+        return None
+    total = len(request.prompt_ids) + len(prefix)
+    return Done("length") if len(prefix) >= sampling.max_tokens or total >= info.max_model_len else None
+
+
+def _flat(request: GenerateRequest) -> list[int]:
+    return [token for chunk in request.prefix for token in chunk]
+
+
+class Mailbox:
+    """What the engine thread delivered for one request and nobody has taken yet."""
+
+    __slots__ = ("_outputs", "_waiter", "num_uncredited")
+
+    def __init__(self) -> None:
+        self._outputs: list[RowOutput] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self.num_uncredited = 0  # tokens taken that the engine thread has not been told of
+
+    def put(self, output: RowOutput) -> None:
+        """Add an output and wake the taker."""
+        self._outputs.append(output)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[RowOutput]:
+        """Everything that gathered; waits until there is something."""
+        while not self._outputs:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        outputs, self._outputs = self._outputs, []
+        self.num_uncredited += sum(len(output.token_ids) for output in outputs)
+        return outputs
+
+
+class Generation:
+    """Reads one request's tokens, prefix first."""
+
+    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer, dialect: Dialect) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._reader = Reader(tokenizer, dialect, request.reader, request.sampling)
+
+    def replay(self, end: Done | None) -> list[Chunk]:
+        """The chunks of the durable prefix, read again; `end` is what its last token ended the generation
+        with.
+        """
+        prefix = self._request.prefix
+        if not prefix and end is not None:
+            return [Chunk((), self._reader.feed((), end).deltas, cached_tokens=0)]
+        chunks = []
+        given = self._request.prefix_logprobs
+        for i, token_ids in enumerate(prefix):
+            logprobs = given[i] if given else ()
+            reading = self._reader.feed(token_ids, end if i == len(prefix) - 1 else None, logprobs)
+            chunks.append(
+                Chunk(
+                    tuple(token_ids[: reading.num_tokens]),
+                    reading.deltas,
+                    logprobs=logprobs[: reading.num_tokens],
+                    reasoning_tokens=reading.reasoning_tokens,
+                    replayed=True,
+                )
+            )
+            if reading.done:  # a stop string, or the last call
+                break
+        return chunks
+
+    def read(self, outputs: list[RowOutput]) -> Chunk | None:
+        """One chunk of what gathered; None when nothing but an error did."""
+        token_ids = tuple(token for output in outputs for token in output.token_ids)
+        finish, sampling = outputs[-1].finish, self._request.sampling
+        if not token_ids and finish is None:
+            return None
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if sampling.logprobs is not None:
+            rows = (row for output in outputs for row in output.logprobs)
+            logprobs = tuple(self._logprob(row, sampling.logprobs) for row in rows)
+        reading = self._reader.feed(token_ids, finish, logprobs)
+        prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        if (scored := outputs[0].prompt_logprobs) is not None:
+            count = sampling.prompt_logprobs or 0
+            prompt_logprobs = (None, *(self._logprob(row, count) for row in scored))
+        return Chunk(
+            token_ids[: reading.num_tokens],
+            reading.deltas,
+            logprobs=logprobs[: reading.num_tokens],
+            reasoning_tokens=reading.reasoning_tokens,
+            cached_tokens=outputs[0].cached_tokens,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _logprob(self, row: RowLogprobs, count: int) -> TokenLogprob:
+        best = zip(row.top_ids[:count], row.top_logprobs[:count], strict=True)
+        top = tuple((token_id, *self._text(token_id), logprob) for token_id, logprob in best)
+        return TokenLogprob(row.token_id, *self._text(row.token_id), row.logprob, top)
+
+    def _text(self, token_id: int) -> tuple[str, bytes]:
+        data = self._tokenizer.token_bytes(token_id)
+        return data.decode(errors="replace"), data
+
+
+def is_last(chunk: Chunk) -> bool:
+    """True for the chunk that ends a generation."""
+    return bool(chunk.deltas) and isinstance(chunk.deltas[-1], Done)

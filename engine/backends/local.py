@@ -1,0 +1,491 @@
+"""The asyncio side of the local engine.
+
+Owns: `LocalEngine`: starting and watching the engine thread, checking requests, and turning the tokens that
+come out of it into chunks on the reader's side, so that text work never holds up the batch. Refuses to know:
+torch (the thread imports it), schedules, blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from engine.backends.generation import Generation, Mailbox, check_request, end_of_prefix, is_last
+from engine.config import Device, Dtype, EngineSettings, KVDtype, Quantization
+from engine.core.messages import Abort, Call, Close, Credit, Inbox, RowOutput, Submit
+from engine.model_folder import find_folder, read_sampling_defaults
+from engine.tokenizer.renderer import Prompts, open_dialect
+from engine.tokenizer.tokenizer import Tokenizer
+from engine.types import (
+    Chunk,
+    Constraint,
+    Done,
+    EngineDead,
+    EngineError,
+    EngineStats,
+    GenerateRequest,
+    LoadError,
+    ModelInfo,
+    Prompt,
+    QueueFull,
+    ReaderParams,
+    RenderInput,
+    SamplingDefaults,
+)
+
+if TYPE_CHECKING:
+    from engine.core.loop import EngineLoop
+    from engine.structured.grammar import Grammars, Matcher
+
+T = TypeVar("T")
+
+CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
+
+
+class LocalEngine:
+    """A model in this process, on an engine thread of its own; implements `Engine`.
+
+    MODEL is a folder or a hub id. See `EngineSettings` for what the arguments mean.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        name: str | None = None,
+        dtype: Dtype = "auto",
+        device: Device = "auto",
+        quantization: Quantization = "none",
+        kv_cache_dtype: KVDtype = "auto",
+        compile: bool = False,
+        max_model_len: int | None = None,
+        max_waiting: int = 512,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        block_size: int = 16,
+        kv_cache_bytes: int | None = None,
+        num_blocks: int | None = None,
+        lora: Mapping[str, str | Path] | None = None,
+        chat_template: str | None = None,
+        tool_dialect: str | None = None,
+        reasoning_dialect: str | None = None,
+        generation_config: Literal["auto", "none"] = "auto",
+        num_threads: int | None = None,
+        cpu_kernels: bool = True,
+        step_timeout_s: float = 10.0,
+        deterministic: bool = False,
+        num_assistant_tokens: int = 8,
+        max_ngram_size: int = 3,
+        draft_model: str | Path | None = None,
+        assistant_confidence_threshold: float = 0.4,
+    ) -> None:
+        self._settings = EngineSettings(
+            model=model,
+            name=name,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            compile=compile,
+            max_model_len=max_model_len,
+            max_waiting=max_waiting,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+            kv_cache_bytes=kv_cache_bytes,
+            num_blocks=num_blocks,
+            lora=dict(lora or {}),
+            chat_template=chat_template,
+            tool_dialect=tool_dialect,
+            reasoning_dialect=reasoning_dialect,
+            generation_config=generation_config,
+            num_threads=num_threads,
+            cpu_kernels=cpu_kernels,
+            step_timeout_s=step_timeout_s,
+            deterministic=deterministic,
+            num_assistant_tokens=num_assistant_tokens,
+            max_ngram_size=max_ngram_size,
+            draft_model=draft_model,
+            assistant_confidence_threshold=assistant_confidence_threshold,
+        )
+        self._inbox: Inbox = SimpleQueue()
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
+        # a flood of grammars leaves a processor for the step loop, and threads for everybody's text
+        self._compilers = ThreadPoolExecutor(
+            max_workers=max(1, (os.cpu_count() or 1) // 2), thread_name_prefix="engine-grammars"
+        )
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._next_handle = 0
+        self._watchdog: asyncio.TimerHandle | None = None  # set once the engine is started
+        self._grammars: Grammars | None = None
+        self._closed = False
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> ModelInfo:
+        """See `Engine.start`; the engine thread loads torch and weights while another reads the tokenizer."""
+        self._asyncio = asyncio.get_running_loop()
+        self._death: asyncio.Future[BaseException] = self._asyncio.create_future()
+        folder = await self._in_pool(lambda: find_folder(self._settings.model))
+        tokenizer: Future[Tokenizer] = self._pool.submit(Tokenizer.load, folder, self._settings.chat_template)
+        loaded: asyncio.Future[EngineLoop] = self._asyncio.create_future()
+        self._thread = threading.Thread(
+            target=self._run, args=(folder, tokenizer, loaded), name="engine", daemon=True
+        )
+        self._thread.start()
+        self._loop = await loaded
+        self._tokenizer = tokenizer.result()
+        self._dialect = open_dialect(
+            self._tokenizer, tools=self._settings.tool_dialect, reasoning=self._settings.reasoning_dialect
+        )
+        self._info = self._describe(folder)
+        self._prompts = Prompts(
+            self._tokenizer, self._dialect, limit=self._info.max_model_len, pool=self._pool
+        )
+        self._watch()
+        return self._info
+
+    def _run(self, folder: Path, tokenizer: Future[Tokenizer], loaded: asyncio.Future[EngineLoop]) -> None:
+        """The engine thread: load, say so, then step until closed or dead."""
+        try:
+            from engine.core.loop import build_loop
+
+            text = tokenizer.result()
+            loop = build_loop(
+                self._settings,
+                folder,
+                draft_folder=self._find_draft(text),
+                vocab_size=text.vocab_size,
+                eos_token_ids=text.eos_token_ids,
+                inbox=self._inbox,
+                deliver=lambda outputs: self._post(lambda: self._receive(outputs)),
+            )
+        except BaseException as error:
+            failure = _load_error(folder, error)
+            self._post(lambda: _resolve(loaded, failure))
+            return
+        self._post(lambda: _resolve(loaded, loop))
+        try:
+            loop.run()
+        except BaseException as error:  # whatever ends the engine thread ends the engine, for every caller
+            death = error
+            self._post(lambda: self._die(death))
+
+    def _find_draft(self, tokenizer: Tokenizer) -> Path | None:
+        """The draft model's folder; raises LoadError when its tokens are not the model's."""
+        if self._settings.draft_model is None:
+            return None
+        folder = find_folder(self._settings.draft_model)
+        if not Tokenizer.load(folder).agrees_with(tokenizer):
+            raise LoadError(f"the draft model {folder} has another tokenizer than the model it guesses for")
+        return folder
+
+    def _post(self, callback: Callable[[], object]) -> None:
+        """Run something on the asyncio loop, from the engine thread."""
+        try:
+            self._asyncio.call_soon_threadsafe(callback)
+        except RuntimeError:
+            self._inbox.put(Close())  # the asyncio loop is gone, and with it every caller
+
+    def _die(self, error: BaseException) -> None:
+        """Tell everybody, once."""
+        if self._death.done():
+            return
+        self._death.set_result(error)
+        for handle, mailbox in self._mailboxes.items():
+            mailbox.put(RowOutput(handle, error=_dead(error)))
+
+    def _watch(self) -> None:
+        """A step that makes no progress for `step_timeout_s` counts as the engine's death."""
+        if self._death.done() or self._closed:
+            return
+        at = self._loop.runner.progress.at
+        limit = self._settings.step_timeout_s
+        if at is not None and time.monotonic() - at > limit:
+            self._die(TimeoutError(f"a step made no progress for {limit:g} s"))
+            return
+        self._watchdog = self._asyncio.call_later(min(1.0, limit / 4), self._watch)
+
+    async def dead(self) -> BaseException:
+        """See `Engine.dead`."""
+        return await asyncio.shield(self._death)
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._inbox.put(Close())
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            if not self._death.done():
+                await self._in_pool(lambda: self._thread.join(self._settings.step_timeout_s))
+            for handle, mailbox in self._mailboxes.items():
+                mailbox.put(RowOutput(handle, error=EngineDead("the engine was closed")))
+        self._pool.shutdown(wait=False)
+        self._compilers.shutdown(wait=False)
+
+    # -- what is served --------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ModelInfo:
+        """See `Engine.info`."""
+        return self._info
+
+    def _describe(self, folder: Path) -> ModelInfo:
+        spec = self._loop.spec
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (spec.fingerprint, self._tokenizer.fingerprint, self._dialect.name.encode()):
+            digest.update(part)
+        if self._settings.kv_cache_dtype != "auto":
+            digest.update(self._settings.kv_cache_dtype.encode())
+        capabilities = {"beams", "grammar", "grammar_resume", "logprobs", "priority", "token_ids"}
+        if self._dialect.calls is not None:
+            capabilities.add("calls")
+        # a run that goes on elsewhere rounds differently: in f32 that is too little to change a token
+        if self._settings.deterministic or str(self._loop.runner.kv_dtype) == "torch.float32":
+            capabilities.add("exact_resume")
+
+        def adapted(own: bytes) -> str:
+            return hashlib.blake2b(digest.digest() + own, digest_size=16).hexdigest()
+
+        auto = self._settings.generation_config == "auto"
+        return ModelInfo(
+            name=self._settings.name or str(self._settings.model).rstrip("/").rsplit("/", 1)[-1],
+            max_model_len=self._loop.max_model_len,
+            vocab_size=self._loop.runner.vocab_size,
+            fingerprint=digest.hexdigest(),
+            eos_token_ids=self._tokenizer.eos_token_ids,
+            defaults=read_sampling_defaults(folder) if auto else SamplingDefaults(),
+            capabilities=frozenset(capabilities),
+            dialect=self._dialect.name,
+            adapters=tuple((name, adapted(own)) for name, own in spec.adapters),
+        )
+
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`."""
+        if self._watchdog is None:
+            return EngineStats()
+        scheduler = self._loop.scheduler
+        counters, pools = scheduler.counters, scheduler.kv.pools
+        return EngineStats(
+            waiting=scheduler.num_waiting + self._inbox.qsize(),
+            running=len(scheduler.running),
+            kv_blocks_total=sum(pool.num_blocks for pool in pools),
+            kv_blocks_used=sum(pool.num_blocks - pool.num_available for pool in pools),
+            kv_blocks_cached=sum(pool.num_cached for pool in pools),
+            prefix_queries_total=counters.prefix_queries,
+            prefix_hits_total=counters.prefix_hits,
+            prompt_tokens_total=counters.prompt_tokens,
+            output_tokens_total=counters.output_tokens,
+            preemptions_total=counters.preemptions,
+            steps_total=counters.steps,
+            drafts_total=counters.drafts,
+            drafts_accepted_total=counters.drafts_accepted,
+        )
+
+    def check_integrity(self) -> None:
+        """See `Engine.check_integrity`; exact at any time, it waits at most for a step's bookkeeping."""
+        with self._loop.lock:
+            self._loop.scheduler.check_integrity()
+
+    async def settled(self) -> None:
+        """Wait until the engine thread has obeyed every command so far; aborts have freed blocks by then."""
+        obeyed: asyncio.Future[None] = self._asyncio.create_future()
+        self._inbox.put(Call(lambda: self._post(lambda: _resolve(obeyed, None))))
+        futures: set[asyncio.Future[Any]] = {obeyed, self._death}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+    async def read_rate(self) -> float:
+        """Bytes a second at which the device reads its memory, measured now, between two steps."""
+        measured: asyncio.Future[float] = self._asyncio.create_future()
+
+        def measure() -> None:
+            from engine.benchmark.roofline import read_rate
+
+            rate: float | BaseException
+            try:
+                rate = read_rate(self._loop.runner.device)
+            except (RuntimeError, MemoryError) as error:  # no memory to read: no reason for the engine to die
+                rate = error
+            self._post(lambda: _resolve(measured, rate))
+
+        self._inbox.put(Call(measure))
+        return await measured
+
+    def step_bytes(self, num_seqs: int, context: int) -> int:
+        """Bytes that one decode step of so many sequences reads, each `context` tokens long."""
+        from engine.benchmark.roofline import step_bytes
+
+        runner = self._loop.runner
+        return step_bytes(runner.model, num_seqs, context, runner.kv_dtype)
+
+    # -- text ------------------------------------------------------------------------------------------------
+
+    async def render(self, messages: RenderInput) -> Prompt:
+        """See `Engine.render`."""
+        return await self._prompts.render(messages)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """See `Engine.tokenize`."""
+        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """See `Engine.detokenize`."""
+        return await self._prompts.detokenize(token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """See `Engine.token_text`."""
+        return self._prompts.token_text(token_id)
+
+    async def check(self, constraint: Constraint) -> None:
+        """See `Engine.check`."""
+        grammars = await self._open_grammars()
+        reader = ReaderParams(tools=constraint.tools)
+        await self._beside(self._compilers, lambda: grammars.compile(constraint, reader))
+
+    # -- generation ------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+        """See `Engine.generate`."""
+        self._require_alive()
+        check_request(request, self._info)
+        end = end_of_prefix(request, self._info)
+        matcher = None
+        if request.constraint is not None:
+            matcher, stopped = await self._matcher(request, request.constraint)
+            if stopped and end is None:
+                end = Done("stop")
+        generation = Generation(request, self._tokenizer, self._dialect)
+        handle = self._next_handle
+        self._next_handle += 1
+        mailbox = Mailbox()
+        if end is None:
+            self._require_alive()  # still, after a grammar was compiled
+            self._require_room()
+            self._mailboxes[handle] = mailbox
+            self._inbox.put(Submit(handle, request, matcher))
+        try:
+            for chunk in generation.replay(end):
+                if is_last(chunk):
+                    self._drop(handle)
+                yield chunk
+            while handle in self._mailboxes:
+                outputs = await mailbox.take()
+                error = outputs[-1].error
+                if outputs[-1].finish is not None or error is not None:
+                    del self._mailboxes[handle]  # the engine thread has dropped it already
+                elif mailbox.num_uncredited >= CREDIT_STEP:
+                    self._inbox.put(Credit(handle, mailbox.num_uncredited))
+                    mailbox.num_uncredited = 0
+                read = generation.read(outputs)
+                if read is not None:
+                    if is_last(read):  # before the consumer sees the end: it may never come back
+                        self._drop(handle)
+                    yield read
+                if error is not None and not (read is not None and is_last(read)):
+                    raise error
+        finally:
+            self._drop(handle)
+
+    def _drop(self, handle: int) -> None:
+        """Have the engine thread forget a request, if it still runs there."""
+        if self._mailboxes.pop(handle, None) is not None:
+            self._inbox.put(Abort(handle))
+
+    def _receive(self, outputs: list[RowOutput]) -> None:
+        """A step's outputs arrive on the asyncio loop; those of requests that are gone are dropped."""
+        mailboxes = self._mailboxes
+        if self._death.done():  # a step that hung came back after all: everybody has been told already
+            return
+        for output in outputs:
+            mailbox = mailboxes.get(output.handle)
+            if mailbox is not None:
+                mailbox.put(output)
+
+    # -- checks ----------------------------------------------------------------------------------------------
+
+    def _require_alive(self) -> None:
+        if self._closed or self._watchdog is None:
+            raise EngineDead("the engine was closed" if self._closed else "the engine was not started")
+        if self._death.done():
+            raise _dead(self._death.result())
+
+    def _require_room(self) -> None:
+        scheduler = self._loop.scheduler
+        waiting = scheduler.num_waiting + self._inbox.qsize()
+        free = self._loop.max_num_seqs - len(scheduler.running)
+        if waiting - free >= self._settings.max_waiting:
+            raise QueueFull(f"{waiting} requests wait already")
+
+    # -- grammars --------------------------------------------------------------------------------------------
+
+    async def _open_grammars(self) -> Grammars:
+        if self._grammars is None:
+
+            def load() -> Grammars:
+                from engine.structured.grammar import (
+                    Grammars,  # llguidance is only imported where it is needed
+                )
+
+                return Grammars(self._tokenizer, self._dialect)
+
+            grammars = await self._in_pool(load)
+            if self._grammars is None:
+                self._grammars = grammars
+        return self._grammars
+
+    async def _matcher(self, request: GenerateRequest, constraint: Constraint) -> tuple[Matcher, bool]:
+        """A matcher that has read the prefix, and whether the grammar ended there."""
+        grammars = await self._open_grammars()
+
+        def work() -> tuple[Matcher, bool]:
+            grammar = grammars.compile(constraint, request.reader)
+            matcher = grammar.matcher(request.sampling.max_tokens)
+            for chunk in request.prefix:
+                for token in chunk:
+                    if token not in self._info.eos_token_ids:
+                        matcher.advance(token)
+            return matcher, bool(request.prefix) and matcher.stopped
+
+        return await self._beside(self._compilers, work)
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        return await self._beside(self._pool, work)
+
+    async def _beside(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+def _dead(cause: BaseException) -> EngineDead:
+    error = EngineDead(f"the engine died: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def _load_error(folder: Path, error: BaseException) -> BaseException:
+    """Whatever kept the model from loading, as an EngineError of one line."""
+    if isinstance(error, EngineError):
+        return error
+    line = (str(error).strip().splitlines() or [""])[0]
+    wrapped = LoadError(f"cannot load {folder}: {type(error).__name__}: {line}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _resolve(future: asyncio.Future[T], outcome: T | BaseException) -> None:
+    """Give a future its value or exception, unless its waiter is gone."""
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

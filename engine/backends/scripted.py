@@ -1,0 +1,362 @@
+"""An engine without a model: it says what a script says, through the real tokenizer, dialect, parser and
+grammar.
+
+Owns: pacing, gates that tests release, failures on demand, the queue. Refuses to know: torch. What the
+engine's door promises holds here too: limits, stop strings, constraints, replay of a prefix, a queue that
+fills, a death that reaches every caller.
+
+Its script is a callable over (request, prompt text) that yields steps; script.py has them and the default
+one. Under a constraint it says what the script says where the grammar lets it, and otherwise completes the
+shape in the shortest way it knows: a minimal valid call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from engine.backends.script import Fail, Script, Tick, Wait, obey
+from engine.backends.scripted_tokens import Speech, Tokens, scripted_tokenizer
+from engine.dialects.spec import Dialect
+from engine.dialects.table import dialect_named
+from engine.parsing.output_reader import Reader
+from engine.types import (
+    Chunk,
+    Constraint,
+    DeadlineExceeded,
+    Done,
+    EngineDead,
+    EngineError,
+    EngineStats,
+    GenerateRequest,
+    ModelInfo,
+    Prompt,
+    PromptTooLong,
+    QueueFull,
+    ReaderParams,
+    RenderInput,
+    RequestFailed,
+    TokenLogprob,
+)
+
+if TYPE_CHECKING:
+    from engine.structured.grammar import Grammar, Grammars
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class _Counters:
+    running: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    chunks: int = 0
+    queue: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+
+class ScriptedEngine:
+    """An `Engine` that follows a script (see script.py for the one it has by itself).
+
+    chunk: "word" (a chunk is a word with the space before it) or a number of tokens. tick_s: seconds between
+    chunks. max_running: how many generate at once; `max_waiting` more wait, the next gets QueueFull.
+    `requests` holds the latest requests, newest last.
+    """
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        name: str = "antiphon-scripted",
+        chunk: Literal["word"] | int = "word",
+        tick_s: float = 0.0,
+        max_model_len: int = 262_144,
+        max_running: int = 256,
+        max_waiting: int = 512,
+        chat_template: str | None = None,
+    ) -> None:
+        self._script = script or obey
+        self._tick_s = tick_s
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self.tokenizer = scripted_tokenizer(chat_template)
+        self._dialect: Dialect = dialect_named("hermes")
+        self._speech = Speech(self.tokenizer, self._dialect, chunk)
+        self._grammars: Grammars | None = None
+        self._info = ModelInfo(
+            name=name,
+            max_model_len=max_model_len,
+            vocab_size=self.tokenizer.vocab_size,
+            fingerprint="scripted-" + self.tokenizer.fingerprint.hex(),
+            eos_token_ids=self.tokenizer.eos_token_ids,
+            capabilities=frozenset({"calls", "exact_resume", "grammar", "logprobs", "token_ids"}),
+            dialect=self._dialect.name,
+        )
+        self._counters = _Counters()
+        self._end: asyncio.Future[BaseException] | None = None  # why no request can go on; set by start
+        self._killed = False
+        self.requests: deque[GenerateRequest] = deque(maxlen=256)
+
+    # -- the door --------------------------------------------------------------------------------------------
+
+    async def start(self) -> ModelInfo:
+        """Ready at once."""
+        self._end, self._killed = asyncio.get_running_loop().create_future(), False
+        return self._info
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model served."""
+        return self._info
+
+    async def render(self, messages: RenderInput) -> Prompt:
+        """Render messages by the chat template; raises RenderError."""
+        text = self.tokenizer.render(messages, self._dialect.history)
+        return Prompt(tuple(self.tokenizer.encode(text)), self._dialect.starts_in(text))
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Encode text: a token a byte, tags aside."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Decode ids, special tokens included."""
+        return self.tokenizer.decode(token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """One token's text."""
+        return self.tokenizer.token_bytes(token_id).decode(errors="replace")
+
+    async def check(self, constraint: Constraint) -> None:
+        """Compile a constraint ahead of time; raises ConstraintError."""
+        await asyncio.to_thread(self._compile, constraint, ReaderParams())
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+        """Follow the script; closing the generator aborts at once."""
+        return self._generate(request)
+
+    def stats(self) -> EngineStats:
+        """Counters; there is no KV cache to count."""
+        counters = self._counters
+        return EngineStats(
+            waiting=len(counters.queue),
+            running=counters.running,
+            prompt_tokens_total=counters.prompt_tokens,
+            output_tokens_total=counters.output_tokens,
+            steps_total=counters.chunks,
+        )
+
+    def check_integrity(self) -> None:
+        """Nobody may wait while there is room."""
+        counters = self._counters
+        assert 0 <= counters.running <= self._max_running
+        assert not counters.queue or counters.running == self._max_running
+
+    async def dead(self) -> BaseException:
+        """Wait for `kill`; returns its error. A closed engine has not died."""
+        assert self._end is not None, "the engine has not started"
+        error = await asyncio.shield(self._end)
+        if not self._killed:
+            await asyncio.get_running_loop().create_future()
+        return error
+
+    async def close(self) -> None:
+        """Running requests end with EngineDead."""
+        self._stop(EngineDead("the engine was closed"))
+
+    def kill(self, error: BaseException) -> None:
+        """Die: `dead` returns `error`, every request ends with EngineDead, no new one is taken."""
+        self._killed = True
+        self._stop(error)
+
+    # -- one request -----------------------------------------------------------------------------------------
+
+    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+        room = self._info.max_model_len - len(request.prompt_ids)
+        if room <= 0:
+            raise PromptTooLong(len(request.prompt_ids), self._info.max_model_len)
+        self.requests.append(request)
+        await self._enter(request)
+        try:
+            grammar = None
+            if request.constraint is not None:
+                compiled = asyncio.to_thread(self._compile, request.constraint, request.reader)
+                grammar = await self._until(compiled, request)
+            self._counters.prompt_tokens += len(request.prompt_ids)
+            follow = self._follow(request, grammar, min(room, request.sampling.max_tokens))
+            async with aclosing(follow) as chunks:
+                async for chunk in chunks:
+                    self._counters.chunks += 1
+                    self._counters.output_tokens += 0 if chunk.replayed else len(chunk.token_ids)
+                    yield chunk
+        finally:
+            self._leave()
+
+    async def _follow(
+        self, request: GenerateRequest, grammar: Grammar | None, max_tokens: int
+    ) -> AsyncGenerator[Chunk]:
+        """The prefix as its chunks were, then what the script says behind it."""
+        reader = Reader(self.tokenizer, self._dialect, request.reader, request.sampling)
+        parts = request.prefix
+        if max_tokens == 0 and not parts:
+            yield self._read(reader, request, (), Done("length"), True, replayed=False)[0]
+            return
+        skip = 0
+        for index, token_ids in enumerate(parts):
+            skip += len(token_ids)
+            finish = self._speech.finish(request.sampling, token_ids, skip, max_tokens)
+            if finish is None and index + 1 == len(parts) and _stopped(grammar, parts, max_tokens):
+                finish = Done("stop")
+            chunk, done = self._read(reader, request, token_ids, finish, index == 0, replayed=True)
+            yield chunk
+            if done:
+                return
+        first = not parts
+        loop = asyncio.get_running_loop()
+        tick_s, due = self._tick_s, loop.time()
+        matcher = None if grammar is None else grammar.matcher(max_tokens)
+        for step in self._speech.chunks(request, self._script, matcher, max_tokens):
+            if isinstance(step, Tick):
+                tick_s = step.seconds
+            elif isinstance(step, Wait | Fail):
+                if not skip:  # gates in front of the prefix's end were passed by the first attempt
+                    await self._obey(step, request)
+                    due = loop.time()
+            else:
+                token_ids, finish = step
+                behind = min(skip, len(token_ids))
+                skip -= behind
+                token_ids = token_ids[behind:]
+                if not token_ids and not finish:
+                    continue
+                due += tick_s
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                self._check(request)
+                chunk, done = self._read(reader, request, token_ids, finish, first, replayed=False)
+                first = False
+                yield chunk
+                if done:
+                    return
+
+    def _read(
+        self,
+        reader: Reader,
+        request: GenerateRequest,
+        token_ids: Tokens,
+        finish: Done | None,
+        first: bool,
+        *,
+        replayed: bool,
+    ) -> tuple[Chunk, bool]:
+        count = request.sampling.logprobs
+        logprobs = () if count is None else tuple(self._logprob(token_id, count) for token_id in token_ids)
+        reading = reader.feed(token_ids, finish, logprobs)
+        asked = request.sampling.prompt_logprobs if first else None
+        prompt = None
+        if asked is not None:
+            prompt = (None, *(self._logprob(token_id, asked) for token_id in request.prompt_ids[1:]))
+        chunk = Chunk(
+            token_ids=token_ids[: reading.num_tokens],
+            deltas=reading.deltas,
+            logprobs=logprobs[: reading.num_tokens],
+            reasoning_tokens=reading.reasoning_tokens,
+            cached_tokens=0 if first else None,
+            prompt_logprobs=prompt,
+            replayed=replayed,
+        )
+        return chunk, reading.done
+
+    def _logprob(self, token_id: int, count: int) -> TokenLogprob:
+        """Made up and always the same: the token first, then its neighbours by id, each e times less
+        likely."""
+        others = [(token_id + step) % self.tokenizer.vocab_size for step in range(count)]
+        top = tuple(
+            (other, self.token_text(other), self.tokenizer.token_bytes(other), -0.5 - rank)
+            for rank, other in enumerate(others)
+        )
+        return TokenLogprob(
+            token_id, self.token_text(token_id), self.tokenizer.token_bytes(token_id), -0.5, top
+        )
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    async def _enter(self, request: GenerateRequest) -> None:
+        """Take a place among the running, in the order of arrival; `_leave` gives it back."""
+        counters = self._counters
+        self._check(request)
+        if counters.running < self._max_running:
+            counters.running += 1
+            return
+        if len(counters.queue) >= self._max_waiting:
+            raise QueueFull(f"{self._max_waiting} requests wait already")
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        counters.queue.append(place)
+        try:
+            await self._until(place, request)
+        except BaseException:
+            if place in counters.queue:
+                counters.queue.remove(place)
+            else:  # the place was given while this request was on its way out
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._counters.queue:
+            self._counters.queue.popleft().set_result(None)
+        else:
+            self._counters.running -= 1
+
+    async def _obey(self, step: Wait | Fail, request: GenerateRequest) -> None:
+        if isinstance(step, Fail):
+            if isinstance(step.error, EngineError):
+                raise step.error
+            raise RequestFailed(str(step.error)) from step.error
+        if step.reached is not None:
+            step.reached.set()
+        await self._until(step.release.wait(), request)
+
+    async def _until(self, awaitable: Awaitable[_T], request: GenerateRequest) -> _T:
+        """Wait, unless the engine ends or the request's deadline passes first."""
+        assert self._end is not None
+        task = asyncio.ensure_future(awaitable)
+        left = None if request.deadline is None else max(0.0, request.deadline - time.monotonic())
+        try:
+            waited: set[asyncio.Future[Any]] = {task, self._end}
+            await asyncio.wait(waited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            self._check(request)
+            return task.result()
+        finally:
+            task.cancel()
+
+    def _check(self, request: GenerateRequest) -> None:
+        if self._end is None:
+            raise EngineDead("the engine has not started")
+        if self._end.done():
+            raise EngineDead(f"the engine stopped: {self._end.result()}") from self._end.result()
+        if request.deadline is not None and time.monotonic() >= request.deadline:
+            raise DeadlineExceeded(f"request {request.id} ran past its deadline")
+
+    def _stop(self, error: BaseException) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.set_result(error)
+
+    def _compile(self, constraint: Constraint, reader: ReaderParams) -> Grammar:
+        from engine.structured.grammar import Grammars  # llguidance, only where it is needed
+
+        if self._grammars is None:
+            self._grammars = Grammars(self.tokenizer, self._dialect)
+        return self._grammars.compile(constraint, reader)
+
+
+def _stopped(grammar: Grammar | None, parts: tuple[Tokens, ...], max_tokens: int) -> bool:
+    """Whether the grammar ends behind these tokens, so that no end of turn had to be drawn."""
+    if grammar is None:
+        return False
+    matcher = grammar.matcher(max_tokens)
+    for token_id in chain.from_iterable(parts):
+        matcher.advance(token_id)
+    return matcher.stopped

@@ -1,0 +1,201 @@
+"""What a scripted engine says, as tokens.
+
+Owns: a byte-level tokenizer (256 bytes and the shipped model's tags), how a script's text is cut into chunks,
+what a grammar lets through of it, and where it ends. Refuses to know: time, gates and failures (it hands them
+on in their place), requests that wait.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from string import ascii_letters
+from typing import TYPE_CHECKING, Literal
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from engine.backends.script import Fail, Say, Script, Tick, Wait
+from engine.dialects.spec import Dialect
+from engine.dialects.table import dialect_named
+from engine.tokenizer.tokenizer import BYTE_ALPHABET, Tokenizer
+from engine.types import Done, GenerateRequest, RequestFailed, SamplingParams
+
+if TYPE_CHECKING:
+    from engine.structured.grammar import Matcher
+
+TEMPLATE = Path(__file__).parents[1] / "tiny" / "checkpoint" / "chat_template.jinja"
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+Tokens = tuple[int, ...]
+_Piece = tuple[Tokens, bool] | Wait | Fail | Tick  # tokens, and whether the grammar ends behind them
+
+
+def scripted_tokenizer(template: str | None = None) -> Tokenizer:
+    """A tokenizer of 256 bytes, ChatML's special tokens and the hermes tags; `template` replaces the shipped
+    one."""
+    alphabet = {char: value[0] for char, value in BYTE_ALPHABET.items()}
+    backend = Backend(models.BPE(vocab=alphabet, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    tags = sorted(dialect_named("hermes").tags)
+    backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in tags])
+    ids = backend.get_vocab(with_added_tokens=True)
+    return Tokenizer(
+        backend,
+        templates={"default": template or TEMPLATE.read_text(encoding="utf-8")},
+        special_tokens={"eos_token": "<|im_end|>"},
+        eos_token_ids=(ids["<|im_end|>"], ids["<|endoftext|>"]),
+    )
+
+
+class Speech:
+    """Turns scripts into chunks of tokens. chunk: "word" (a word with the space before it) or a number of
+    tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect, chunk: Literal["word"] | int) -> None:
+        self._tokenizer = tokenizer
+        self._dialect = dialect
+        self._chunk = chunk
+
+    def chunks(
+        self, request: GenerateRequest, script: Script, matcher: Matcher | None, max_tokens: int
+    ) -> Iterator[tuple[Tokens, Done | None] | Wait | Fail | Tick]:
+        """Chunks of tokens, the last with how it ends, and between them what else the script has.
+
+        The whole generation, whatever of it is durable: what comes out depends on the request alone.
+        """
+        pieces = self._pieces(request, script)
+        if matcher is not None:
+            pieces = self._constrained(pieces, matcher)
+        num_tokens = 0
+        for piece in pieces:
+            if not isinstance(piece, tuple):
+                yield piece
+                continue
+            token_ids, finish = self._cut(request.sampling, piece[0], num_tokens, max_tokens)
+            num_tokens += len(token_ids)
+            if finish is None and piece[1]:
+                finish = Done("stop")
+            if token_ids or finish:
+                yield token_ids, finish
+            if finish:
+                return
+
+    def _pieces(self, request: GenerateRequest, script: Script) -> Iterator[_Piece]:
+        """The script's steps, its text as chunks of tokens with a flag (the grammar has ended); then the end
+        of turn, for ever, with filler in front where the end does not count."""
+        prompt = self._tokenizer.decode(request.prompt_ids)
+        for step in script(request, prompt):
+            if isinstance(step, Say):
+                for token_ids in self._words(step):
+                    yield token_ids, False
+            else:
+                yield step
+        eos = self._tokenizer.eos_token_ids[0]
+        filler = tuple(self._tokenizer.encode(" more"))
+        while True:
+            yield ((eos,), False) if not request.sampling.ignore_eos else (filler, False)
+            yield filler, False  # reached only when min_tokens has taken the end out
+
+    def _words(self, say: Say) -> Iterator[Tokens]:
+        if say.whole:
+            yield tuple(self._tokenizer.encode(say.text))
+        elif self._chunk == "word":
+            for word in re.findall(r"\s*\S+|\s+$", say.text):
+                yield tuple(self._tokenizer.encode(word))
+        else:
+            token_ids = self._tokenizer.encode(say.text)
+            for start in range(0, len(token_ids), self._chunk):
+                yield tuple(token_ids[start : start + self._chunk])
+
+    def _constrained(self, steps: Iterator[_Piece], matcher: Matcher) -> Iterator[_Piece]:
+        """What of the steps the grammar lets through, and the shortest end from where it does not."""
+        for step in steps:
+            if not isinstance(step, tuple):
+                yield step
+                continue
+            allowed: list[int] = []
+            for token_id in step[0]:
+                if not matcher.allows(token_id):
+                    yield tuple(allowed), False
+                    yield from self._complete(matcher)
+                    return
+                matcher.advance(token_id)
+                allowed.append(token_id)
+                if matcher.stopped:
+                    break
+            yield tuple(allowed), matcher.stopped
+            if matcher.stopped:
+                return
+
+    @cached_property
+    def _closing_order(self) -> list[int]:
+        """Every token but the reasoning tags, those first that end something."""
+        assert self._dialect.calls is not None and self._dialect.reasoning is not None
+        ends = [*self._tokenizer.eos_token_ids, self._tokenizer.token_id(self._dialect.calls.close)]
+        ends += self._tokenizer.encode('\n}]",: 0123456789')
+        hidden = {self._tokenizer.token_id(self._dialect.reasoning.open)}
+        order = dict.fromkeys(
+            [*ends, *self._tokenizer.encode(ascii_letters), *range(self._tokenizer.vocab_size)]
+        )
+        return [token_id for token_id in order if token_id is not None and token_id not in hidden]
+
+    def _complete(self, matcher: Matcher) -> Iterator[_Piece]:
+        """Tokens that close what is open about as early as the grammar allows, up to eight a chunk.
+
+        What did not help four times (sixty-four for JSON's own marks) gives way to what was said less often.
+        """
+        marks, used = frozenset(b'{}[]",:'), Counter[int]()
+        while not matcher.stopped:
+            chunk: list[int] = []
+            while len(chunk) < 8 and not matcher.stopped:
+                # Where a letter and a brace may stand, a string is open: its end closes more than a brace.
+                string = matcher.allows(ord("a")) and matcher.allows(ord("}"))
+                order = (
+                    (ord('"'), *ascii_letters.encode(), *self._closing_order)
+                    if string
+                    else self._closing_order
+                )
+                allowed = list(filter(matcher.allows, order))
+                if not allowed:
+                    raise RequestFailed("the grammar allows no token")
+                token_id = min(allowed, key=lambda each: used[each] // (64 if each in marks else 4))
+                matcher.advance(token_id)
+                used[token_id] += 1
+                if token_id in marks:  # another place: what did not help before may help here
+                    used = Counter({mark: used[mark] for mark in marks})
+                chunk.append(token_id)
+            yield tuple(chunk), matcher.stopped
+
+    def finish(
+        self, sampling: SamplingParams, token_ids: Tokens, num_tokens: int, max_tokens: int
+    ) -> Done | None:
+        """How a generation of `num_tokens` whose last chunk is `token_ids` has ended, as its tokens tell."""
+        last = token_ids[-1] if token_ids else -1
+        if num_tokens > sampling.min_tokens:
+            if last in sampling.stop_token_ids:
+                return Done("stop", last)
+            if last in self._tokenizer.eos_token_ids and not sampling.ignore_eos:
+                return Done("stop")
+        return Done("length") if num_tokens >= max_tokens else None
+
+    def _cut(
+        self, sampling: SamplingParams, token_ids: Tokens, num_tokens: int, max_tokens: int
+    ) -> tuple[Tokens, Done | None]:
+        """The chunk up to the first token that ends the generation."""
+        kept: list[int] = []
+        for token_id in token_ids:
+            early = num_tokens + len(kept) < sampling.min_tokens
+            if early and token_id in (*self._tokenizer.eos_token_ids, *sampling.stop_token_ids):
+                continue
+            kept.append(token_id)
+            finish = self.finish(sampling, tuple(kept), num_tokens + len(kept), max_tokens)
+            if finish is not None:
+                return tuple(kept), finish
+        return tuple(kept), None

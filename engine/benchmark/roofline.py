@@ -1,0 +1,115 @@
+"""What a decode step could cost at best: the bytes that it has to read, and how fast the device reads.
+
+Owns: both figures. Refuses to know: requests, schedules, and how fast anything really runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.core.kv_cache import LayerGroup
+from engine.models import Model
+from engine.models.compiled import Mapped
+
+_ON_CPU = 256 << 20  # bytes that are read: far more than any cache holds
+_ON_GPU = 2 << 30
+_REPEATS = 7
+_UNREAD = {"embedding", "places", "plain", "stack", "workspace"}
+"""What a model holds under these names a step does not read: single rows aside (a head that is tied to the
+embedding is found as the head), a matrix's order and a second copy of it, adapters that it is not under, and
+buffers."""
+
+
+def read_rate(device: torch.device) -> float:
+    """Bytes a second at which `device` reads its memory, by the fastest of some sums over a large tensor.
+
+    Takes some tenths of a second, and 256 MiB (GPU: 2 GiB, or a quarter of what is free). On the CPU it
+    leaves the calling thread with as many torch threads as the process has processors.
+    """
+    if device.type == "cuda":
+        size = min(_ON_GPU, torch.cuda.mem_get_info(device)[0] // 4)
+    else:
+        size = _ON_CPU
+        torch.set_num_threads(_processors())
+    memory = torch.ones(size // 4, dtype=torch.float32, device=device)
+    fastest = float("inf")
+    for _ in range(_REPEATS):
+        _wait_for(device)
+        began = time.perf_counter()
+        memory.sum()
+        _wait_for(device)
+        fastest = min(fastest, time.perf_counter() - began)
+    return memory.nbytes / fastest
+
+
+def _processors() -> int:
+    """How many this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no such call
+        return os.cpu_count() or 1
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def step_bytes(model: Model, num_seqs: int, context: int, kv_dtype: torch.dtype | None = None) -> int:
+    """Bytes that one decode step of `num_seqs` sequences reads: the weights once, as they lie in memory, and
+    the KV of `context` tokens each. Of an embedding only single rows are read; a head tied to it counts.
+
+    `kv_dtype`: what keys and values are kept as; None: what the model computes in.
+    """
+    kept = kv_dtype or model.spec.dtype
+    groups = model.spec.groups
+    kv = sum(_token_bytes(group, kept) * min(context, group.window or context) for group in groups)
+    return weight_bytes(model) + num_seqs * kv
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of all weights that every step reads, each counted once however many names it has."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(model, set()))
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors that a model holds, in modules, dataclasses, lists and tables, but for those of
+    `_UNREAD`."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    inside: Iterable[Any] = ()
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        maps = (each.linear for each in value.modules() if isinstance(each, Mapped))
+        inside = chain(_parameters(value), maps)
+    elif isinstance(value, dict):
+        inside = (each for name, each in value.items() if name not in _UNREAD)
+    elif isinstance(value, list | tuple):
+        inside = value
+    elif is_dataclass(value):
+        inside = [getattr(value, field.name) for field in fields(value) if field.name not in _UNREAD]
+    elif type(value).__module__.startswith("engine."):
+        inside = (each for name, each in vars(value).items() if name not in _UNREAD)
+    for each in inside:
+        yield from _tensors(each, seen)
+
+
+def _parameters(module: Any) -> Iterator[Tensor]:
+    table, head = (getattr(module, f"get_{end}_embeddings")() for end in ("input", "output"))
+    read = head is not None and head.weight is table.weight
+    return (each for each in module.parameters() if read or each is not table.weight)
+
+
+def _token_bytes(group: LayerGroup, dtype: torch.dtype) -> int:
+    """Bytes of one token's K and V in all layers of a group."""
+    return 2 * len(group.layers) * group.num_kv_heads * group.head_dim * dtype.itemsize

@@ -1,0 +1,350 @@
+"""The running sequences as arrays, and the step plan cut from them.
+
+Owns: one slot (array row) per running sequence with its tokens, counters and sampling numbers, the
+vectorised building of a `StepPlan`, so that a step costs no Python per token, and which of a step's draws
+count where drafts were checked. Refuses to know: torch, queues, who runs when, where drafts come from.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import struct
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.kv_cache import KVCache
+from engine.types import GenerateRequest, SamplingParams
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+PROMPT_LOGPROBS_CHUNK = (
+    128  # prompt tokens a step whose logits are wanted: bounds rows x vocabulary in memory
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """How to draw one token for each of R rows; all arrays are [R] unless said otherwise.
+
+    `noise` is the base key of the row's draws, `draw_index` its output token index. `bias_*` [N] add to
+    single logits (minus infinity bans). `penalized` [P] are rows with penalties, `history_*` [H] their
+    tokens: row index into P, token id, and whether it is output. `logprobs` is the number of alternatives, -1
+    where off.
+    """
+
+    temperature: Floats
+    top_k: Ints
+    top_p: Floats
+    min_p: Floats
+    noise: Ints
+    draw_index: Ints
+    logprobs: Ints
+    bias_rows: Ints
+    bias_ids: Ints
+    bias_values: Floats
+    penalized: Ints
+    repetition: Floats  # [P]
+    presence: Floats  # [P]
+    frequency: Floats  # [P]
+    history_rows: Ints
+    history_ids: Ints
+    history_is_output: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward and one draw, as plain arrays: B sequences, T tokens in all, R rows that draw.
+
+    A draft is a guess at a token to come, computed behind the tokens that are known: the draw at each tells
+    whether the next guess was right.
+
+    `block_tables` (one [B, W] a layer group), `slot_blocks` and `slot_offsets` ([T], where each token's KV
+    goes). `logits_at` [R + P]: token indices; the first R draw, the others are prompt tokens whose successors
+    `prompt_targets` [P] are scored, with `prompt_top` alternatives.
+    """
+
+    token_ids: Ints
+    positions: Ints
+    query_start: Ints  # [B + 1]
+    seq_lens: Ints  # [B]: tokens of the sequence that are in the cache after this step
+    adapters: Ints  # [B]: which one a sequence is under, from 1; 0: none
+    block_tables: tuple[NDArray[np.int32], ...]
+    slot_blocks: tuple[Ints, ...]
+    slot_offsets: Ints
+    num_draws: Ints  # [B]: 1 where a sequence's last token is computed, and 1 more for each draft; else 0
+    logits_at: Ints
+    draw: DrawPlan
+    prompt_targets: Ints
+    prompt_counts: tuple[int, ...]  # how many of them belong to each sequence that asked, in turn
+    prompt_top: int
+
+
+class Rows:
+    """Arrays with one row a slot."""
+
+    def __init__(self, max_seqs: int, max_len: int) -> None:
+        # drafts stand behind a row's `num_tokens`; pages are only touched where tokens are
+        self.tokens = np.empty((max_seqs, max_len), np.int32)
+        self.num_tokens = np.zeros(max_seqs, np.int64)
+        self.num_prompt = np.zeros(max_seqs, np.int64)
+        self.num_computed = np.zeros(max_seqs, np.int64)
+        self.num_drafts = np.zeros(max_seqs, np.int64)
+        self.tenure = np.zeros(max_seqs, np.int64)  # grows whenever a slot changes hands
+        self.max_drafts = np.full(max_seqs, -1, np.int64)  # at once; -1: as many as the engine makes
+        self.max_ngram = np.full(max_seqs, -1, np.int64)
+        self.confidence = np.full(max_seqs, -1, np.float32)
+        self.temperature = np.zeros(max_seqs, np.float32)
+        self.top_k = np.zeros(max_seqs, np.int64)
+        self.top_p = np.ones(max_seqs, np.float32)
+        self.min_p = np.zeros(max_seqs, np.float32)
+        self.repetition = np.ones(max_seqs, np.float32)
+        self.presence = np.zeros(max_seqs, np.float32)
+        self.frequency = np.zeros(max_seqs, np.float32)
+        self.logprobs = np.full(max_seqs, -1, np.int64)
+        self.noise = np.zeros(max_seqs, np.int64)
+        self.adapter = np.zeros(max_seqs, np.int64)  # its number; 0: none
+        self.is_penalized = np.zeros(max_seqs, np.bool_)
+        self.min_tokens = np.zeros(max_seqs, np.int64)
+        self.has_bias = np.zeros(max_seqs, np.bool_)
+        self.bias: dict[int, tuple[Ints, Floats]] = {}
+        self.stops: dict[int, Ints] = {}
+        self._free = list(range(max_seqs - 1, -1, -1))
+
+    def twin(self) -> Rows:
+        """The same sequences as another model sees them: its counts of each are its own, and it knows no
+        adapters.
+        """
+        other = copy.copy(self)
+        other.num_tokens = np.zeros_like(self.num_tokens)
+        other.num_computed = np.zeros_like(self.num_computed)
+        other.num_drafts = np.zeros_like(self.num_drafts)
+        other.tenure = self.tenure.copy()
+        other.adapter = np.zeros_like(self.adapter)
+        return other
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(
+        self,
+        request: GenerateRequest,
+        tokens: NDArray[np.int32],
+        noise: int,
+        stops: Ints,
+        constrained: bool,
+        adapter: int = 0,
+    ) -> int:
+        """Give a sequence a slot; `stops` are banned below min_tokens (a grammar says itself when to end)."""
+        slot = self._free.pop()
+        sampling = request.sampling
+        self.tokens[slot, : len(tokens)] = tokens
+        self.num_tokens[slot] = len(tokens)
+        self.num_prompt[slot] = len(request.prompt_ids)
+        self.num_computed[slot] = 0
+        self.num_drafts[slot] = 0
+        self.tenure[slot] += 1
+        self.max_drafts[slot] = _or_unset(sampling.num_assistant_tokens)
+        self.max_ngram[slot] = _or_unset(sampling.max_ngram_size)
+        self.confidence[slot] = _or_unset(sampling.assistant_confidence_threshold)
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = max(0, sampling.top_k)
+        self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
+        self.repetition[slot] = sampling.repetition_penalty
+        self.presence[slot] = sampling.presence_penalty
+        self.frequency[slot] = sampling.frequency_penalty
+        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.noise[slot] = noise
+        self.adapter[slot] = adapter
+        self.is_penalized[slot] = _is_penalized(sampling)
+        self.min_tokens[slot] = 0 if constrained else sampling.min_tokens
+        self.has_bias[slot] = bool(sampling.logit_bias)
+        if sampling.logit_bias:
+            ids, values = zip(*sampling.logit_bias, strict=True)
+            self.bias[slot] = np.array(ids, np.int64), np.array(values, np.float32)
+        self.stops[slot] = stops
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Free a slot."""
+        self.tenure[slot] += 1
+        self.bias.pop(slot, None)
+        self.stops.pop(slot, None)
+        self._free.append(slot)
+
+    def append(self, slots: Ints, ids: Ints, num_draws: Ints | None = None) -> Ints:
+        """Add to each slot what was drawn for it: one token, and one more for every draft that came true.
+
+        ids: the draws of all slots, `num_draws[i]` (by default 1) of `slots[i]`, in turn. Returns how many of
+        each were added: those up to the first that differs from the draft in its place. The others were drawn
+        behind a token that never came.
+        """
+        if num_draws is None:
+            num_draws = np.ones(len(slots), np.int64)
+        row_of, ahead = ragged(num_draws)
+        row_slots, at = slots[row_of], self.num_tokens[slots][row_of] + ahead
+        differs = self.tokens[row_slots, at] != ids
+        ends = np.cumsum(num_draws)
+        differs[ends - 1] = True  # no draft stands there
+        firsts = ends - num_draws
+        breaks = np.flatnonzero(differs)
+        added: Ints = breaks[np.searchsorted(breaks, firsts)] - firsts + 1
+        kept = ahead < added[row_of]
+        self.tokens[row_slots[kept], at[kept]] = ids[kept]
+        self.num_tokens[slots] += added
+        self.num_drafts[slots] = 0
+        return added
+
+    def plan(
+        self, kv: KVCache, slots: Ints, counts: Ints, prompt_logprobs: Seq[tuple[int, int]] = ()
+    ) -> StepPlan:
+        """The plan that computes the next `counts[i]` tokens of `slots[i]`.
+
+        prompt_logprobs: (index into slots, alternatives) of sequences whose prompt is to be scored.
+        """
+        starts = self.num_computed[slots]
+        query_start = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(counts, out=query_start[1:])
+        row_of = np.repeat(np.arange(len(slots)), counts)
+        positions = np.arange(query_start[-1]) - query_start[row_of] + starts[row_of]
+        seq_lens = starts + counts
+        width = -(-int(seq_lens.max()) // kv.block_size)
+        tables = tuple(table[slots, :width] for table in kv.tables)
+        block_index, offsets = np.divmod(positions, kv.block_size)
+        num_draws = np.maximum(0, seq_lens - self.num_tokens[slots] + 1)
+        drawing, ahead = ragged(num_draws)
+        scored, targets, prompt_counts = self._prompt_targets(slots, query_start, prompt_logprobs)
+        return StepPlan(
+            token_ids=self.tokens[slots[row_of], positions].astype(np.int64),
+            positions=positions,
+            query_start=query_start,
+            seq_lens=seq_lens,
+            adapters=self.adapter[slots],
+            block_tables=tables,
+            slot_blocks=tuple(table[row_of, block_index].astype(np.int64) for table in tables),
+            slot_offsets=offsets,
+            num_draws=num_draws,
+            logits_at=np.concatenate((query_start[1:][drawing] - num_draws[drawing] + ahead, scored)),
+            draw=self.draw_plan(slots[drawing], ahead),
+            prompt_targets=targets,
+            prompt_counts=prompt_counts,
+            prompt_top=max((top for _, top in prompt_logprobs), default=0),
+        )
+
+    def plan_behind(self, kv: KVCache, slots: Ints, drawn: Ints) -> StepPlan:
+        """The forward that computes one token more for each slot, before the host knows which.
+
+        The token is named by -1 - its row in the draw that makes it, `drawn[i]` for `slots[i]`; blocks for it
+        are at hand. The plan has no draws: `plan` makes them once the token is known.
+        """
+        positions = self.num_tokens[slots]
+        width = -(-int(positions.max() + 1) // kv.block_size)
+        tables = tuple(table[slots, :width] for table in kv.tables)
+        block_index, offsets = np.divmod(positions, kv.block_size)
+        rows, none = np.arange(len(slots)), np.zeros(0, np.int64)
+        return StepPlan(
+            token_ids=-1 - drawn,
+            positions=positions,
+            query_start=np.arange(len(slots) + 1),
+            seq_lens=positions + 1,
+            adapters=self.adapter[slots],
+            block_tables=tables,
+            slot_blocks=tuple(table[rows, block_index].astype(np.int64) for table in tables),
+            slot_offsets=offsets,
+            num_draws=np.zeros(len(slots), np.int64),
+            logits_at=rows,
+            draw=self.draw_plan(none, none),
+            prompt_targets=none,
+            prompt_counts=(),
+            prompt_top=0,
+        )
+
+    def _prompt_targets(
+        self, slots: Ints, query_start: Ints, wanted: Seq[tuple[int, int]]
+    ) -> tuple[Ints, Ints, tuple[int, ...]]:
+        """Token indices whose logits score a prompt token, that token, and how many each sequence has."""
+        at, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for i, _ in wanted:
+            slot, start = slots[i], self.num_computed[slots[i]]
+            count = max(0, min(query_start[i + 1] - query_start[i], self.num_prompt[slot] - 1 - start))
+            at.append(query_start[i] + np.arange(count))
+            targets.append(self.tokens[slot, start + 1 : start + 1 + count].astype(np.int64))
+        return np.concatenate(at), np.concatenate(targets), tuple(len(own) for own in targets[1:])
+
+    def draw_plan(self, slots: Ints, ahead: Ints) -> DrawPlan:
+        """How to draw for each of `slots`, behind `ahead` of its drafts."""
+        draw_index = self.num_tokens[slots] + ahead - self.num_prompt[slots]
+        bias_rows, bias_ids, bias_values = self._biases(slots, draw_index)
+        penalized = np.flatnonzero(self.is_penalized[slots])
+        history_rows, history_ids, is_output = self._histories(slots[penalized], ahead[penalized])
+        return DrawPlan(
+            temperature=self.temperature[slots],
+            top_k=self.top_k[slots],
+            top_p=self.top_p[slots],
+            min_p=self.min_p[slots],
+            noise=self.noise[slots],
+            draw_index=draw_index,
+            logprobs=self.logprobs[slots],
+            bias_rows=bias_rows,
+            bias_ids=bias_ids,
+            bias_values=bias_values,
+            penalized=penalized,
+            repetition=self.repetition[slots[penalized]],
+            presence=self.presence[slots[penalized]],
+            frequency=self.frequency[slots[penalized]],
+            history_rows=history_rows,
+            history_ids=history_ids,
+            history_is_output=is_output,
+        )
+
+    def _biases(self, slots: Ints, draw_index: Ints) -> tuple[Ints, Ints, Floats]:
+        rows, ids, values = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
+        for i in np.flatnonzero(self.has_bias[slots]).tolist():
+            bias_ids, bias_values = self.bias[int(slots[i])]
+            rows.append(np.full(len(bias_ids), i))
+            ids.append(bias_ids)
+            values.append(bias_values)
+        for i in np.flatnonzero(draw_index < self.min_tokens[slots]).tolist():
+            stops = self.stops[int(slots[i])]
+            rows.append(np.full(len(stops), i))
+            ids.append(stops)
+            values.append(np.full(len(stops), -np.inf, np.float32))
+        return np.concatenate(rows), np.concatenate(ids), np.concatenate(values)
+
+    def _histories(self, slots: Ints, ahead: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+        lengths = self.num_tokens[slots] + ahead
+        rows = np.repeat(np.arange(len(slots)), lengths)
+        parts = [
+            self.tokens[slot, :length] for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True)
+        ]
+        ids = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+        first = np.cumsum(lengths) - lengths
+        is_output = np.arange(len(ids)) - first[rows] >= self.num_prompt[slots][rows]
+        return rows, ids, is_output
+
+
+def ragged(counts: Ints) -> tuple[Ints, Ints]:
+    """Rows of `counts` entries each, flattened: for every entry its row, and its place in it."""
+    row_of = np.repeat(np.arange(len(counts)), counts)
+    return row_of, np.arange(len(row_of)) - (np.cumsum(counts) - counts)[row_of]
+
+
+def noise_key(seed: int, choice: int, generation: int) -> int:
+    """The 64-bit base key of one generation's draws, as a signed integer."""
+    data = struct.pack("<QQQ", seed & (2**64 - 1), choice & (2**64 - 1), generation & (2**64 - 1))
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def _or_unset(value: float | None) -> float:
+    return -1 if value is None else value
+
+
+def _is_penalized(sampling: SamplingParams) -> bool:
+    off = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    return off != (1.0, 0.0, 0.0)

@@ -1,0 +1,409 @@
+"""The engine thread: take commands, schedule, forward, draw, deliver; sleep when there is nothing to do.
+
+Owns: the order of a step, token-level ends, and turning one row's failure into that row's error. Refuses to
+know: asyncio (it is handed a function to deliver to), text, devices.
+
+Where a runner can begin a step with tokens that only the device knows yet, the next forward is launched as
+soon as a draw is, and the draw is read and booked while it runs. That is done where nothing but those tokens
+is missing (see `_take_off`); a sequence that turns out to have ended has then computed one token for nothing.
+Draws, grammars and speculation see every token that came before, ahead or not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.core.batch_state import Ints, Rows, StepPlan
+from engine.core.draft_model import open_assistant
+from engine.core.kv_cache import KVCache
+from engine.core.messages import Abort, Call, Close, Command, Credit, Inbox, RowLogprobs, RowOutput, Submit
+from engine.core.scheduler import Batch, Scheduler
+from engine.core.sequences import Sequence
+from engine.core.speculation import ROOM, Guesser, Lookup, Speculation
+from engine.core.token_masks import make_ahead, make_masks
+from engine.executor import deterministic
+from engine.executor.runner import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
+from engine.models import ModelSpec, load_model
+from engine.types import DeadlineExceeded, Done, RequestFailed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engine.config import EngineSettings
+
+Deliver = Callable[[list[RowOutput]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A decode step whose forward runs already: logits of these sequences, in this order."""
+
+    sequences: list[Sequence]
+    slots: Ints
+    forwarded: Forwarded
+
+
+class EngineLoop:
+    """One engine's step loop; all of it runs on the engine thread, but others may hold `lock` to read."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        inbox: Inbox,
+        deliver: Deliver,
+        *,
+        eos_token_ids: tuple[int, ...],
+        max_model_len: int,
+        max_num_seqs: int,
+        speculation: Speculation,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.lock = threading.Lock()  # held while the books change, never during a forward
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        self._inbox = inbox
+        self._deliver = deliver
+        self._eos = frozenset(eos_token_ids)
+        self._speculation = speculation
+        self._closed = False
+        self._flight: Flight | None = None
+        self._mask_width = -(-runner.vocab_size // 32)
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-masks")
+        self._behind = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-slow-masks")
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.runner.model.spec
+
+    def run(self) -> None:
+        """Step until told to close; raises whatever a step raises."""
+        with torch.inference_mode(), self._beside, self._behind:
+            while self._obey_all():
+                if not self.step():
+                    self.runner.progress.at = None
+                    self._wait()
+
+    def step(self) -> bool:
+        """One step; False when nothing could be computed."""
+        began = time.perf_counter()
+        outputs: list[RowOutput] = []
+        flight, self._flight = self._flight, None
+        if flight is None:
+            self._speculation.propose(self.scheduler.running)
+        forwarded = None
+        with self.lock:
+            for sequence in self.scheduler.expired(time.monotonic()):
+                self.scheduler.finish(sequence)
+                outputs.append(RowOutput(sequence.handle, error=DeadlineExceeded("the deadline passed")))
+            if flight is not None:
+                batch, forwarded = self._land(flight)
+            if forwarded is None:
+                batch = self.scheduler.schedule()
+        if batch is None:
+            if outputs:
+                self._deliver(outputs)
+            return False
+        self.runner.progress.at = time.monotonic()
+        wanted = [
+            (i, sequence.request.sampling.prompt_logprobs or 0)
+            for i, sequence in enumerate(batch.sequences)
+            if sequence.wants_prompt_logprobs
+        ]
+        plan = self.scheduler.rows.plan(self.scheduler.kv, batch.slots, batch.counts, wanted)
+        drawing = [batch.sequences[i] for i in np.flatnonzero(plan.num_draws)]
+        constrained = any(sequence.matcher is not None for sequence in drawing)
+        # llguidance lets go of the interpreter, so masks are made while the model runs.
+        draws = plan.num_draws[plan.num_draws > 0].tolist()
+        early, masked = None, (drawing, draws, self.scheduler.rows, self._mask_width)
+        if forwarded is None:
+            early = self._beside.submit(make_masks, *masked) if constrained else None
+            forwarded = self.runner.forward(plan)
+        mask_rows, masks, unmasked = make_masks(*masked) if early is None else early.result()
+        if self.runner.launcher is None:
+            result = self.runner.draw(forwarded, plan, mask_rows, masks)
+        else:
+            launched = self.runner.launch_draw(forwarded, plan, mask_rows, masks)
+            self._flight = self._take_off(batch, plan)
+            result = self.runner.fetch(launched)
+        result.failed.update(unmasked)
+        with self.lock:
+            self._settle(batch, plan, [i for i, _ in wanted], drawing, result, outputs)
+            if batch.num_beside is not None:
+                self.scheduler.pace.took(batch.num_beside, time.perf_counter() - began)
+        if outputs:
+            self._deliver(outputs)
+        return True
+
+    def _take_off(self, batch: Batch, plan: StepPlan) -> Flight | None:
+        """Launch the step behind this one, whose draws nobody has read yet, if they are all that it lacks.
+
+        Then every running sequence decodes, none could be admitted, blocks are at hand and no drafts are to
+        be expected. Sequences that this step ends by their length, or that wait for their consumers, stay
+        behind.
+        """
+        scheduler, rows = self.scheduler, self.scheduler.rows
+        with self.lock:
+            num_ready = sum(sequence.credit > 0 for sequence in scheduler.running)
+            if len(batch.sequences) < num_ready:
+                return None
+            if scheduler.waiting and (rows.num_free or num_ready < len(scheduler.running)):
+                return None
+            if any(sequence.slow for sequence in batch.sequences):
+                return None
+            if (plan.num_draws != 1).any() or len(plan.prompt_targets):
+                return None
+            lengths = (rows.num_tokens[batch.slots] + 1).tolist()
+            going = [
+                i
+                for i, (sequence, length) in enumerate(zip(batch.sequences, lengths, strict=True))
+                if length < sequence.limit and sequence.credit > 1
+            ]
+            sequences, slots = [batch.sequences[i] for i in going], batch.slots[going]
+            if not going or not self._speculation.rests(sequences):
+                return None
+            for i in going:
+                if not scheduler.kv.grow(int(batch.slots[i]), lengths[i]):
+                    return None
+            behind = rows.plan_behind(scheduler.kv, slots, np.array(going))
+        return Flight(sequences, slots, self.runner.forward(behind))
+
+    def _land(self, flight: Flight) -> tuple[Batch | None, Forwarded | None]:
+        """The batch of a flight's sequences that go on, and their logits; None where there are none."""
+        left = [i for i, sequence in enumerate(flight.sequences) if sequence.slot == flight.slots[i]]
+        if not left:
+            return None, None
+        batch = self.scheduler.decode([flight.sequences[i] for i in left])
+        if len(left) == len(flight.sequences):
+            return batch, flight.forwarded
+        return batch, self.runner.narrow(flight.forwarded, left)
+
+    # -- commands --------------------------------------------------------------------------------------------
+
+    def _obey(self, command: Command) -> None:
+        with self.lock:
+            if isinstance(command, Credit):
+                self.scheduler.credit(command.handle, command.num_tokens)
+            elif isinstance(command, Submit):
+                self.scheduler.add(command)
+            elif isinstance(command, Abort):
+                sequence = self.scheduler.find(command.handle)
+                if sequence is not None:
+                    self.scheduler.finish(sequence)
+            elif isinstance(command, Close):
+                self._closed = True
+        if isinstance(command, Call):
+            command.function()
+
+    def _obey_all(self) -> bool:
+        """Obey what has gathered; False once closed."""
+        while not self._inbox.empty():
+            self._obey(self._inbox.get())
+        return not self._closed
+
+    def _wake(self) -> None:
+        """End a `_wait`, from any thread."""
+        self._inbox.put(Call(lambda: None))
+
+    def _wait(self) -> None:
+        """Sleep until a command comes or a deadline passes."""
+        deadline = self.scheduler.next_deadline
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with suppress(Empty):
+            self._obey(self._inbox.get(timeout=timeout))
+
+    # -- a step's parts --------------------------------------------------------------------------------------
+
+    def _settle(
+        self,
+        batch: Batch,
+        plan: StepPlan,
+        scored: list[int],
+        drawing: list[Sequence],
+        result: StepResult,
+        outputs: list[RowOutput],
+    ) -> None:
+        """Book what a step computed and drew."""
+        scheduler, rows = self.scheduler, self.scheduler.rows
+        at = 0
+        for i, count in zip(scored, plan.prompt_counts, strict=True):
+            batch.sequences[i].prompt_logprobs += result.prompt_logprobs[at : at + count]
+            at += count
+        draws = plan.num_draws[plan.num_draws > 0]
+        slots = batch.slots[plan.num_draws > 0]
+        known = rows.num_tokens[slots].tolist()
+        added = rows.append(slots, result.ids, draws)
+        rejected = np.zeros_like(batch.counts)
+        rejected[plan.num_draws > 0] = draws - added
+        scheduler.computed(batch, rejected)
+        if len(result.ids) > len(drawing):
+            scheduler.counters.drafts += int(draws.sum()) - len(draws)
+            scheduler.counters.drafts_accepted += int(added.sum()) - len(added)
+            self._speculation.learn(slots, draws - 1, added - 1)
+        ids, first = result.ids.tolist(), 0
+        parts = zip(drawing, known, draws.tolist(), added.tolist(), strict=True)
+        for sequence, num_tokens, num_draws, num_added in parts:
+            behind, end = first + num_added, first + num_draws
+            output = self._output(sequence, num_tokens, ids, range(first, behind), result)
+            outputs.append(output)
+            broken = not result.failed.keys().isdisjoint(range(first, end))
+            blocks: list[list[int]] = []
+            if output.error is not None or output.finish is not None:
+                blocks = scheduler.finish(sequence, forget=broken)
+            elif broken:  # by a guess that never came true
+                blocks = scheduler.preempt(sequence, forget=True)
+            if broken:  # what is in the cache must not reach the next token, or the next owner, as NaN
+                self.runner.clear(blocks)
+            if sequence.slow and output.error is None and output.finish is None:
+                make_ahead(sequence, self._mask_width, self._behind, self._wake)
+            first = end
+
+    def _output(
+        self, sequence: Sequence, num_tokens: int, ids: list[int], drawn: range, result: StepResult
+    ) -> RowOutput:
+        """What its draws mean for a sequence of `num_tokens`; `drawn` says where they are among `ids`."""
+        cached = prompt_logprobs = finish = failure = None
+        if not sequence.first_sent:
+            if sequence.wants_prompt_logprobs:
+                prompt_logprobs = tuple(sequence.prompt_logprobs)
+            sequence.first_sent = True
+            cached = sequence.cached_tokens
+        token_ids: list[int] = []
+        for row in drawn:
+            num_tokens += 1
+            failure = result.failed.get(row)
+            if failure is None:
+                try:
+                    finish = self._end(sequence, ids[row], num_tokens)
+                except Exception as error:  # one grammar's failure is that row's
+                    failure = f"the grammar failed: {error}"
+            if failure is not None:
+                break
+            if num_tokens <= sequence.limit:  # else max_tokens is 0: the prompt alone was wanted
+                token_ids.append(ids[row])
+            if finish is not None:
+                break
+        sequence.credit -= len(token_ids)
+        self.scheduler.counters.output_tokens += len(token_ids)
+        logprobs: tuple[RowLogprobs, ...] = ()
+        if drawn.start in result.logprobs:
+            logprobs = tuple(result.logprobs[row] for row in drawn[: len(token_ids)])
+        failed = None if failure is None else RequestFailed(failure)
+        return RowOutput(sequence.handle, tuple(token_ids), finish, logprobs, failed, cached, prompt_logprobs)
+
+    def _end(self, sequence: Sequence, token: int, num_tokens: int) -> Done | None:
+        if num_tokens > sequence.limit:
+            return Done("length")
+        if token in sequence.stop_ids:
+            ends_turn = token in self._eos and not (
+                sequence.request.sampling.ignore_eos and sequence.matcher is None
+            )
+            return Done("stop", None if ends_turn else token)
+        if sequence.matcher is not None:
+            sequence.matcher.advance(token)
+            if sequence.matcher.stopped:
+                return Done("stop")
+        return Done("length") if num_tokens >= sequence.limit else None
+
+
+def build_loop(
+    settings: EngineSettings,
+    folder: Path,
+    *,
+    draft_folder: Path | None = None,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
+    inbox: Inbox,
+    deliver: Deliver,
+) -> EngineLoop:
+    """Load the model and allocate its KV, on the calling thread; raises LoadError, or what torch raises."""
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    name = settings.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    # every sequence that decodes has its token in every step, and one that prefills at least one
+    max_num_seqs = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    with torch.inference_mode():
+        model = load_model(
+            folder,
+            dtype=settings.dtype,
+            device=device,
+            max_model_len=settings.max_model_len,
+            quantization=settings.quantization,
+            compile=settings.compile,
+            deterministic=settings.deterministic,
+            lora=settings.lora,
+            cpu_kernels=settings.cpu_kernels,
+        )
+        kv_dtype = kv_dtype_for(settings.kv_cache_dtype, model, device)
+        num_blocks, max_model_len = size_pools(
+            model,
+            block_size=settings.block_size,
+            kv_dtype=kv_dtype,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_chunk=settings.max_num_batched_tokens,
+            device=device,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            num_blocks=settings.num_blocks,
+        )
+        runner = Runner(
+            model,
+            num_blocks=num_blocks,
+            block_size=settings.block_size,
+            vocab_size=min(vocab_size, model.spec.vocab_size),
+            device=device,
+            max_seqs=max_num_seqs,
+            max_len=max_model_len,
+            kv_dtype=kv_dtype,
+            num_threads=settings.num_threads,
+            deterministic=settings.deterministic,
+        )
+    kv = KVCache(model.spec.groups, num_blocks, settings.block_size, max_num_seqs, max_model_len)
+    rows = Rows(max_num_seqs, max_model_len)
+    if settings.deterministic:
+        deterministic.prove(runner, kv, rows)
+    scheduler = Scheduler(
+        kv,
+        rows,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        max_undelivered=settings.max_undelivered,
+        eos_token_ids=eos_token_ids,
+        adapters={name: number for number, (name, _) in enumerate(model.spec.adapters, 1)},
+    )
+    guesser: Guesser = Lookup(settings.max_ngram_size)
+    if draft_folder is not None:
+        guesser = open_assistant(
+            draft_folder,
+            runner,
+            rows,
+            settings=settings,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+        )
+    return EngineLoop(
+        runner,
+        scheduler,
+        inbox,
+        deliver,
+        eos_token_ids=eos_token_ids,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        speculation=Speculation(
+            rows, guesser, num_assistant_tokens=settings.num_assistant_tokens, room=ROOM[device.type]
+        ),
+    )

@@ -1,0 +1,85 @@
+"""What the asyncio side and the engine thread say to each other.
+
+Owns: the messages, all plain values. Refuses to know: who runs where. Commands go through one queue; outputs
+come back as one batch a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.types import Done, EngineError, GenerateRequest
+
+if TYPE_CHECKING:
+    from engine.structured.grammar import Matcher
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Run a request; `handle` names it from here on. The matcher, if any, has read the request's prefix
+    already.
+    """
+
+    handle: int
+    request: GenerateRequest
+    matcher: Matcher | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget a request and free its KV; nothing more comes out of it."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """The consumer has taken this many more tokens."""
+
+    handle: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run a function on the engine thread, between two steps."""
+
+    function: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End the engine thread."""
+
+
+Command = Submit | Abort | Credit | Call | Close
+Inbox = SimpleQueue[Command]
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """Log probabilities of one position: the token's id and own value, and the best ids with theirs, best
+    first.
+    """
+
+    token_id: int
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class RowOutput(NamedTuple):
+    """What one step did for one request; `finish` or `error` makes it the last. The first carries
+    `cached_tokens`.
+    """
+
+    handle: int
+    token_ids: tuple[int, ...] = ()
+    finish: Done | None = None
+    logprobs: tuple[RowLogprobs, ...] = ()
+    error: EngineError | None = None
+    cached_tokens: int | None = None
+    prompt_logprobs: tuple[RowLogprobs, ...] | None = None

@@ -1,0 +1,395 @@
+"""Who runs in the next step, and with how many tokens.
+
+Owns: the running batch, admission, chunked prefill under one token budget, preemption, and the slot and
+blocks of every sequence. Refuses to know: tensors, threads, what a token means, how long anything takes
+(`pace`), whose turn it is (`sequences`).
+
+A prompt that comes while others decode gets as much of a step as their pace allows. Those that began to
+decode when it had come already owe it their start, and are not spared: a crowd that comes at once has all of
+its prompts computed first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.core.batch_state import PROMPT_LOGPROBS_CHUNK, Ints, Rows, noise_key
+from engine.core.kv_cache import BlockHasher, BlockKey, Hit, KVCache
+from engine.core.messages import Submit
+from engine.core.prefill_budget import Pace
+from engine.core.sequences import Sequence, WaitingQueue
+from engine.types import GenerateRequest
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start; see `EngineStats`."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    drafts: int = 0
+    drafts_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the next step computes: `counts[i]` tokens of `sequences[i]`.
+
+    num_beside: how many of them are of prompts, beside sequences that decode; None: nothing decodes.
+    """
+
+    sequences: list[Sequence]
+    slots: Ints
+    counts: Ints
+    num_beside: int | None
+
+
+@dataclass(slots=True)
+class Filling:
+    """A step while it is filled: who is in it with how many tokens, and what still fits."""
+
+    left: int
+    beside: int  # of them for prompts that came when others decoded already,
+    newest: int | None = None  # which are those with handles above this one; None: nothing decodes
+    chosen: dict[int, tuple[Sequence, int]] = field(default_factory=dict)
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens that it may have."""
+        return min(self.left, self.beside) if self._is_late(sequence) else self.left
+
+    def put(self, sequence: Sequence, count: int) -> None:
+        """Add a sequence, or more tokens of it."""
+        self.chosen[sequence.handle] = (sequence, self.chosen.get(sequence.handle, (None, 0))[1] + count)
+        self.left -= count
+        if self._is_late(sequence):
+            self.beside -= count
+
+    def decoding(self, sequence: Sequence, newest: int) -> None:
+        """It decodes, and has since `newest` was the newest request's handle."""
+        if sequence.began is None:
+            sequence.began = newest
+        self.newest = sequence.began if self.newest is None else min(self.newest, sequence.began)
+
+    def batch(self) -> Batch:
+        """The step."""
+        sequences = [sequence for sequence, _ in self.chosen.values()]
+        slots = np.fromiter((sequence.slot for sequence in sequences), np.int64, len(sequences))
+        counts = np.fromiter((count for _, count in self.chosen.values()), np.int64, len(sequences))
+        beside = [count for sequence, count in self.chosen.values() if sequence.began is None]
+        return Batch(sequences, slots, counts, None if self.newest is None else sum(beside))
+
+    def _is_late(self, sequence: Sequence) -> bool:
+        return sequence.began is None and self.newest is not None and sequence.handle > self.newest
+
+
+class Scheduler:
+    """The queues and the batch. Not thread-safe: the engine thread owns it."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        rows: Rows,
+        *,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        max_undelivered: int,
+        eos_token_ids: tuple[int, ...],
+        adapters: Mapping[str, int] | None = None,
+    ) -> None:
+        """adapters: their numbers, by name."""
+        self.kv = kv
+        self.rows = rows
+        self.counters = Counters()
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []  # by priority, then in the order of admission
+        self._parked: dict[int, Sequence] = {}  # preempted, and their consumers have yet to catch up
+        self._live: dict[int, Sequence] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._hasher = BlockHasher(kv.block_size)
+        self.pace = Pace(max_num_batched_tokens)
+        self._newest = -1  # the highest handle so far
+        self._budget = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._max_undelivered = max_undelivered
+        self._eos = eos_token_ids
+        self._adapters = adapters or {}
+        self._held_back: tuple[int, int] | None = (
+            None  # (handle, releases): it did not fit, and nothing changed
+        )
+
+    # -- requests come and go --------------------------------------------------------------------------------
+
+    def add(self, submit: Submit) -> None:
+        """Queue a request; its checks are done, it fits the context."""
+        request, sampling = submit.request, submit.request.sampling
+        prefix = [token for chunk in request.prefix for token in chunk]
+        stops = set(sampling.stop_token_ids)
+        # a grammar allows the end of turn only where the shape may end: it always ends the sequence then
+        if not sampling.ignore_eos or submit.matcher is not None:
+            stops |= set(self._eos)
+        sequence = Sequence(
+            handle=submit.handle,
+            request=request,
+            matcher=submit.matcher,
+            tokens=np.array([*request.prompt_ids, *prefix], np.int32),
+            root=self._hasher.root(request.owner, request.cache_salt, request.adapter),
+            stop_ids=frozenset(stops),
+            limit=min(len(request.prompt_ids) + sampling.max_tokens, self._max_model_len),
+            credit=self._max_undelivered,
+        )
+        self._live[submit.handle] = sequence
+        self._newest = submit.handle
+        self.waiting.push(sequence)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, submit.handle))
+
+    def credit(self, handle: int, num_tokens: int) -> None:
+        """The consumer took tokens; a sequence that was held back for it goes on."""
+        sequence = self._live.get(handle)
+        if sequence is None:
+            return
+        sequence.credit += num_tokens
+        if sequence.credit > 0 and self._parked.pop(handle, None) is not None:
+            self.waiting.push(sequence, front=True)
+
+    def find(self, handle: int) -> Sequence | None:
+        """A sequence that has not ended."""
+        return self._live.get(handle)
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Sequences whose deadline has passed; each is named once."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, handle = heapq.heappop(self._deadlines)
+            if handle in self._live:
+                late.append(self._live[handle])
+        return late
+
+    @property
+    def next_deadline(self) -> float | None:
+        """time.monotonic seconds of the earliest deadline, perhaps of a sequence that is gone."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def finish(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:
+        """Drop a sequence wherever it is; returns its blocks by group if their content is bad (`forget`)."""
+        del self._live[sequence.handle]
+        blocks: list[list[int]] = []
+        if sequence.slot >= 0:
+            self.running.remove(sequence)
+            blocks = self._vacate(sequence, forget=forget)
+        elif self._parked.pop(sequence.handle, None) is None:
+            self.waiting.remove(sequence)
+        return blocks if forget else []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self._parked)
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Batch | None:
+        """Choose the next step's tokens: first those that decode, then begun prefills, then new sequences,
+        which go before begun prefills that matter less."""
+        slots = np.fromiter((sequence.slot for sequence in self.running), np.int64, len(self.running))
+        remaining = (self.rows.num_tokens[slots] - self.rows.num_computed[slots]).tolist()
+        begun = list(zip(self.running, remaining, strict=True))
+        prefills = [(sequence, wanted) for sequence, wanted in begun if wanted != 1]
+        newcomer = self.waiting.peek() if prefills else None
+        later = [
+            (sequence, wanted)
+            for sequence, wanted in prefills
+            if newcomer is not None and sequence.request.priority > newcomer.request.priority
+        ]
+        num_prompts = len(prefills) + min(len(self.waiting), self.rows.num_free)
+        filling = Filling(self._budget, self.pace.allowance(num_prompts))
+        self._go_on(filling, [(sequence, 1) for sequence, wanted in begun if wanted == 1])
+        for sequence, _ in filling.chosen.values():
+            filling.decoding(sequence, self._newest)
+        if self.rows.num_drafts[slots].any():
+            # half of what is left is for those that have yet to begin, however much is guessed
+            self._add_drafts(filling, filling.left // 2 if prefills or self.waiting else filling.left)
+        self._go_on(filling, prefills[: len(prefills) - len(later)])
+        self._admit(filling)
+        self._go_on(filling, later)
+        if not filling.chosen:
+            return None
+        return filling.batch()
+
+    def decode(self, sequences: list[Sequence]) -> Batch:
+        """The step in which these decode a token each, and which runs already."""
+        filling = Filling(len(sequences), 0)
+        for sequence in sequences:
+            filling.put(sequence, 1)
+            filling.decoding(sequence, self._newest)
+        return filling.batch()
+
+    def _go_on(self, filling: Filling, begun: list[tuple[Sequence, int]]) -> None:
+        for sequence, wanted in begun:
+            # a slot below 0: preempted for one that came before, and perhaps admitted anew
+            if (
+                sequence.slot < 0
+                or sequence.credit <= 0
+                or sequence.late
+                or sequence.handle in filling.chosen
+            ):
+                continue
+            count = self._chunk(sequence, wanted, filling.room(sequence))
+            if count and self._grow(sequence, count, filling):
+                filling.put(sequence, count)
+
+    def _add_drafts(self, filling: Filling, left: int) -> None:
+        """Have drafts checked as far as `left` goes; they take no blocks from anybody."""
+        rows = self.rows
+        for sequence, _ in list(filling.chosen.values()):
+            drafts = min(int(rows.num_drafts[sequence.slot]), left)
+            if drafts and self.kv.grow(sequence.slot, int(rows.num_tokens[sequence.slot]) + drafts):
+                filling.put(sequence, drafts)
+                left -= drafts
+
+    def _chunk(self, sequence: Sequence, wanted: int, room: int) -> int:
+        return min(wanted, room, PROMPT_LOGPROBS_CHUNK if sequence.wants_prompt_logprobs else room)
+
+    def _grow(self, sequence: Sequence, count: int, filling: Filling) -> bool:
+        """Find blocks for `count` more tokens, at the cost of the last in `running`; False: it was itself the
+        last.
+        """
+        needed = int(self.rows.num_computed[sequence.slot]) + count
+        while not self.kv.grow(sequence.slot, needed):
+            victim = self._victim()
+            filling.chosen.pop(victim.handle, None)
+            self.preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _victim(self) -> Sequence:
+        """One that waits for its consumer, else the last admitted of those that matter least."""
+        return next((s for s in reversed(self.running) if s.credit <= 0), self.running[-1])
+
+    def preempt(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:
+        """Take a sequence's blocks; it will be computed again (mostly from the prefix cache).
+
+        Returns them by group if their content is bad (`forget`).
+        """
+        self.counters.preemptions += 1
+        sequence.tokens = self.rows.tokens[sequence.slot, : self.rows.num_tokens[sequence.slot]].copy()
+        self.running.remove(sequence)
+        blocks = self._vacate(sequence, forget=forget)
+        if sequence.credit > 0:
+            self.waiting.push(sequence, front=True)
+        else:
+            self._parked[sequence.handle] = sequence
+        return blocks if forget else []
+
+    def _vacate(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:
+        blocks = self.kv.release(sequence.slot, forget=forget)
+        self.rows.give_back(sequence.slot)
+        sequence.slot = -1
+        sequence.num_published = 0
+        sequence.began = None
+        sequence.prompt_logprobs.clear()
+        self._held_back = None
+        return blocks
+
+    def _admit(self, filling: Filling) -> None:
+        while (sequence := self.waiting.peek()) is not None and not sequence.late:
+            room = filling.room(sequence)
+            if room <= 0:
+                break
+            paused = next((other for other in reversed(self.running) if other.credit <= 0), None)
+            held_back = self._held_back == (sequence.handle, self.kv.num_releases)
+            if paused is None and (held_back or not self.rows.num_free):
+                break
+            if paused is not None and not self.rows.num_free:
+                self.preempt(paused)
+                continue
+            self._hasher.extend(sequence.chain, sequence.root, sequence.tokens, _media(sequence.request))
+            # the last token is always computed: its logits are wanted
+            limit = 0 if sequence.wants_prompt_logprobs else (len(sequence.tokens) - 1) // self.kv.block_size
+            hit = self.kv.match(sequence.chain, limit)
+            if hit.num_blocks < limit and self._is_being_computed(
+                sequence.chain[hit.num_blocks], hit.num_blocks
+            ):
+                break  # another sequence computes the same prompt right now: wait for its blocks
+            if not self.kv.fits(hit, min(len(sequence.tokens) + 1, self._max_model_len), self._budget):
+                if paused is None:
+                    self._held_back = (sequence.handle, self.kv.num_releases)
+                    break
+                self.preempt(paused)
+                continue
+            self.waiting.pop()
+            self._start(sequence, hit)
+            wanted = len(sequence.tokens) - hit.num_blocks * self.kv.block_size
+            count = self._chunk(sequence, wanted, room)
+            if self._grow(sequence, count, filling):
+                filling.put(sequence, count)
+
+    def _is_being_computed(self, key: BlockKey, index: int) -> bool:
+        rows = self.rows
+        return any(
+            len(other.chain) > index
+            and other.chain[index].digest == key.digest
+            and rows.num_computed[other.slot] <= index * self.kv.block_size
+            for other in self.running
+            if other.credit > 0
+        )
+
+    def _start(self, sequence: Sequence, hit: Hit) -> None:
+        request = sequence.request
+        num_prompt, num_hit = len(request.prompt_ids), hit.num_blocks * self.kv.block_size
+        slot = self.rows.take(
+            request,
+            sequence.tokens,
+            noise_key(request.sampling.seed, request.choice, request.generation),
+            np.array(sorted(sequence.stop_ids), np.int64),
+            sequence.matcher is not None,
+            0 if request.adapter is None else self._adapters[request.adapter],
+        )
+        sequence.slot = slot
+        sequence.num_published = hit.num_blocks
+        self.rows.num_computed[slot] = num_hit
+        self.kv.attach(slot, hit)
+        insort(self.running, sequence, key=lambda other: other.request.priority)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(num_hit, num_prompt)
+            self.counters.prefix_queries += num_prompt
+            self.counters.prefix_hits += sequence.cached_tokens
+            self.counters.prompt_tokens += num_prompt
+
+    def computed(self, batch: Batch, num_rejected: Ints | int = 0) -> None:
+        """Book a step's tokens as computed: publish full blocks, release those that left a window.
+
+        num_rejected: how many at the end of each sequence's were drafts that did not come true; their places
+        are computed again.
+        """
+        self.rows.num_computed[batch.slots] += batch.counts - num_rejected
+        self.counters.steps += 1
+        computed = self.rows.num_computed[batch.slots]
+        full = (computed // self.kv.block_size).tolist()
+        for sequence, num_full, num_computed in zip(batch.sequences, full, computed.tolist(), strict=True):
+            if num_full > sequence.num_published:
+                tokens = self.rows.tokens[sequence.slot, :num_computed]
+                self._hasher.extend(sequence.chain, sequence.root, tokens, _media(sequence.request))
+                self.kv.publish(sequence.slot, sequence.chain, sequence.num_published, num_full)
+                sequence.num_published = num_full
+                if self.kv.has_windows:
+                    self.kv.trim(sequence.slot, num_computed)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when blocks, slots and queues do not add up."""
+        self.kv.check_integrity(sequence.slot for sequence in self.running)
+        assert len(self._live) == len(self.running) + self.num_waiting, "a sequence is nowhere, or twice"
+        assert self.rows.num_free + len(self.running) == len(self.rows.num_tokens), "a slot is lost"
+
+
+def _media(request: GenerateRequest) -> list[tuple[int, int, bytes]]:
+    return [(span.offset, span.length, span.content_hash) for span in request.media]

@@ -1,0 +1,107 @@
+"""Requests on their way, and the queue of those that wait.
+
+Owns: what is kept of a request until it ends, and whose turn is next: by priority, and fair between owners.
+Refuses to know: steps, blocks, tensors, what a token means.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.kv_cache import BlockKey
+from engine.core.messages import RowLogprobs
+from engine.types import GenerateRequest
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from engine.structured.grammar import Matcher
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request on its way. While it runs its tokens are in its slot's row; otherwise in `tokens`."""
+
+    handle: int
+    request: GenerateRequest
+    matcher: Matcher | None
+    tokens: NDArray[np.int32]
+    root: bytes
+    stop_ids: frozenset[int]  # token ids that end it, end-of-turn ids among them
+    limit: int  # tokens of prompt and output together at which it ends
+    credit: int  # tokens that may still be drawn before the consumer takes some
+    slot: int = -1
+    chain: list[BlockKey] = field(default_factory=list)
+    num_published: int = 0
+    cached_tokens: int | None = None
+    first_sent: bool = False
+    prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
+    began: int | None = None  # to decode, when this was the newest request's handle
+    slow: bool = False  # making its masks takes long
+    mask: Future[tuple[NDArray[np.int32], float]] | None = None  # its next one then, and the seconds it took
+
+    @property
+    def late(self) -> bool:
+        """Whether its next draw cannot be made yet."""
+        return self.mask is not None and not self.mask.done()
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.request.sampling.prompt_logprobs is not None and not self.first_sent
+
+
+class WaitingQueue:
+    """Sequences that wait: the lowest priority number first, within it owner after owner, within an owner in
+    order.
+    """
+
+    def __init__(self) -> None:
+        self._classes: dict[int, OrderedDict[str, deque[Sequence]]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, sequence: Sequence, *, front: bool = False) -> None:
+        """Add a sequence; `front`: it ran before and is next of its priority."""
+        owner = sequence.request.owner
+        owners = self._classes.setdefault(sequence.request.priority, OrderedDict())
+        queue = owners.setdefault(owner, deque())
+        if front:
+            queue.appendleft(sequence)
+            owners.move_to_end(owner, last=False)
+        else:
+            queue.append(sequence)
+        self._size += 1
+
+    def peek(self) -> Sequence | None:
+        """The one whose turn it is."""
+        if not self._classes:
+            return None
+        owners = self._classes[min(self._classes)]
+        return next(iter(owners.values()))[0]
+
+    def pop(self) -> None:
+        """Take out the one that `peek` shows; the next turn is another owner's."""
+        sequence = self.peek()
+        assert sequence is not None
+        self.remove(sequence)
+        owners = self._classes.get(sequence.request.priority)
+        if owners and sequence.request.owner in owners:
+            owners.move_to_end(sequence.request.owner)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out any sequence."""
+        priority, owner = sequence.request.priority, sequence.request.owner
+        owners = self._classes[priority]
+        owners[owner].remove(sequence)
+        if not owners[owner]:
+            del owners[owner]
+        if not owners:
+            del self._classes[priority]
+        self._size -= 1

@@ -1,0 +1,169 @@
+"""A native decoder's step on a CPU as one call.
+
+Owns: which models and caches that call takes, and what it reads of a step. Refuses to know: requests, and how
+anything is computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.core.batch_state import StepPlan
+from engine.kernels.cpu.library import (
+    MOST_DIM,
+    MOST_HEADS,
+    STRIP,
+    Batch,
+    Cache,
+    Decoder,
+    Group,
+    Layer,
+    LowRank,
+    Step,
+)
+from engine.kernels.cpu.panels import Panels
+from engine.models import Model
+from engine.models.decoder import MAPS, NativeDecoder
+from engine.models.linear import Linear
+from engine.models.lora import Adapted
+
+
+def fits(model: Model, kv_dtype: torch.dtype) -> TypeGuard[NativeDecoder]:
+    """Whether a step of this model, with keys and values kept as `kv_dtype`, can be that call."""
+    if not isinstance(model, NativeDecoder) or kv_dtype is not model.spec.dtype:
+        return False
+    maps = [model.head, *(getattr(layer, name) for layer in model.layers for name in MAPS)]
+    dim, shared = model.shape.head_dim, model.shape.num_heads // model.shape.num_kv_heads
+    if shared > MOST_HEADS:
+        return False
+    return dim % STRIP == 0 and dim <= MOST_DIM and all(isinstance(_inner(each), Panels) for each in maps)
+
+
+def _inner(linear: Linear) -> Linear:
+    return linear.inner if isinstance(linear, Adapted) else linear
+
+
+class Forward:
+    """Computes plans of a native decoder. Not thread-safe: the engine thread owns it."""
+
+    def __init__(
+        self,
+        model: NativeDecoder,
+        layers: Sequence[tuple[int, Tensor, Tensor]],
+        num_positions: int,
+        *,
+        deterministic: bool,
+    ) -> None:
+        """`layers`: each one's group and caches, [blocks, block_size, Hkv, D] with heads apart; positions up
+        to `num_positions` are served. deterministic: a token's numbers depend on the tokens before it alone.
+        """
+        assert isinstance(model.head, Panels)
+        self._library = model.head.library
+        self._model = model
+        self._deterministic = deterministic
+        self._kept: list[Any] = []  # what the structures point to
+        self._most_ranks = 0
+        shape = model.shape
+        positions = torch.arange(num_positions, dtype=torch.float32)
+        angles = positions[:, None] * model.frequencies
+        made = [self._layer(i, *own) for i, own in enumerate(layers)]
+        self._decoder = Decoder(
+            layers=(Layer * len(made))(*made),
+            final_norm=self._at(model.final_norm),
+            cosines=self._at(angles.cos() * model.rope_scale),
+            sines=self._at(angles.sin() * model.rope_scale),
+            head=self._map(model.head),
+            num_layers=len(layers),
+            hidden=shape.hidden_size,
+            middle=shape.intermediate_size,
+            heads=shape.num_heads,
+            most_ranks=self._most_ranks,
+            is_bf16=model.spec.dtype is torch.bfloat16,
+            eps=shape.norm_eps,
+            scale=model.scale,
+        )
+        self._windows = [group.window for group in model.spec.groups]
+
+    def __call__(self, plan: StepPlan, progress: ctypes.c_double) -> Tensor:
+        """The logits f32 of a plan's `logits_at`, [R, rows of the head]; `progress` is told whenever a layer
+        is done, in seconds of the monotonic clock.
+        """
+        residual = self._model.embed(torch.from_numpy(plan.token_ids))
+        logits = torch.empty(len(plan.logits_at), self._model.spec.vocab_size)
+        held: list[NDArray[np.generic]] = []
+
+        def at(array: NDArray[np.generic]) -> int:
+            held.append(np.ascontiguousarray(array))
+            return held[-1].ctypes.data
+
+        groups = [
+            Group(tables=at(tables), slot_blocks=at(blocks), width=tables.shape[1], window=window or 0)
+            for tables, blocks, window in zip(plan.block_tables, plan.slot_blocks, self._windows, strict=True)
+        ]
+        batch = Batch(
+            query_start=at(plan.query_start),
+            positions=at(plan.positions),
+            slot_offsets=at(plan.slot_offsets),
+            sequences=len(plan.seq_lens),
+            tokens=len(plan.token_ids),
+        )
+        adapters = None
+        if plan.adapters.any():
+            adapters = at(np.repeat(plan.adapters, np.diff(plan.query_start)))
+        step = Step(
+            groups=(Group * len(groups))(*groups),
+            residual=residual.data_ptr(),
+            logits_at=at(plan.logits_at),
+            wanted=len(plan.logits_at),
+            logits=logits.data_ptr(),
+            progress=ctypes.addressof(progress),
+            adapters=adapters,
+            alone=self._deterministic,
+        )
+        self._library.forward(self._decoder, batch, step)
+        return logits
+
+    def _layer(self, i: int, group: int, k_cache: Tensor, v_cache: Tensor) -> Any:
+        layer = self._model.layers[i]
+        _, block_size, kv_heads, head_dim = k_cache.shape
+        cache = Cache(
+            keys=self._at(k_cache),
+            values=self._at(v_cache),
+            block_stride=k_cache.stride(0),
+            head_stride=k_cache.stride(2),
+            block_size=block_size,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+        )
+        return Layer(
+            attention_norm=self._at(layer.attention_norm),
+            qk_norm=None if layer.qk_norm is None else self._at(layer.qk_norm.contiguous()),
+            mlp_norm=self._at(layer.mlp_norm),
+            cache=cache,
+            group=group,
+            **{name: self._map(getattr(layer, name)) for name in MAPS},
+        )
+
+    def _map(self, linear: Linear) -> Any:
+        inner = _inner(linear)
+        assert isinstance(inner, Panels)
+        found = inner.map(gated=inner.places is not None)
+        if isinstance(linear, Adapted):
+            down, up, used = inner.beside(linear.stack, linear.adapters.count)
+            rank = down.shape[1]
+            self._most_ranks = max(self._most_ranks, rank)
+            own = LowRank(down=self._at(down), up=self._at(up), used=self._at(used), rank=rank)
+            self._kept.append(own)
+            found.adapters = ctypes.addressof(own)
+        return found
+
+    def _at(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()

@@ -1,0 +1,201 @@
+"""The same numbers for a token, whatever is computed beside it.
+
+Owns: the fixed shapes that make it so (every forward has `ROWS` tokens, every piece of attention `KEYS`
+keys), and the trial at load that shows it for this model on this machine. Refuses to know: models, queues,
+draws.
+
+Rounding follows the shape of an operation: a matrix product of one row adds in another order than one of two.
+Where every operation always has the same shape, and a row's result does not depend on its place among the
+rows, a token's numbers are a function of the tokens before it alone: not of the batch, of how a prompt was
+chunked, or of what was cached. How a shape is computed is the library's business; the trial asks it. A CPU's
+own kernels add in one order whatever the shape: they need the trial alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.core.batch_state import Ints, Rows, StepPlan
+from engine.core.kv_cache import KVCache
+from engine.kernels.torch_attention import GroupStep, Tile, Workspace, gather, pieces_of
+from engine.types import GenerateRequest, LoadError, ReaderParams, SamplingParams
+
+if TYPE_CHECKING:
+    from engine.executor.runner import Runner
+
+ROWS = 16  # tokens of a forward: more cost a lone sequence, fewer cost a full batch
+KEYS = 128  # at least, of one piece of attention; whole blocks
+FLOOR = -1e30  # the log of no weight at all; finite, so that two of them still have a difference
+
+
+def cut(plan: StepPlan) -> Iterator[tuple[StepPlan, Ints, Ints]]:
+    """The plan as plans of `ROWS` tokens in their order, each token a sequence of its own.
+
+    The last is filled up with repetitions of its last token. Each comes with the rows of the whole plan's
+    logits that it computes, and where they are among its own `ROWS` (it has none if nobody wants any).
+    """
+    sequence_of = np.repeat(np.arange(len(plan.seq_lens)), np.diff(plan.query_start))
+    for start in range(0, len(plan.token_ids), ROWS):
+        tokens = np.minimum(np.arange(start, start + ROWS), len(plan.token_ids) - 1)
+        wanted = np.flatnonzero((plan.logits_at >= start) & (plan.logits_at < start + ROWS))
+        piece = replace(
+            plan,
+            token_ids=plan.token_ids[tokens],
+            positions=plan.positions[tokens],
+            query_start=np.arange(ROWS + 1),
+            seq_lens=plan.positions[tokens] + 1,
+            adapters=plan.adapters[sequence_of[tokens]],
+            block_tables=tuple(table[sequence_of[tokens]] for table in plan.block_tables),
+            slot_blocks=tuple(blocks[tokens] for blocks in plan.slot_blocks),
+            slot_offsets=plan.slot_offsets[tokens],
+            logits_at=np.arange(ROWS if len(wanted) else 0),
+        )
+        yield piece, wanted, plan.logits_at[wanted] - start
+
+
+def make_tiles(
+    tables: NDArray[np.int32],
+    positions: Ints,
+    *,
+    block_size: int,
+    num_kv_heads: int,
+    window: int | None,
+    dtype: torch.dtype,
+    move: Callable[[NDArray[np.generic]], Tensor],
+) -> tuple[Tile, ...]:
+    """The pieces of the keys that the tokens at `positions` [ROWS] see, all of one size, in their order.
+
+    A piece begins at a multiple of its size, so a key is always in the same place of the same piece. Tokens
+    of one sequence share what is gathered.
+    """
+    num = -(-KEYS // block_size)
+    lows = np.zeros_like(positions) if window is None else np.maximum(0, positions - window + 1)
+    first, last = lows[:, None] // block_size, positions[:, None] // block_size
+    if (tables == tables[0]).all():
+        tables, own_first, own_last = tables[:1], first.min(keepdims=True), last.max(keepdims=True)
+    else:
+        own_first, own_last = first, last
+    tiles = []
+    for piece in range(first.min() // num, last.max() // num + 1):
+        # beyond a row's own blocks one of them is read again, and masked
+        own = np.clip(piece * num + np.arange(num), own_first, own_last)
+        blocks = tables[np.arange(len(tables))[:, None], own]
+        key_at = piece * num * block_size + np.arange(num * block_size)
+        seen = (key_at <= positions[:, None]) & (key_at >= lows[:, None])
+        mask = move(np.where(seen, np.float32(0), np.float32(-np.inf))).to(dtype)[:, None, None]
+        pieces = move(pieces_of(blocks, num_kv_heads))
+        tiles.append(Tile(slice(None), len(tables), pieces, 0, num * block_size, mask))
+    return tuple(tiles)
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    step: GroupStep,
+    workspace: Workspace,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`paged_attention` for [ROWS, Hq, D], piece after piece of the keys, each weighed by its sum.
+
+    A piece of which a row sees nothing leaves that row as it was, to the bit.
+    """
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    queries = q.view(ROWS, num_kv_heads, -1, head_dim)
+    mixed = total = None
+    if sinks is not None:
+        total = sinks.float().view(1, num_kv_heads, -1).expand(ROWS, -1, -1)
+        mixed = torch.zeros(queries.shape, device=q.device)
+    for tile in step.tiles:
+        keys = gather(k_cache, tile, workspace, "k", q).expand(ROWS, -1, -1, -1)
+        values = gather(v_cache, tile, workspace, "v", q).expand(ROWS, -1, -1, -1)
+        assert tile.mask is not None
+        own, own_total = _attend(queries, keys, values, tile.mask, scale, softcap)
+        own_total = (own_total + tile.mask[:, :, 0].amax(dim=-1, keepdim=True)).clamp(min=FLOOR)
+        if mixed is None or total is None:
+            mixed, total = own.float(), own_total
+            continue
+        whole = torch.logaddexp(total, own_total)
+        mixed = mixed * (total - whole).exp()[..., None] + own * (own_total - whole).exp()[..., None]
+        total = whole
+    assert mixed is not None
+    return mixed.to(q.dtype).view(ROWS, -1, head_dim)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """What q [ROWS, Hkv, G, D] sees of k and v [ROWS, Hkv, S, D], and the log of its weights' sum, f32.
+
+    Where a row sees nothing the values are 0 and the sum is any finite number.
+    """
+    if q.device.type == "cpu" and softcap is None:
+        fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        mixed, total = fused(q, k, v, attn_mask=mask, scale=scale)
+        return mixed, total
+    # Keys that rows share are a view without strides, and a product of other strides adds in another order.
+    k, v = k.contiguous(), v.contiguous()
+    scores = torch.matmul(q, k.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask
+    peak = scores.amax(dim=-1, keepdim=True).clamp(min=FLOOR)
+    weights = (scores - peak).exp()
+    total = weights.sum(dim=-1, keepdim=True).clamp(min=1.0)  # the peak itself weighs 1
+    mixed = torch.matmul(weights.to(v.dtype), v).float() / total
+    return mixed, (peak + total.log())[..., 0]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The trial
+
+
+def prove(runner: Runner, kv: KVCache, rows: Rows) -> None:
+    """See that a token's logits do not depend on its place and neighbours, before anything is served.
+
+    A CPU's threads share an operation by its size, and where a share ends another loop may compute a few
+    elements: then fewer threads are tried, down to one. Raises LoadError when none will do.
+    """
+    threads = runner.num_threads or runner.threads_for(ROWS)
+    while True:
+        runner.num_threads = threads
+        whole, parts = _trial(runner, kv, rows, ROWS), _trial(runner, kv, rows, 5)
+        if torch.equal(whole, parts):
+            return
+        if threads == 1 or runner.device.type != "cpu":
+            name = runner.model.spec.architecture
+            raise LoadError(f"{name} cannot be deterministic here: a token's logits depend on its neighbours")
+        threads //= 2
+
+
+@torch.inference_mode()
+def _trial(runner: Runner, kv: KVCache, rows: Rows, chunk: int) -> Tensor:
+    """Logits of a short text computed `chunk` tokens at a time; leaves no trace."""
+    count = min(ROWS, rows.tokens.shape[1] - 1)
+    ids = np.random.default_rng(0).integers(runner.vocab_size, size=count + 1)
+    sampling = SamplingParams(seed=0, max_tokens=1)
+    request = GenerateRequest("trial", tuple(ids.tolist()), sampling, ReaderParams(dialect=False))
+    adapters = runner.model.adapters  # their products are among what must not vary
+    adapter = 0 if adapters is None else adapters.count
+    slot = rows.take(request, ids.astype(np.int32), 0, np.zeros(0, np.int64), False, adapter)
+    grown = kv.grow(slot, count)
+    assert grown, "the cache holds at least one sequence"
+    logits = []
+    for start in range(0, count, chunk):
+        rows.num_computed[slot] = start
+        counts = np.array([min(chunk, count - start)])
+        plan = rows.plan(kv, np.array([slot]), counts, [(0, 0)])
+        logits.append(runner.forward(plan).logits)
+    runner.clear(kv.release(slot, forget=True))
+    rows.give_back(slot)
+    return torch.cat(logits)

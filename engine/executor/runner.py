@@ -1,0 +1,429 @@
+"""The device's owner: the model, the KV pools and the step's tensors.
+
+Owns: sizing and allocating the KV pools, turning a `StepPlan` of plain arrays into device tensors, the
+forward and the draw as two launches, and fetching what was drawn. Refuses to know: requests, slots, queues,
+text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.config import KVDtype
+from engine.core.batch_state import StepPlan
+from engine.core.messages import RowLogprobs
+from engine.executor import deterministic as exact
+from engine.executor.cpu_forward import Forward, fits
+from engine.executor.gpu_launcher import Launcher, kernels_for
+from engine.kernels import sampler
+from engine.kernels.fp8 import FP8, computes_fp8, raw
+from engine.kernels.large_pages import Reserve, free_memory
+from engine.kernels.torch_attention import (
+    GroupStep,
+    Workspace,
+    make_tiles,
+    memory_of,
+    new_pool,
+    paged_attention,
+    write_kv,
+)
+from engine.models import Model
+from engine.types import LoadError
+
+TAKEN = 4  # times the weights: so much memory of a CPU's pools is taken at once, see `Reserve`
+SMALL_STEP_S = 0.02  # of one core, which computes and reads about so much a second:
+OPERATIONS_PER_S = 1e11
+BYTES_PER_S = 3e10
+
+
+class Progress:
+    """When the device was last seen to move (time.monotonic seconds); None while there is nothing to do."""
+
+    def __init__(self) -> None:
+        self.cell = ctypes.c_double()  # for those who move without Python
+
+    @property
+    def at(self) -> float | None:
+        return self.cell.value or None
+
+    @at.setter
+    def at(self, at: float | None) -> None:
+        self.cell.value = at or 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step drew: ids [R]; for rows that failed, why; log probabilities by row where asked for; and
+    those of the prompt tokens that were scored, in the plan's order.
+    """
+
+    ids: NDArray[np.int64]
+    failed: dict[int, str]
+    logprobs: dict[int, RowLogprobs]
+    prompt_logprobs: list[RowLogprobs]
+
+
+Scores = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """A launched forward: logits [R + P, V] on the device."""
+
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A launched draw, and the scores of prompt tokens; all of it is on the host once `ready` has come.
+
+    `numbers` [3, R]: ids, highest raw logits, whether any token was allowed. `logprobs` of the rows
+    `logprob_rows`, and `scores` of `targets`: as `sampler.score` gives them.
+    """
+
+    numbers: Tensor
+    logprob_rows: NDArray[np.int64]
+    logprobs: Scores | None
+    targets: NDArray[np.int64]
+    scores: Scores | None
+    ready: torch.cuda.Event | None
+
+
+class StepAttention:
+    """What the model calls once a layer (`models.Attention`): this step's cache views and metadata."""
+
+    def __init__(self, runner: Runner, groups: Sequence[GroupStep]) -> None:
+        self._runner = runner
+        self._groups = groups
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        runner = self._runner
+        runner.progress.at = time.monotonic()
+        group, k_cache, v_cache = runner.layers[layer]
+        step = self._groups[group]
+        write_kv(k, v, k_cache, v_cache, step)
+        attend = exact.attention if runner.deterministic else paged_attention
+        return attend(q, k_cache, v_cache, step, runner.workspace, scale=scale, softcap=softcap, sinks=sinks)
+
+
+class Runner:
+    """Runs plans on one device. Not thread-safe: the engine thread owns it."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_blocks: Sequence[int],
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
+        max_seqs: int,
+        max_len: int,
+        kv_dtype: torch.dtype | None = None,
+        num_threads: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        """`max_seqs` sequences of up to `max_len` tokens: what decode steps are captured for, on a GPU.
+
+        `kv_dtype`: what keys and values are kept as; None: what the model computes in.
+
+        `num_threads` of torch for every step; None: one for steps too small to share, torch's own else.
+
+        `deterministic`: see `exact`.
+        """
+        self.model = model
+        self.deterministic = deterministic
+        self.block_size = block_size
+        self.vocab_size = vocab_size  # ids that decode; rows of the embedding beyond them are never drawn
+        self.device = device
+        self.progress = Progress()
+        self.num_threads = num_threads
+        self._most_threads = torch.get_num_threads()
+        self.workspace = Workspace()
+        spec = model.spec
+        self.kv_dtype = kv_dtype or spec.dtype
+        self.pools: list[Tensor] = []
+        views: dict[int, tuple[int, Tensor, Tensor]] = {}
+        for g, (group, count) in enumerate(zip(spec.groups, num_blocks, strict=True)):
+            sizes = (len(group.layers), block_size, group.num_kv_heads, group.head_dim)
+            pool = new_pool(count, *sizes, self.kv_dtype, device)
+            self.pools.append(pool)
+            for i, layer in enumerate(group.layers):
+                views[layer] = (g, pool[:, i, 0], pool[:, i, 1])
+        self.layers = [views[layer] for layer in sorted(views)]
+        self._reserves: list[Reserve] = []
+        if device.type == "cpu":
+            taken = TAKEN * spec.num_parameters * spec.dtype.itemsize
+            share = taken / sum(pool.nbytes for pool in self.pools)
+            self._reserves = [
+                Reserve(partial(memory_of, pool), len(pool), math.ceil(share * len(pool)))
+                for pool in self.pools
+            ]
+        self.fused: Forward | None = None
+        if fits(model, self.kv_dtype):
+            self.fused = Forward(model, self.layers, max_len, deterministic=deterministic)
+        kernels = None if deterministic else kernels_for(device)
+        self.launcher: Launcher | None = None
+        if kernels is not None:
+            self.launcher = Launcher(
+                model,
+                self.layers,
+                kernels,
+                block_size=block_size,
+                max_seqs=max_seqs,
+                max_len=max_len,
+                device=device,
+            )
+
+    def forward(self, plan: StepPlan) -> Forwarded:
+        """Launch the model over a plan; its KV is in the cache afterwards."""
+        if not self.deterministic or self.fused is not None:
+            return Forwarded(self._compute(plan))
+        spec = self.model.spec
+        logits = torch.empty((len(plan.logits_at), self.vocab_size), dtype=spec.dtype, device=self.device)
+        for piece, wanted, at in exact.cut(plan):
+            logits[self._move(wanted)] = self._compute(piece)[self._move(at)]
+        return Forwarded(logits)
+
+    def _compute(self, plan: StepPlan) -> Tensor:
+        for reserve, blocks in zip(self._reserves, plan.slot_blocks, strict=False):
+            reserve.uses(int(blocks.max()) + 1)
+        if self.device.type == "cpu":
+            torch.set_num_threads(self.num_threads or self.threads_for(len(plan.token_ids)))
+        if self.launcher is not None:
+            return self.launcher.compute(plan)[:, : self.vocab_size]
+        if self.fused is not None:
+            return self.fused(plan, self.progress.cell)[:, : self.vocab_size]
+        if self.model.adapters is not None:
+            self.model.adapters.choose(np.repeat(plan.adapters, np.diff(plan.query_start)))
+        attention = StepAttention(self, [self._group_step(plan, g) for g in range(len(self.pools))])
+        logits = self.model.forward(
+            self._move(plan.token_ids), self._move(plan.positions), attention, self._move(plan.logits_at)
+        )
+        return logits[:, : self.vocab_size]
+
+    def draw(
+        self, forwarded: Forwarded, plan: StepPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
+    ) -> StepResult:
+        """Draw the plan's tokens and fetch them; `masks` as in `sampler.draw`."""
+        return self.fetch(self.launch_draw(forwarded, plan, mask_rows, masks))
+
+    def launch_draw(
+        self, forwarded: Forwarded, plan: StepPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
+    ) -> Drawing:
+        """Launch the plan's draw; a forward launched behind it may name a drawn token by -1 - its row."""
+        count, logits, alone = len(plan.draw.temperature), forwarded.logits, self.deterministic
+        numbers, logprob_rows, logprobs, scores = torch.empty(3, 0), np.zeros(0, np.int64), None, None
+        if len(plan.prompt_targets):
+            targets = self._move(plan.prompt_targets)
+            scores = _home(sampler.score(logits[count:], targets, plan.prompt_top, alone=alone))
+        if count:
+            pick = None if self.launcher is None else self.launcher.kernels.pick
+            drawn = sampler.draw(logits[:count], plan.draw, mask_rows, masks, alone=alone, pick=pick)
+            if self.launcher is not None:
+                self.launcher.remember(drawn.ids)
+            allowed = torch.ones_like(drawn.peak) if drawn.allowed is None else drawn.allowed
+            numbers = torch.stack((drawn.ids.double(), drawn.peak.double(), allowed.double()))
+            numbers = numbers.to("cpu", non_blocking=True)
+            logprob_rows = drawn.logprob_rows
+            if drawn.logprobs is not None and drawn.top_ids is not None and drawn.top_logprobs is not None:
+                logprobs = _home((drawn.logprobs, drawn.top_ids, drawn.top_logprobs))
+        ready = None
+        if self.device.type == "cuda":
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+        return Drawing(numbers, logprob_rows, logprobs, plan.prompt_targets, scores, ready)
+
+    def fetch(self, drawing: Drawing) -> StepResult:
+        """Wait for a draw and read it."""
+        if drawing.ready is not None:
+            drawing.ready.synchronize()
+        ids, peak, allowed = drawing.numbers.numpy()
+        ids = ids.astype(np.int64)
+        rows = drawing.logprob_rows
+        logprobs = dict(zip(rows.tolist(), _read(ids[rows], drawing.logprobs), strict=True))
+        return StepResult(ids, _failures(peak, allowed), logprobs, _read(drawing.targets, drawing.scores))
+
+    def narrow(self, forwarded: Forwarded, rows: Sequence[int]) -> Forwarded:
+        """The logits of some rows of a forward."""
+        return Forwarded(forwarded.logits[self._move(np.array(rows, np.int64))])
+
+    def clear(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Zero blocks, by group: what a failed row leaves behind must not reach its next owner as NaN."""
+        for pool, own in zip(self.pools, blocks, strict=True):
+            if own:
+                raw(pool)[torch.tensor(list(own), device=self.device)] = 0
+
+    def threads_for(self, num_tokens: int) -> int:
+        """Threads that a step of so many tokens is worth.
+
+        Small operations gain little from a second core, and lose a scheduler's time slice at each of their
+        barriers when that core is busy (with this process's own asyncio loop, say).
+        """
+        spec = self.model.spec
+        computing = 2 * num_tokens * spec.num_parameters / OPERATIONS_PER_S
+        reading = spec.num_parameters * spec.dtype.itemsize / BYTES_PER_S
+        return 1 if max(computing, reading) < SMALL_STEP_S else self._most_threads
+
+    def _group_step(self, plan: StepPlan, g: int) -> GroupStep:
+        group, dtype = self.model.spec.groups[g], self.model.spec.dtype
+        if self.deterministic:
+            tiles = exact.make_tiles(
+                plan.block_tables[g],
+                plan.positions,
+                block_size=self.block_size,
+                num_kv_heads=group.num_kv_heads,
+                window=group.window,
+                dtype=dtype,
+                move=self._move,
+            )
+        else:
+            tiles = make_tiles(
+                plan.block_tables[g],
+                plan.query_start,
+                plan.seq_lens,
+                block_size=self.block_size,
+                num_kv_heads=group.num_kv_heads,
+                window=group.window,
+                block_bytes=self.block_size * group.num_kv_heads * group.head_dim * dtype.itemsize,
+                dtype=dtype,
+                device=self.device,
+            )
+        return GroupStep(
+            block_tables=self._move(plan.block_tables[g]),
+            query_start=self._move(plan.query_start),
+            seq_lens=self._move(plan.seq_lens),
+            slot_blocks=self._move(plan.slot_blocks[g]),
+            slot_offsets=self._move(plan.slot_offsets),
+            window=group.window,
+            tiles=tiles,
+        )
+
+    def _move(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+
+def _home(scores: Scores) -> Scores:
+    """On their way to the host."""
+    chosen, top_ids, top = (part.to("cpu", non_blocking=True) for part in scores)
+    return chosen, top_ids, top
+
+
+def _read(token_ids: NDArray[np.int64], scores: Scores | None) -> list[RowLogprobs]:
+    if scores is None:
+        return []
+    rows = zip(token_ids.tolist(), *(part.tolist() for part in scores), strict=True)
+    return [RowLogprobs(token_id, own, tuple(ids), tuple(values)) for token_id, own, ids, values in rows]
+
+
+def _failures(peak: NDArray[np.float64], allowed: NDArray[np.float64]) -> dict[int, str]:
+    banned = "grammar, bans and min_tokens together allow no token"
+    failed = dict.fromkeys(np.flatnonzero(allowed == 0).tolist(), banned)
+    infinite = np.flatnonzero(~np.isfinite(peak)).tolist()
+    return failed | dict.fromkeys(infinite, "the model produced logits that are not finite")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Sizing
+
+
+def kv_dtype_for(kept_as: KVDtype, model: Model, device: torch.device) -> torch.dtype:
+    """What keys and values are kept as; raises LoadError where the device does not know eight-bit floats."""
+    if kept_as == "auto":
+        return model.spec.dtype
+    if device.type == "cuda" and not computes_fp8(device):
+        name = torch.cuda.get_device_name(device)
+        raise LoadError(
+            f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or more, which {name} is not"
+        )
+    return FP8
+
+
+def size_pools(
+    model: Model,
+    *,
+    block_size: int,
+    kv_dtype: torch.dtype | None = None,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    max_chunk: int,
+    device: torch.device,
+    kv_cache_bytes: int | None,
+    num_blocks: int | None,
+) -> tuple[list[int], int]:
+    """Blocks for each layer group, and the context length that they serve.
+
+    `kv_dtype` as in `Runner`. `num_blocks` counts those of the first group; the others hold as many
+    sequences. Without `max_model_len` the context is the model's, or what memory allows; with it, raises
+    LoadError when one such sequence would not fit.
+    """
+    spec = model.spec
+    if max_model_len is not None and max_model_len > spec.max_positions:
+        raise LoadError(
+            f"max_model_len {max_model_len} is beyond the {spec.max_positions} positions of the model"
+        )
+    item = (kv_dtype or spec.dtype).itemsize
+    block_bytes = [2 * len(g.layers) * block_size * g.num_kv_heads * g.head_dim * item for g in spec.groups]
+
+    def blocks_for(length: int) -> list[int]:
+        # a window group holds what the window reaches, and a prefill chunk before it is trimmed
+        longest = -(-length // block_size)
+        return [
+            longest if g.window is None else min(longest, -(-(g.window + max_chunk) // block_size) + 2)
+            for g in spec.groups
+        ]
+
+    def bytes_for(length: int) -> int:
+        return sum(count * size for count, size in zip(blocks_for(length), block_bytes, strict=True))
+
+    length = max_model_len or spec.max_positions
+    usual, most = _memory_for_kv(device)
+    if num_blocks is not None:
+        fits = num_blocks >= blocks_for(length)[0]
+        ratio = num_blocks / blocks_for(length)[0]
+        most_length = num_blocks * block_size
+    else:
+        available = kv_cache_bytes if kv_cache_bytes is not None else min(most, max(usual, bytes_for(length)))
+        fits = available >= bytes_for(length)
+        ratio = min(available / bytes_for(length), max_num_seqs)
+        most_length = length
+        while bytes_for(most_length) > available and most_length > block_size:
+            most_length -= max(block_size, most_length // 64)
+    if not fits:
+        if max_model_len is not None or most_length <= block_size:
+            gib = bytes_for(length) / 2**30
+            raise LoadError(f"the KV cache cannot hold one sequence of {length} tokens ({gib:.2f} GiB)")
+        return [max(1, math.ceil(count)) for count in blocks_for(most_length)], most_length
+    return [int(count * ratio) for count in blocks_for(length)], length
+
+
+def _memory_for_kv(device: torch.device) -> tuple[int, int]:
+    """Bytes that KV takes unasked, and the most it may take to hold one whole context.
+
+    CPU: an eighth of what is free up to 4 GiB, at most half; GPU: 85 % of what is free.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.85), int(free * 0.85)
+    available = free_memory()
+    return min(4 << 30, available // 8), available // 2

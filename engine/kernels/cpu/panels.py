@@ -1,0 +1,167 @@
+"""Linear maps whose weights lie in panels, as `kernels.cpp` reads them.
+
+Owns: the layouts (as computed, eight bits, four bits), and the order of outputs in them. Refuses to know:
+layers, and how a product is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from engine.kernels.cpu.library import GROUP, PANEL, Library, Map
+from engine.kernels.large_pages import large_pages
+
+if TYPE_CHECKING:
+    from engine.models.lora import Stack
+
+AS_COMPUTED, INT8, INT4 = 0, 1, 2
+HALF = PANEL // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A map of `outputs`, in panels of `PANEL`; `scale` and `bias` f32, in the panels' order.
+
+    weight: as computed [panels, inputs / pair, PANEL, pair], of a pair of inputs in bfloat16 and one in
+    float32; int8 likewise, of pairs, with scale [panels * PANEL]; four bits [panels, inputs / 2, HALF] int16,
+    of which the n-th four bits are of outputs 16 n to 16 n + 15 and both inputs, with scale [panels,
+    inputs / GROUP, 2, PANEL] (scale, middle). `places` [outputs]: where each output is among those of the
+    panels; None: in their order, which gates and what they gate are not.
+    """
+
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+    places: Tensor | None
+    inputs: int
+    outputs: int
+    dtype: torch.dtype
+    library: Library
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        outputs = self.outputs if self.places is None else len(self.weight) * PANEL
+        out = x.new_empty(len(x), outputs)
+        residual = None if residual is None else residual.contiguous()
+        self.library.product(self.map(), x.contiguous(), residual if self.places is None else None, out)
+        if self.places is None:
+            return out
+        out = out[:, self.places]
+        return out if residual is None else out.add_(residual)
+
+    def rows(self, at: Tensor) -> Tensor:
+        """Rows [T, inputs] of the matrix as numbers: an embedding that is one with the head."""
+        found = self.weight[at // PANEL, :, at % PANEL].flatten(1)
+        if self.scale is None:
+            return found
+        return (found.float() * self.scale[at, None]).to(self.dtype)
+
+    def map(self, *, gated: bool = False) -> Any:
+        """This map as the library takes it, which lives as long as this one is held. Gates that are not told
+        to be `gated` come out as they lie in the panels.
+        """
+        panels = len(self.weight)
+        outputs = self.outputs // 2 if gated else self.outputs if self.places is None else panels * PANEL
+        return Map(
+            weight=self.weight.data_ptr(),
+            scale=None if self.scale is None else self.scale.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            kind={torch.int8: INT8, torch.int16: INT4}.get(self.weight.dtype, AS_COMPUTED),
+            inputs=self.inputs,
+            outputs=outputs,
+            panels=panels,
+            gated=gated,
+            adapters=None,
+        )
+
+    def beside(self, stack: Stack, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A stack of `count` adapters as the library takes it: down [count, rank, inputs], up [count, panels,
+        rank, PANEL] f32, and the ranks that reach a panel [panels, 2].
+        """
+        panels, rank = len(self.weight), stack.rank
+        whole = torch.zeros(count, rank, self.outputs)
+        for up in stack.ups:
+            columns = slice(0, rank) if up.columns is None else up.columns
+            whole[:, columns, up.outputs] = up.weight.view(count, -1, up.weight.shape[1])
+        spread = torch.zeros(count, rank, panels * PANEL)
+        spread[:, :, slice(0, self.outputs) if self.places is None else self.places] = whole
+        own = spread.view(count, rank, panels, PANEL).transpose(1, 2).contiguous()
+        reaches = own.ne(0).any(dim=3).any(dim=0)  # [panels, rank]
+        ranks = torch.arange(rank)
+        first = torch.where(reaches, ranks, rank).amin(dim=1)
+        last = torch.where(reaches, ranks + 1, 0).amax(dim=1)
+        return stack.down.view(count, rank, self.inputs), own, torch.stack((first, last), dim=1)
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether a matrix [outputs, inputs] can lie in panels."""
+    if weight.device.type != "cpu" or not weight.is_contiguous():
+        return False
+    return weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0)
+
+
+def pack(library: Library, weight: Tensor, bias: Tensor | None, *, gated: bool) -> Panels:
+    """weight [outputs, inputs] as it is; gated: its first half are gates of the second."""
+    order, at = _order(len(weight), gated)
+    pair = 2 if weight.dtype is torch.bfloat16 else 1
+    held = _panels(library, weight, order, pair)
+    return Panels(held, None, _in_order(bias, order), at, weight.shape[1], len(weight), weight.dtype, library)
+
+
+def pack_int8(
+    library: Library, whole: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype, *, gated: bool
+) -> Panels:
+    """whole [outputs, inputs] int8, inputs even, with scale [outputs]."""
+    order, at = _order(len(whole), gated)
+    held = _panels(library, whole, order, 2)
+    scales = _in_order(scale, order)
+    return Panels(held, scales, _in_order(bias, order), at, whole.shape[1], len(whole), dtype, library)
+
+
+def pack_int4(
+    library: Library, bits: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, *, gated: bool
+) -> Panels:
+    """bits [outputs, inputs] of 0 to 15, inputs whole groups, with scales [outputs, inputs / GROUP, 2]."""
+    order, at = _order(len(bits), gated)
+    outputs, inputs = bits.shape
+    whole = bits.to(torch.uint8)[order.clamp(min=0)]
+    words = whole.view(-1, 4, PANEL // 4, inputs // 2, 2).permute(0, 3, 2, 4, 1).int()
+    words = words[..., 0] | words[..., 1] << 4 | words[..., 2] << 8 | words[..., 3] << 12
+    held = large_pages((len(order) // PANEL, inputs // 2, HALF), torch.int16)
+    held.copy_(words.flatten(2))  # the highest bit becomes the sign: only the bits are read
+    own = torch.where(order[:, None, None] < 0, 0.0, scales.float()[order.clamp(min=0)])
+    own = own.view(-1, PANEL, inputs // GROUP, 2).permute(0, 2, 3, 1).contiguous()
+    return Panels(held, own, _in_order(bias, order), at, inputs, outputs, dtype, library)
+
+
+def _order(outputs: int, gated: bool) -> tuple[Tensor, Tensor | None]:
+    """Which output each place of the panels has (-1: none), and where each output is, if not in order."""
+    if not gated:
+        order = torch.full((-(-outputs // PANEL) * PANEL,), -1)
+        order[:outputs] = torch.arange(outputs)
+        return order, None
+    half = outputs // 2
+    gates = torch.full((-(-half // HALF) * HALF,), -1)
+    gates[:half] = torch.arange(half)
+    gates = gates.view(-1, HALF)
+    order = torch.cat((gates, torch.where(gates < 0, -1, gates + half)), dim=1).flatten()
+    at = torch.empty(outputs, dtype=torch.int64)
+    used = order >= 0
+    at[order[used]] = used.nonzero()[:, 0]
+    return order, at
+
+
+def _panels(library: Library, weight: Tensor, order: Tensor, pair: int) -> Tensor:
+    shape = (len(order) // PANEL, weight.shape[1] // pair, PANEL, pair)
+    held = large_pages(shape, weight.dtype)
+    library.pack(weight.contiguous(), order, held, pair)
+    return held
+
+
+def _in_order(values: Tensor | None, order: Tensor) -> Tensor | None:
+    if values is None:
+        return None
+    return torch.where(order < 0, 0.0, values.float()[order.clamp(min=0)])

@@ -1,0 +1,213 @@
+"""JSON Schema as the decoder can enforce it.
+
+Owns: the walk that rewrites a schema so that llguidance takes it, the refusal of what is no schema, and the
+bounds that keep compiling short. Refuses to know: dialects, tokens, which schema belongs to which tool, what
+a keyword is rewritten as.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from engine.parsing.coercion import MAX_DEPTH
+from engine.structured.keyword_rules import RULES, Place, refuse
+from engine.structured.recursion import endless
+from engine.structured.regexes import check_repeats
+from engine.structured.schema_algebra import TYPES, Schema
+from engine.types import ConstraintError
+
+# What json.dumps(value, ensure_ascii=False), so every chat template's `tojson`, writes: what is decoded is
+# rendered again character for character. Letters are the escapes it uses (u: control characters, and without
+# it values that contain one could not be written); other characters stand as they are.
+LAYOUT = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "json_allowed_escapes": '"\\bfnrtu',
+}
+
+# Compiling takes time with the square of an object's properties, 0.15 s for a thousand, before any limit of
+# llguidance's own holds; and with the number of subschemas. A step has room for some four states of each
+# optional property.
+MAX_SQUARES = 1_000_000
+MAX_OPTIONAL = 450
+MAX_PARTS = 4_000
+MAX_COUNT = 1 << 31  # of characters, items or properties
+MAX_STEPS = 10_000  # of comparing schemas
+
+_PLAIN = frozenset(
+    {"enum", "const", "default", "example", "examples", "required", "dependentRequired", "type"}
+    | {"x-guidance"}
+)
+_NAMED = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
+_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_SINGLE = frozenset(
+    {"additionalProperties", "propertyNames", "unevaluatedProperties", "contains", "unevaluatedItems"}
+    | {"additionalItems", "not", "if", "then", "else"}
+)
+_COUNTS = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minContains", "maxContains"}
+    | {"minProperties", "maxProperties"}
+)
+_FORMS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys((*_NAMED, "dependentRequired"), (dict,)),
+    **dict.fromkeys((*_LISTS, "enum", "required"), (list,)),
+    **dict.fromkeys(_SINGLE, (dict, bool)),
+    **dict.fromkeys(("pattern", "format", "$ref"), (str,)),
+    **dict.fromkeys(_COUNTS, (int,)),
+    **dict.fromkeys(("minimum", "maximum", "multipleOf"), (int, float)),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (int, float, bool)),
+    "items": (dict, bool, list),
+    "type": (str, list),
+}
+"""The forms that the values of keywords have."""
+_TYPES = frozenset({*TYPES, "integer"})
+
+
+def read_schema(text: str) -> Schema:
+    """A schema's text as an object; ConstraintError for what is no schema."""
+    try:
+        schema = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(f"the schema is not JSON: {error}") from None
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise ConstraintError("the schema is not a JSON Schema object")
+    return schema
+
+
+def enforceable(schema: Schema) -> str:
+    """The text, for llguidance's `%json`, of a schema that can be enforced.
+
+    Raises ConstraintError naming the keyword that cannot be honoured, and where it stands.
+    """
+    return written(rewrite(schema))
+
+
+def rewrite(schema: Schema) -> Schema:
+    """A schema in the keywords that llguidance enforces; ConstraintError as `enforceable`."""
+    weigh([schema])
+    place = Place(schema, "#", iter(range(MAX_STEPS)), frozenset(_anchors(schema)))
+    rewritten = _rewrite(schema, place)
+    if rewritten is False:
+        raise ConstraintError("nothing fits the schema")
+    weigh([rewritten])
+    if (circle := endless(rewritten)) is not None:
+        target, path = circle
+        raise refuse("$ref", place._replace(path=path), f"what stands at {target[:128]!r} never ends")
+    return dict(rewritten)
+
+
+def written(schema: Schema) -> str:
+    """The text of a schema that was rewritten."""
+    try:
+        return json.dumps({**schema, "x-guidance": LAYOUT}, allow_nan=False)
+    except ValueError:
+        raise ConstraintError("the schema has a number that is too large") from None
+
+
+def weigh(schemas: list[Schema]) -> None:
+    """Raise ConstraintError where schemas that are compiled together would take too long."""
+    parts = squares = 0
+    pending: list[tuple[Any, int]] = [(schema, 0) for schema in schemas]
+    while pending:
+        value, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise ConstraintError(f"the schema is nested more than {MAX_DEPTH} levels deep")
+        parts += 1
+        if isinstance(value, dict):
+            listed, required = (value.get(key) or () for key in ("properties", "required"))
+            if isinstance(listed, dict) and isinstance(required, list | tuple):
+                squares += max(len(listed), len(required)) ** 2
+                if len(listed) - len(required) > MAX_OPTIONAL:
+                    raise ConstraintError(f"an object has more than {MAX_OPTIONAL} optional properties")
+            if isinstance(pattern := value.get("pattern"), str):
+                check_repeats(pattern)
+            pending += [(part, depth + 1) for part in value.values() if isinstance(part, dict | list)]
+        elif isinstance(value, list):
+            pending += [(part, depth + 1) for part in value if isinstance(part, dict | list)]
+        if squares > MAX_SQUARES:
+            raise ConstraintError("the schema has too many properties")
+        if parts > MAX_PARTS:
+            raise ConstraintError(f"the schema has more than {MAX_PARTS} parts")
+
+
+def _rewrite(schema: Any, place: Place) -> Any:
+    """A subschema, rewritten; false where nothing fits it."""
+    if not isinstance(schema, dict):
+        return schema
+    _check(schema, place)
+    out: Schema = {}
+    for key, value in schema.items():
+        if key in _PLAIN:
+            out[key] = value
+        elif key in _NAMED and isinstance(value, dict):
+            out[key] = {name: _rewrite(part, place.below(key, name)) for name, part in value.items()}
+        else:
+            try:
+                out[key] = _part(value, place.below(key))
+            except ConstraintError:
+                if key in _FORMS:
+                    raise
+                # An annotation says nothing of what fits, so it need not be a schema: only a reference to it
+                # would, and finds nothing.
+    for keyword, rule in RULES.items():
+        if keyword in out and rule(out, place) is False:
+            return False
+    return out
+
+
+def _part(value: Any, place: Place) -> Any:
+    if isinstance(value, list):
+        return [_rewrite(part, place.below(index)) for index, part in enumerate(value)]
+    return _rewrite(value, place)
+
+
+def _anchors(value: Any) -> Iterator[str]:
+    """The names that parts of a schema give themselves."""
+    if isinstance(value, dict):
+        yield from (name for key in ("$anchor", "$dynamicAnchor") if isinstance(name := value.get(key), str))
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _anchors(part)
+
+
+def _check(schema: Schema, place: Place) -> None:
+    """Raise ConstraintError for a keyword whose value has another form than the standard gives it."""
+    for keyword in schema.keys() & _FORMS.keys():
+        value, forms = schema[keyword], _FORMS[keyword]
+        fits = isinstance(value, forms) and (not isinstance(value, bool) or bool in forms)
+        if not fits or not _fits(keyword, value):
+            raise refuse(keyword, place, "its value has another form")
+        if keyword == "type":
+            named = value if isinstance(value, list) else [value]
+            unknown = next((each for each in named if each not in _TYPES), None)
+            if unknown is not None or not named:
+                what = "it names no type" if unknown is None else f"there is no type {unknown[:64]!r}"
+                raise refuse("type", place, what)
+
+
+def _fits(keyword: str, value: Any) -> bool:
+    """Whether what a keyword's value holds has the form that the standard gives it."""
+    if keyword in _COUNTS:
+        return 0 <= int(value) < MAX_COUNT
+    if keyword == "multipleOf":
+        return bool(value > 0)
+    if keyword in _NAMED or keyword == "dependentRequired":
+        lists = keyword in ("dependentRequired", "dependencies")
+        schemas = (dict, bool) if keyword in _NAMED else ()
+        return all(
+            lists and _are(each, str) if isinstance(each, list) else isinstance(each, schemas)
+            for each in value.values()
+        )
+    if keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
+        return _are(value, dict, bool)
+    return keyword not in ("required", "type") or not isinstance(value, list) or _are(value, str)
+
+
+def _are(values: list[Any], *forms: type) -> bool:
+    return all(isinstance(each, forms) for each in values)

@@ -1,0 +1,4 @@
+"""Text to tokens and back.
+
+Owns the tokenizer, the incremental detokenizer, and chat templates with what they are given.
+"""

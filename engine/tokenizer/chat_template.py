@@ -1,0 +1,206 @@
+"""Chat templates: messages to prompt text, as transformers renders them.
+
+Owns: the sandbox that templates run in, and the shape in which messages reach them. Refuses to know: tokens,
+and which template belongs to which model. It computes what `transformers/utils/chat_template_utils.py`
+computes (tests compare), without its 0.4 s of imports; jinja itself is imported at the first render.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from engine.dialects.spec import History
+from engine.tokenizer.message_format import answer_arguments, effort_arguments, in_form
+from engine.tokenizer.template_fallbacks import orders, says_all, told
+from engine.types import RenderError, RenderInput
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "strftime_now", "raise_exception"})
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+def render_template(
+    source: str,
+    inp: RenderInput,
+    special_tokens: Mapping[str, str],
+    history: History = History(),  # noqa: B008 (frozen)
+) -> str:
+    """Render one template; raises RenderError for whatever it makes of the messages.
+
+    A template is a program of the checkpoint's author (or of a client, where the server lets it): it sees
+    plain data only, in jinja's immutable sandbox.
+    """
+    if reserved := _RESERVED & inp.template_kwargs.keys():
+        raise RenderError(f"chat template arguments may not replace {', '.join(sorted(reserved))}")
+    messages = in_form([_message(message) for message in inp.messages], history)
+    if not messages:
+        raise RenderError("there are no messages to render")
+    tools = _plain(list(inp.tools))
+    messages = told(messages, tools, source, variables_of(source), history.told)
+    ending = _mark_final(messages, source) if inp.continue_final_message else None
+    said = effort_arguments(inp.effort, variables_of(source)) if inp.effort else {}
+    if inp.answer is not None:
+        said |= answer_arguments(inp.answer)
+    now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike
+    variables = {
+        "tools": tools or None,
+        "add_generation_prompt": inp.add_generation_prompt and not inp.continue_final_message,
+        "strftime_now": now.strftime,
+        **{"documents": None, **special_tokens, **said, **_plain(dict(inp.template_kwargs))},
+    }
+    kept, refused = [], []
+    for ordered in orders(messages):
+        try:
+            text = _compile_template(source).render(messages=ordered, **variables)
+            kept.append(text if ending is None else _cut_at_mark(text, ending))
+        except RenderError as error:
+            refused.append(error)
+        except Exception as error:  # whatever a template raises is the request's failure
+            refused.append(RenderError(f"the chat template refused the messages: {error}"))
+        else:
+            if says_all(text, messages):
+                return kept[-1]
+    if not kept:
+        raise refused[0]
+    return kept[0]
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data without null fields, reasoning under each name that templates read."""
+    plain: dict[str, Any] = {key: _plain(value) for key, value in message.items() if value is not None}
+    reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _plain(value: Any) -> Any:
+    """A copy made of exact JSON types: an object's methods would be reachable from the template."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return f"<{type(value).__name__}>"
+
+
+def _mark_final(messages: list[dict[str, Any]], source: str) -> str:
+    """Append a mark to the final message's text, to cut the rendered prompt there; returns that text."""
+    final = messages[-1]
+    content = final.get("content")
+    if "content" not in source or content is None:
+        raise RenderError("continue_final_message is set but the final message has no content to continue")
+    if isinstance(content, str):
+        final["content"] = content + _MARK
+        return content
+    for part in reversed(content):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            text: str = part["text"]
+            part["text"] = text + _MARK
+            return text
+    raise RenderError("continue_final_message is set but the final message has no text to continue")
+
+
+def _cut_at_mark(text: str, ending: str) -> str:
+    mark = _MARK.strip()
+    if ending.strip() not in text or mark not in text:
+        raise RenderError("continue_final_message is set but the chat template drops part of it")
+    cut = text.rindex(mark)
+    # Without the mark's own space the template has trimmed the message, so its white space is not the
+    # message's.
+    return text[:cut] if text.startswith(_MARK, cut) else text[:cut].rstrip()
+
+
+@lru_cache(maxsize=32)
+def _compile_template(source: str) -> Template:
+    return _environment().from_string(source)
+
+
+@lru_cache(maxsize=32)
+def variables_of(source: str) -> frozenset[str]:
+    """The names that a template reads and nobody but its caller sets; none for one that does not parse."""
+    import jinja2
+    from jinja2 import meta
+
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+    except jinja2.TemplateError:
+        return frozenset()
+
+
+@cache
+def _environment() -> Environment:
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationTag(Extension):
+        """`{% generation %}` marks what the assistant wrote, for training; here it prints its body."""
+
+        tags = {"generation"}  # noqa: RUF012 (jinja's own protocol)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
+
+    class Namespace(jinja2.utils.Namespace):
+        """Namespaces without underscore names, which reach CPython's internals."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            self, args = args[0], args[1:]
+            values = dict(*args, **kwargs)
+            for name in values:
+                _refuse_private(name)
+            jinja2.utils.Namespace.__init__(self, values)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _refuse_private(name)
+            super().__setitem__(name, value)
+
+    def _refuse_private(name: object) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"chat templates cannot store {name!r} on a namespace")
+
+    def raise_exception(message: str) -> None:
+        raise RenderError(message)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # jinja's own filter escapes HTML, which no model was trained on
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["namespace"] = Namespace
+    environment.globals["dict"] = _TemplateDict()
+    return environment
+
+
+class _TemplateDict:
+    """`dict` for templates: callable, without the type's attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)

@@ -1,0 +1,79 @@
+"""Prompts: text and messages to tokens and back, beside a loop that may not be held up.
+
+Owns: which dialect a checkpoint is read by, what is encoded on the spot and what in a thread, and the length
+beyond which a text is not even encoded. Refuses to know: how tokens are generated, the tokenizer's inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from engine.dialects.spec import Dialect
+from engine.dialects.table import choose_dialect
+from engine.tokenizer.tokenizer import Tokenizer
+from engine.types import LoadError, Prompt, PromptTooLong, RenderInput
+
+T = TypeVar("T")
+
+HOPELESS = 4  # times the context: beyond it a text is not even counted
+SMALL_TEXT = 4096  # characters that are encoded on the spot; more goes to a thread
+
+
+def open_dialect(tokenizer: Tokenizer, *, tools: str | None, reasoning: str | None) -> Dialect:
+    """The dialect that the chat template shows, but for the halves that are named; LoadError for an unknown
+    name."""
+    try:
+        return choose_dialect(tokenizer.chat_template, tools=tools, reasoning=reasoning)
+    except KeyError as error:
+        raise LoadError(str(error.args[0])) from None
+
+
+class Prompts:
+    """A model's tokenizer and dialect, for an engine whose context holds `limit` tokens."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, dialect: Dialect, *, limit: int, pool: ThreadPoolExecutor
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.dialect = dialect
+        self._limit = limit
+        self._pool = pool
+
+    async def render(self, messages: RenderInput) -> Prompt:
+        """See `Engine.render`; a text that no tokens could make fit the context is PromptTooLong at once."""
+
+        def work() -> Prompt:
+            text = self.tokenizer.render(messages, self.dialect.history)
+            return Prompt(self._encode(text, add_special_tokens=False), self.dialect.starts_in(text))
+
+        return await self._in_pool(work)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """See `Engine.tokenize`; PromptTooLong as for `render`."""
+        if len(text) < SMALL_TEXT:
+            return self._encode(text, add_special_tokens=add_special_tokens)
+        return await self._in_pool(lambda: self._encode(text, add_special_tokens=add_special_tokens))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """See `Engine.detokenize`."""
+        if len(token_ids) < SMALL_TEXT:
+            return self.tokenizer.decode(token_ids)
+        return await self._in_pool(lambda: self.tokenizer.decode(token_ids))
+
+    def token_text(self, token_id: int) -> str:
+        """See `Engine.token_text`; bytes that are not whole characters show as U+FFFD."""
+        return self.tokenizer.token_bytes(token_id).decode(errors="replace")
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Token ids. A text far beyond the context is refused by its length, with the least count it can
+        have: encoding it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
+        least = len(text) // self.tokenizer.longest_token
+        if least > HOPELESS * self._limit:
+            raise PromptTooLong(least, self._limit)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -1,0 +1,180 @@
+"""What a chat template has no words for, said in the words that it has.
+
+Owns: tools, calls and outputs as text, for templates that print none, and the orders of roles in which a
+template that insists on one takes any conversation. Refuses to know: jinja, tokens, which family is which.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from engine.dialects.spec import CallMarks
+
+Message = dict[str, Any]
+
+
+def told(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    source: str,
+    reads: frozenset[str],
+    layout: CallMarks | None,
+) -> list[Message]:
+    """Messages (plain data, changed in place) for a template of this source, which `reads` these variables.
+
+    With a `layout`, what the template would leave out stands in the text: calls that it does not print, and
+    tools that it never looks at. Text beside calls that would hide them stands in a message of its own, and
+    arguments have names where it prints them one by one.
+    """
+    found = list(messages)
+    if _HIDES_CALLS in source:
+        found = [part for message in found for part in _apart(message)]
+    if _WALKS_ARGUMENTS.search(source):
+        _name_arguments(found)
+    if layout is None:
+        return found
+    if "tool_calls" not in source:
+        for message in found:
+            if calls := message.pop("tool_calls", None):
+                message["content"] = (message.get("content") or "") + in_text(calls, layout)
+    if tools and "tools" not in reads:
+        functions = [tool.get("function", tool) for tool in tools]
+        found = _with_system(found)
+        if _READS_TOOLS_OF_MESSAGE.search(source):
+            found[0]["tools"] = json.dumps(functions, ensure_ascii=False)
+        else:
+            text = _INVITATION.format(
+                form=in_text([{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}], layout),
+                functions="\n".join(json.dumps(function, ensure_ascii=False) for function in functions),
+            )
+            found[0]["content"] = "\n\n".join(filter(None, [found[0].get("content"), text]))
+    return found
+
+
+# As the templates of DeepSeek's first releases ask; their later ones print both.
+_HIDES_CALLS = "'assistant' and message['content'] is none"
+_WALKS_ARGUMENTS = re.compile(r"\|\s*(?:items|dictsort)\b|\.items\(\)")
+_READS_TOOLS_OF_MESSAGE = re.compile(r"message(?:\.tools\b|\[['\"]tools['\"]\])")
+_INVITATION = """\
+You may call functions. To call one, or several at once, write nothing but calls, in this form:
+{form}
+The functions, each with the JSON Schema of its parameters:
+{functions}"""
+
+
+def in_text(calls: Sequence[Mapping[str, Any]], layout: CallMarks) -> str:
+    """Calls as a model writes them. Arguments are an object, or its JSON."""
+    written = []
+    for call in calls:
+        function = call.get("function", call)
+        name, arguments = function["name"], function.get("arguments") or {}
+        if layout.kind == "python" and isinstance(arguments, Mapping):
+            inside = ", ".join(f"{key}={_json(value)}" for key, value in arguments.items())
+        else:
+            inside = arguments if isinstance(arguments, str) else _json(arguments)
+        name = _json(name) if layout.quoted else name
+        written.append(f"{layout.before_name}{name}{layout.before_arguments}{inside}{layout.end}")
+    opening, close = ("", "") if layout.bare else (layout.open, layout.close)
+    if layout.many:
+        return f"{opening}{layout.front}{layout.separator.join(written)}{layout.back}{close}"
+    return layout.separator.join(f"{opening}{each}{close}" for each in written)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _name_arguments(messages: Sequence[Message]) -> None:
+    """Arguments that are no object, as models write them now and then, as the one entry of an object: a
+    template that prints them one by one refuses anything else."""
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            function = call.get("function", call)
+            if not isinstance(function.get("arguments", {}), Mapping):
+                function["arguments"] = {"arguments": function["arguments"]}
+
+
+def _apart(message: Message) -> list[Message]:
+    """Text and calls as two messages."""
+    if not (message.get("tool_calls") and message.get("content")):
+        return [message]
+    text = {key: value for key, value in message.items() if key != "tool_calls"}
+    return [text, {**message, "content": None}]
+
+
+def _with_system(messages: list[Message]) -> list[Message]:
+    if messages and messages[0].get("role") == "system":
+        return messages
+    return [{"role": "system", "content": ""}, *messages]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Templates that insist on an order of roles
+
+
+def orders(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """A conversation as it is, and then in orders that stricter templates take: one system message, in front,
+    and never two messages of one role in a row; outputs said by the user; no system message at all."""
+    found = list(messages)
+    yield found
+    for change in (_system_first, _outputs_as_user, _without_system):
+        found = _joined(change(found))
+        yield found
+
+
+def says_all(prompt: str, messages: Sequence[Message]) -> bool:
+    """Whether a prompt holds what the system said: some templates print the first of its messages alone, and
+    some the last. One that prints none at all means it."""
+    said = [message.get("content") for message in messages if message["role"] == "system"]
+    lost = [text for text in said if isinstance(text, str) and text.strip() not in prompt]
+    return not lost or (len(said) == 1 and messages[0]["role"] == "system")
+
+
+def _system_first(messages: Sequence[Message]) -> list[Message]:
+    """System messages behind others are the user's."""
+    begun, found = False, []
+    for message in messages:
+        late = begun and message["role"] == "system"
+        begun = begun or message["role"] != "system"
+        found.append({**message, "role": "user"} if late else message)
+    return found
+
+
+def _outputs_as_user(messages: Sequence[Message]) -> list[Message]:
+    return [
+        {"role": "user", "content": message.get("content")} if message["role"] == "tool" else message
+        for message in messages
+    ]
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    return [{**message, "role": "user"} if message["role"] == "system" else message for message in messages]
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    """Neighbours of one role as one message, outputs aside."""
+    found: list[Message] = []
+    for message in messages:
+        last = found[-1] if found else None
+        if last is None or last["role"] != message["role"] or message["role"] == "tool":
+            found.append(message)
+            continue
+        both = {**last, **message}
+        both["content"] = _with(last.get("content"), message.get("content"))
+        for key in ("tool_calls", "reasoning_content", "thinking"):
+            if key in last and key in message:
+                both[key] = _with(last[key], message[key])
+        found[-1] = both
+    return found
+
+
+def _with(first: Any, second: Any) -> Any:
+    """Two contents, or two lists, as one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return "\n\n".join(filter(None, [first, second]))
+    if isinstance(first, list) and isinstance(second, list):
+        return first + second
+    return first or second
