@@ -17,11 +17,11 @@ import httpx
 from fastapi import FastAPI
 
 from engine import Engine, ScriptedEngine
-from server.app import create_app
 from server.config import Config
-from server.context import Context
-from server.life import Life
-from server.serve import base_url, bind, web_server
+from server.http.request import Context
+from server.process.app import create_app
+from server.process.lifecycle import Life
+from server.process.serve import base_url, bind, web_server
 
 
 @dataclass(frozen=True, slots=True)

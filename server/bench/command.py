@@ -24,7 +24,7 @@ from server.bench.measure import Case, Plan, Target, measure
 from server.bench.outside import APIS, Outside, ServerRefused, base_url, first_model
 from server.bench.report import Pace, as_json, compared, legend, pairs, plot, text
 from server.config import Config
-from server.surroundings import without_secrets
+from server.environment import without_secrets
 
 REFUSED = 2
 
@@ -230,7 +230,7 @@ def _model(options: argparse.Namespace, config: Config) -> Iterator[Config]:
 
 async def _inside(options: argparse.Namespace, config: Config) -> int:
     from engine import EngineError, LocalEngine
-    from server.models import build_engine
+    from server.model_registry import build_engine
 
     engine = await asyncio.to_thread(build_engine, config)
     try:

@@ -19,7 +19,7 @@ import orjson
 from server import __version__
 from server.bench.figures import Spread, ratios
 from server.bench.measure import Case, Plan
-from server.surroundings import without_secrets
+from server.environment import without_secrets
 
 MOST_KINDS = 5  # of errors that are printed
 FEW = 100  # values: of fewer, p99 is hardly more than the largest

@@ -10,13 +10,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.choices import begin
-from server.completions_view import prepare
-from server.context import context, owner, read_body, while_connected
-from server.pages import json_reply
+from server.http.replies import json_reply
+from server.http.request import context, owner, read_body, while_connected
+from server.http.sse import EventStream
 from server.schema.completions import parse_completion
 from server.schema.fields import ignored_headers
-from server.sse import EventStream
+from server.stateless.choices import begin
+from server.stateless.completions import prepare
 
 router = APIRouter(prefix="/v1")
 

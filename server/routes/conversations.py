@@ -17,13 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.clock import now_us
-from server.context import Context, context, owner, read_body
 from server.errors import invalid_value
-from server.identity import identify
-from server.pages import conversation_json, json_reply, page_json
-from server.query import include, page_args
+from server.http.query_params import include, page_args
+from server.http.replies import conversation_json, json_reply, page_json
+from server.http.request import Context, context, owner, read_body
+from server.item_ids import identify
 from server.routes.responses import new_id
-from server.runs.run import new_item
+from server.runs.execution.run import new_item
 from server.schema.fields import ignored_headers
 from server.schema.items import normalize_input
 from server.schema.responses import check_metadata

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server import __version__
-from server.context import life
-from server.telemetry import CONTENT_TYPE
+from server.http.request import life
+from server.metrics import CONTENT_TYPE
 
 router = APIRouter()
 PROBE = ["GET", "HEAD"]

@@ -10,11 +10,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import keyring
+from server.admin import keys
 from server.clock import now_us
-from server.context import context, life, read_body
 from server.errors import ApiError
-from server.pages import json_reply
+from server.http.replies import json_reply
+from server.http.request import context, life, read_body
 from server.schema.shapes import mistyped
 
 router = APIRouter(prefix="/admin/keys")
@@ -28,7 +28,7 @@ async def create_key(request: Request) -> Response:
     for field, value in (("name", name), ("owner", owner)):
         if value is not None and not isinstance(value, str):
             mistyped(field, "a string", value)
-    made = await keyring.create(context(request).storage, name=name, owner=owner)
+    made = await keys.create(context(request).storage, name=name, owner=owner)
     life(request).keys.forget()
     return json_reply(orjson.dumps(made))
 
@@ -37,7 +37,7 @@ async def create_key(request: Request) -> Response:
 async def list_keys(request: Request) -> Response:
     """All keys, revoked ones too."""
     found = await context(request).storage.list_keys()
-    return json_reply(orjson.dumps({"object": "list", "data": [keyring.as_json(key) for key in found]}))
+    return json_reply(orjson.dumps({"object": "list", "data": [keys.as_json(key) for key in found]}))
 
 
 @router.delete("/{key_id}")

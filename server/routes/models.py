@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.context import context
-from server.models import ServedModel
+from server.http.request import context
+from server.model_registry import ServedModel
 
 router = APIRouter(prefix="/v1")
 

@@ -15,25 +15,25 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import sealing
-from server.context import Context, context, owner, read_body, while_connected
+from server import encrypted_reasoning
 from server.errors import ApiError
-from server.idempotency import keyed
-from server.pages import json_reply, page_json
-from server.query import PageArgs, choice, flag, include, integer, number, page_args, timestamp
+from server.http.idempotency import keyed
+from server.http.query_params import PageArgs, choice, flag, include, integer, number, page_args, timestamp
+from server.http.replies import json_reply, page_json
+from server.http.request import Context, context, owner, read_body, while_connected
+from server.http.sse import EventStream, StreamCut
+from server.prompting.messages import answering
 from server.runs import Started, interrupted
-from server.runs.channel import Frames
-from server.runs.feed import Reader, ReaderLagged
-from server.runs.plan import RunPlan
-from server.runs.prompt import answering
-from server.runs.snapshot import Snapshot, terminal_response
-from server.runs.steps import TERMINAL
+from server.runs.events.channel import Frames
+from server.runs.events.feed import Reader, ReaderLagged
+from server.runs.events.snapshot import Snapshot, terminal_response
+from server.runs.planning.plan import RunPlan
+from server.runs.planning.steps import TERMINAL
 from server.schema.fields import ignored_headers
 from server.schema.formats import TEXT, as_output
 from server.schema.items import normalize_input
 from server.schema.responses import CreateResponse, parse_create, parse_input_tokens, parse_tool_outputs
 from server.schema.shapes import refuse
-from server.sse import EventStream, StreamCut
 from storage import EventsExpired, NotFound, StoredItem, StoredResponse
 
 router = APIRouter(prefix="/v1/responses")
@@ -306,7 +306,10 @@ def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
         body["tool_choice"] = {**choice, "mode": "auto"}  # a forced choice held for the first generation only
     sampling = {name: value for name, value in plan.sampling.items() if name != "logprobs"}
-    wanted = {"message.output_text.logprobs": plan.logprobs, sealing.INCLUDE: plan.sealed_by is not None}
+    wanted = {
+        "message.output_text.logprobs": plan.logprobs,
+        encrypted_reasoning.INCLUDE: plan.sealed_by is not None,
+    }
     body["include"] = [name for name, asked in wanted.items() if asked]
     if plan.cache_salt:
         body["cache_salt"] = plan.cache_salt

@@ -10,20 +10,20 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import rotation
-from server.context import context
-from server.pages import json_reply
+from server.admin import sealing_keys
+from server.http.replies import json_reply
+from server.http.request import context
 
-router = APIRouter(prefix=rotation.PATH)
+router = APIRouter(prefix=sealing_keys.PATH)
 
 
 @router.get("")
 async def list_sealing_keys(request: Request) -> Response:
     """All keys, never their secrets."""
-    return json_reply(orjson.dumps(await rotation.listed(context(request).storage)))
+    return json_reply(orjson.dumps(await sealing_keys.listed(context(request).storage)))
 
 
 @router.post("")
 async def make_sealing_key(request: Request) -> Response:
     """Have a new key seal from now on."""
-    return json_reply(orjson.dumps(rotation.as_json(await context(request).sealing.rotate())))
+    return json_reply(orjson.dumps(sealing_keys.as_json(await context(request).sealing.rotate())))

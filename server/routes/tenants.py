@@ -10,10 +10,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from server import tenants
+from server.admin import tenants
 from server.clock import now_us
-from server.context import context, life, read_body
-from server.pages import json_reply
+from server.http.replies import json_reply
+from server.http.request import context, life, read_body
 from server.schema.shapes import boolean, missing, mistyped, text
 
 router = APIRouter(prefix="/admin")

@@ -15,12 +15,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.chat_view import offer_of, render_input
-from server.context import context, read_body
-from server.models import ServedModel
-from server.pages import json_reply
+from server.http.replies import json_reply
+from server.http.request import context, read_body
+from server.model_registry import ServedModel
 from server.schema.chat import parse_chat
 from server.schema.shapes import missing, mistyped, refuse
+from server.stateless.chat import offer_of, render_input
 
 router = APIRouter()
 

@@ -10,11 +10,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import hooks
-from server.auth import LOCAL_OWNER
-from server.context import context, read_body
+from server.admin import webhooks
 from server.errors import ApiError
-from server.pages import json_reply
+from server.http.authentication import LOCAL_OWNER
+from server.http.replies import json_reply
+from server.http.request import context, read_body
 from server.schema.shapes import array, boolean, text
 
 router = APIRouter(prefix="/admin/webhooks")
@@ -29,7 +29,7 @@ async def add_webhook(request: Request) -> Response:
     event_types = array(text())(body.get("event_types", []), "event_types")
     allow_http = boolean(body.get("allow_http", False), "allow_http")
     try:
-        made = await hooks.add(
+        made = await webhooks.add(
             context(request).storage, url=url, owner=owner, event_types=event_types, allow_http=allow_http
         )
     except ValueError as exc:
@@ -40,16 +40,16 @@ async def add_webhook(request: Request) -> Response:
 @router.get("")
 async def list_webhooks(request: Request) -> Response:
     """The webhooks of all owners."""
-    return json_reply(orjson.dumps(await hooks.list_all(context(request).storage)))
+    return json_reply(orjson.dumps(await webhooks.list_all(context(request).storage)))
 
 
 @router.delete("/{webhook_id}")
 async def remove_webhook(request: Request, webhook_id: str) -> Response:
     """Remove a webhook and what it was still to be told."""
-    return json_reply(orjson.dumps(await hooks.remove(context(request).storage, webhook_id)))
+    return json_reply(orjson.dumps(await webhooks.remove(context(request).storage, webhook_id)))
 
 
 @router.post("/{webhook_id}/test")
 async def test_webhook(request: Request, webhook_id: str) -> Response:
     """Send a webhook a sample, once."""
-    return json_reply(orjson.dumps(await hooks.test(context(request).storage, webhook_id)))
+    return json_reply(orjson.dumps(await webhooks.test(context(request).storage, webhook_id)))

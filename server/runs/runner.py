@@ -19,21 +19,15 @@ import tools
 from engine import EngineUnavailable, QueueFull
 from server.clock import now_us
 from server.errors import ApiError
-from server.identity import identify, may_be_known
-from server.runs.context import not_found
-from server.runs.feed import Feed, Reader
-from server.runs.fleet import Fleet
-from server.runs.follower import Follower
-from server.runs.journal import RETRY_S, Journal
-from server.runs.loop import Loop
-from server.runs.plan import Planned, RunPlan, count_input, make_plan
-from server.runs.presence import Presence
-from server.runs.probation import MAX_STRIKES, Probation
-from server.runs.prompt import OUTPUT_KINDS, Item, answering
-from server.runs.queue import Queue
-from server.runs.restore import Restorer
-from server.runs.run import Run, new_item, opening, output_id
-from server.runs.snapshot import (
+from server.item_ids import identify, may_be_known
+from server.prompting.messages import OUTPUT_KINDS, Item, answering
+from server.runs.cluster.follower import Follower
+from server.runs.cluster.leases import Fleet
+from server.runs.cluster.presence import Presence
+from server.runs.cluster.queue import Queue
+from server.runs.events.feed import Feed, Reader
+from server.runs.events.journal import RETRY_S, Journal
+from server.runs.events.snapshot import (
     POLL_AFTER_MS,
     Snapshot,
     echo_members,
@@ -41,8 +35,14 @@ from server.runs.snapshot import (
     snapshot,
     terminal_response,
 )
-from server.runs.steps import TERMINAL, pending_calls
-from server.runs.tasks import RunTasks
+from server.runs.execution.loop import Loop
+from server.runs.execution.probation import MAX_STRIKES, Probation
+from server.runs.execution.restore import Restorer
+from server.runs.execution.run import Run, new_item, opening, output_id
+from server.runs.execution.tasks import RunTasks
+from server.runs.planning.history import not_found
+from server.runs.planning.plan import Planned, RunPlan, count_input, make_plan
+from server.runs.planning.steps import TERMINAL, pending_calls
 from server.schema.responses import echo as response_echo
 from storage import (
     ConversationLocked,
@@ -62,10 +62,10 @@ from storage import (
 
 if TYPE_CHECKING:
     from server.config import Config
-    from server.models import Models
+    from server.encrypted_reasoning import Sealing
+    from server.metrics import Telemetry
+    from server.model_registry import Models
     from server.schema.responses import CreateResponse
-    from server.sealing import Sealing
-    from server.telemetry import Telemetry
     from storage import Storage
 
 log = logging.getLogger("antiphon.runs")

@@ -1,8 +1,8 @@
 """Every event of a response's stream: its fields, and the grammar of their order, in one table.
 
-Owns the vocabulary. Refuses to build events (`server.runs.assembler`) and to number or send them. What emits
-events is checked in tests against this table and against the OpenAPI document, of which it is the short form.
-One event is ours: `response.cancelled`, after the name of the official webhook.
+Owns the vocabulary. Refuses to build events (`server.runs.events.assembler`) and to number or send them. What
+emits events is checked in tests against this table and against the OpenAPI document, of which it is the short
+form. One event is ours: `response.cancelled`, after the name of the official webhook.
 """
 
 from __future__ import annotations

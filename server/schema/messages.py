@@ -1,7 +1,7 @@
 """Chat messages, read as items: the one way from the chat API's history to that of Responses.
 
 Owns the shapes of messages and their content parts. Refuses to know templates: what a model is shown is built
-from items (`server.runs.prompt`), so that both APIs share one prompt.
+from items (`server.prompting.messages`), so that both APIs share one prompt.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tools and tool choices as clients send them, normalised to the official flat form.
 
 Owns every tool kind as a row, the limits on tools, and which kinds nobody here can run. Refuses to know what
-is offered to the model (`server.runs.prompt.offer`) and how a tool is run. Kinds that this server cannot run
-are taken and echoed, because real clients (Codex among them) always send some; `unoffered` names them for the
-response header.
+is offered to the model (`server.prompting.tool_offer`) and how a tool is run. Kinds that this server cannot
+run are taken and echoed, because real clients (Codex among them) always send some; `unoffered` names them for
+the response header.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ async def _waiting(client: Client, timeout_s: float) -> str:
 SABOTAGE = """
 import sys, threading
 from pathlib import Path
-import server.life as life
+import server.process.lifecycle as life
 
 mark, how, step = Path(sys.argv.pop()), sys.argv.pop(), int(sys.argv.pop())
 build = life.build_engine
@@ -179,7 +179,7 @@ async def _until_unhealthy(client: Client, server: Server) -> int:
 # A scripted engine that dies of one word, whoever says it.
 POISONED = """
 import sys
-import server.life as life
+import server.process.lifecycle as life
 from engine import EngineDead, ScriptedEngine
 from engine.backends.script import obey
 

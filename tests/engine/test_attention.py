@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels import attention
+from engine.executor.deterministic import attention
 from engine.kernels.fp8 import FP8, raw
 from engine.kernels.torch_attention import (
     GroupStep,

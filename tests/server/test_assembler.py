@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text
-from server.runs.assembler import Assembler, Draft, derived_id, fold
+from server.runs.events.assembler import Assembler, Draft, derived_id, fold
 
 SECRET = b"0123456789abcdef"
 SERVERS = {"calculator": "antiphon"}

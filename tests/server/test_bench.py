@@ -19,7 +19,7 @@ from server.bench.inside import decode_step_s
 from server.bench.load import Load, Prompts, drive
 from server.bench.measure import Plan, Target, measure
 from server.bench.outside import Outside, ServerRefused, base_url, first_model
-from server.cli import main
+from server.cli.commands import main
 from tests.running import live_app
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import tools
 from engine import Say, ScriptedEngine
-from server.runs import steps
+from server.runs.planning import steps
 from tests.running import http_client, live_app, running_app
 from tests.talk import BUILTIN, WEATHER, Api, Gate, call, calls, prompts, saying, text
 from tests.wire import Json

@@ -9,7 +9,7 @@ import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from engine import Chunk, Done, GenerateRequest, ScriptedEngine, Text
-from server.chat_view import ChatWriter
+from server.stateless.chat import ChatWriter
 from tests import wire
 from tests.running import Running
 

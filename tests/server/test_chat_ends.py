@@ -14,7 +14,7 @@ import pytest
 
 from engine import Fail, GenerateRequest, RequestFailed, SamplingParams, Say, ScriptedEngine, Wait
 from engine.backends.script import Step
-from server.choices import begin, side_by_side
+from server.stateless.choices import begin, side_by_side
 from tests import wire
 from tests.running import Running, http_client, live_app, running_app
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from server import __version__
-from server.cli import COMMANDS, main
+from server.cli.commands import COMMANDS, main
 from server.config import settings
 
 ROOT = Path(__file__).parents[2]
@@ -301,7 +301,7 @@ import sys
 from engine import EngineDead, ScriptedEngine
 from engine.backends.script import Say
 from server.config import load
-from server.serve import serve
+from server.process.serve import serve
 
 def script(request, prompt):
     yield Say("before ")

@@ -15,8 +15,8 @@ import pytest
 import tools
 from engine import GenerateRequest, LocalEngine, Prompt, RenderInput, Say, ScriptedEngine
 from engine.backends.script import Step
-from server.runs.assembler import PREFIXES
-from server.runs.logprobs import dump_logprobs, load_logprobs
+from server.runs.events.assembler import PREFIXES
+from server.runs.execution.logprobs import dump_logprobs, load_logprobs
 from storage import RunClaim, Storage
 from tests import wire
 from tests.running import Running, http_client, live_app, running_app

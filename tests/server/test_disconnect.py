@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from engine import ScriptedEngine
-from server.runs import fleet
+from server.runs.cluster import leases
 from tests.running import Running, http_client, live_app
 from tests.talk import Api, Gate, gated, text
 
@@ -157,7 +157,7 @@ async def test_the_engine_dies_and_streams_say_so(tmp_path: Path) -> None:
 
 
 def test_a_deadline_is_noticed_within_a_second() -> None:
-    assert fleet.ROUND_S <= 1.0
+    assert leases.ROUND_S <= 1.0
 
 
 async def test_a_client_that_leaves_at_once_leaves_nothing(tmp_path: Path) -> None:

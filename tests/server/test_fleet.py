@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from engine import ScriptedEngine
-from server.runs import presence
-from server.runs.fleet import BUSY, IDLE, Watch
-from server.runs.presence import Presence
+from server.runs.cluster import presence
+from server.runs.cluster.leases import BUSY, IDLE, Watch
+from server.runs.cluster.presence import Presence
 from storage import FleetView
 from tests import wire
 from tests.postgres import Postgres
@@ -542,7 +542,7 @@ def test_what_another_kernel_left_proves_nothing(tmp_path: Path, monkeypatch: py
 def test_where_locks_keep_nobody_out_nobody_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("server.runs.presence.fcntl.flock", lambda fd, how: None)
+    monkeypatch.setattr("server.runs.cluster.presence.fcntl.flock", lambda fd, how: None)
     a, b = Presence(tmp_path, "a"), Presence(tmp_path, "b")
     a.enter()
     b.enter()

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from engine import EngineDead, ScriptedEngine
-from server.app import create_app
 from server.config import Config
-from server.life import Life
+from server.process.app import create_app
+from server.process.lifecycle import Life
 from tests.running import Running, http_client, running_app
 
 

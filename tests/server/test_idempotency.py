@@ -17,8 +17,8 @@ from openai import AsyncOpenAI, ConflictError
 
 from engine import GenerateRequest, Say, ScriptedEngine
 from engine.backends.script import Step
-from server import idempotency
 from server.clock import now_us
+from server.http import idempotency
 from storage import KeyedRequest, KnownRequest, Limits
 from tests import wire
 from tests.postgres import Postgres

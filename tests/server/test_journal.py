@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import update
 
 from engine import ScriptedEngine
-from server.runs import journal
-from server.runs.journal import stamp
+from server.runs.events import journal
+from server.runs.events.journal import stamp
 from storage import ECHO_MARK, RunAppend, Storage, StorageUnavailable
 from storage.tables import runs
 from tests import wire

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server import wire
-from server.context import parse_object
 from server.errors import ApiError
+from server.http import bounded_protocol
+from server.http.request import parse_object
 from tests.running import Running, http_client, live_app, running_app
 
 MALFORMED = [
@@ -133,7 +133,7 @@ async def test_a_large_body_is_refused_while_it_is_being_sent(tmp_path: Path) ->
 
 
 async def test_an_endless_body_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "LINGER_S", 0.1)
+    monkeypatch.setattr(bounded_protocol, "LINGER_S", 0.1)
 
     async def endless() -> AsyncIterator[bytes]:
         while True:
@@ -236,7 +236,7 @@ async def test_query_parameters_that_make_no_sense_are_400(
 
 
 def test_sockets_refuse_a_port_in_use() -> None:
-    from server.serve import bind
+    from server.process.serve import bind
 
     with bind("127.0.0.1", 0) as taken, pytest.raises(OSError):
         bind("127.0.0.1", taken.getsockname()[1]).close()

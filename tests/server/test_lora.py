@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, NotFoundError
 
 from engine import LLM, LoadError, LocalEngine, Options, RequestError
 from server.config import Config, ConfigError, load
-from server.models import build_engine
+from server.model_registry import build_engine
 from tests.engine.adapters import RECIPES, make_adapter
 from tests.engine.checkpoints import make_checkpoint, oracle_greedy
 from tests.running import Running, http_client, live_app, running_app

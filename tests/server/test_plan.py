@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from engine import Prompt, PromptTooLong, RenderInput, ScriptedEngine, Shape
 from server.errors import ApiError
-from server.models import Models
-from server.runs.context import check_calls, drop_oldest, replayable
-from server.runs.offer import Offer
-from server.runs.plan import RunPlan, fit
+from server.model_registry import Models
+from server.prompting.tool_offer import Offer
+from server.runs.planning.history import check_calls, drop_oldest, replayable
+from server.runs.planning.plan import RunPlan, fit
 from storage import HistoryItem, StoredItem
 from tests.running import http_client, running_app
 from tests.talk import WEATHER, Api, call

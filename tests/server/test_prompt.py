@@ -10,8 +10,8 @@ import pytest
 
 from engine import Constraint, ModelInfo, PromptTooLong, SamplingDefaults, closed_schema
 from server.errors import ApiError
-from server.runs.offer import offer
-from server.runs.prompt import sampling, text_of, to_messages
+from server.prompting.messages import sampling, text_of, to_messages
+from server.prompting.tool_offer import offer
 from server.schema.fields import SamplingFields
 from tests.wire import Json
 

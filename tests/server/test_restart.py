@@ -68,7 +68,7 @@ async def test_a_cancel_that_a_stop_overtook_is_carried_out(tmp_path: Path) -> N
 async def test_a_run_that_cannot_be_read_does_not_keep_the_server_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from server.runs.plan import RunPlan
+    from server.runs.planning.plan import RunPlan
 
     gate = Gate()
     async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:

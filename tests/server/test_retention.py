@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
-from server import retention
 from server.config import Config
-from server.retention import Retention, limits
+from server.http.sse import StreamCut
+from server.process import retention
+from server.process.retention import Retention, limits
 from server.routes.responses import _frames
-from server.sse import StreamCut
 from storage import EventsExpired, Limits, StorageUnavailable, Swept
 from tests.running import Running, http_client, live_app, running_app
 from tests.storage.making import rows

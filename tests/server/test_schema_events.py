@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine import CallArgs, CallEnd, CallStart, Done, Reasoning, Text, TokenLogprob
-from server.runs.assembler import Assembler
+from server.runs.events.assembler import Assembler
 from server.schema import events
 from server.schema.kinds import KINDS
 from server.schema.responses import echo, parse_create

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from sqlalchemy import text as sql
 
 from engine import ScriptedEngine
-from server import sealing
-from server.cli import main
+from server import encrypted_reasoning
+from server.cli.commands import main
 from server.config import Config
+from server.encrypted_reasoning import INCLUDE, Sealing
 from server.errors import ApiError
-from server.sealing import INCLUDE, Sealing
 from storage import SealingKey, Storage, open_storage
 from tests.postgres import Postgres
 from tests.running import Running, database, http_client, live_app, running_app
@@ -66,7 +66,7 @@ def sealed(response: Json) -> str:
 
 def key_of(response: Json) -> int:
     """The number of the key that a response was sealed by."""
-    return sealing._key_number(sealed(response))
+    return encrypted_reasoning._key_number(sealed(response))
 
 
 def thought(content: str) -> Json:
@@ -265,10 +265,10 @@ async def test_no_byte_of_a_seal_can_be_changed() -> None:
 @settings(deadline=None)
 @given(st.one_of(st.text(), st.binary().map(lambda data: base64.urlsafe_b64encode(data).decode())))
 def test_nothing_that_this_server_did_not_make_opens(content: str) -> None:
-    keys = {1: SealingKey(1, b"k" * sealing.SECRET_BYTES, 0)}
-    assert sealing._key_number(content) >= 0
+    keys = {1: SealingKey(1, b"k" * encrypted_reasoning.SECRET_BYTES, 0)}
+    assert encrypted_reasoning._key_number(content) >= 0
     with pytest.raises(ValueError, match=r"make it|no key|changed"):
-        sealing._open(keys, "ann", "m", content)
+        encrypted_reasoning._open(keys, "ann", "m", content)
 
 
 async def test_the_same_is_sealed_the_same() -> None:
@@ -356,7 +356,7 @@ async def test_old_keys_open_and_new_ones_seal(room: Room, tmp_path: Path) -> No
 
 async def test_a_key_is_replaced_at_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
     table, now = _Table(), 1_000_000_000_000_000
-    monkeypatch.setattr(sealing, "now_us", lambda: now)
+    monkeypatch.setattr(encrypted_reasoning, "now_us", lambda: now)
     keys = Sealing(table, 60.0)
     numbers = []
     for _ in range(5):
@@ -364,7 +364,7 @@ async def test_a_key_is_replaced_at_its_age(monkeypatch: pytest.MonkeyPatch) -> 
         now += 31_000_000
     assert numbers == [1, 1, 2, 2, 3]
     assert len({key.secret for key in table.keys.values()}) == 3
-    assert {len(key.secret) for key in table.keys.values()} == {sealing.SECRET_BYTES}
+    assert {len(key.secret) for key in table.keys.values()} == {encrypted_reasoning.SECRET_BYTES}
 
 
 async def test_keys_are_not_read_for_every_request() -> None:

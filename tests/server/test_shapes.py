@@ -13,7 +13,7 @@ import pytest
 
 from engine import GenerateRequest, LocalEngine, Say, ScriptedEngine
 from engine.tiny import CHECKPOINT
-from server.runs.inputs import InputReader
+from server.prompting.custom_input import InputReader
 from tests import wire
 from tests.engine.test_shapes import PATCH as PATCHES
 from tests.engine.test_shapes import is_patch

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from server.sse import KEEPALIVE, EventStream, StreamCut, frame
+from server.http.sse import KEEPALIVE, EventStream, StreamCut, frame
 from tests.running import Running, http_client, live_app
 
 
@@ -241,7 +241,7 @@ def _returning(make: Callable[[], EventStream]) -> Any:
 
 async def test_a_request_whose_client_left_is_aborted(live_server: Running) -> None:
     """`while_connected`, for replies that are no streams."""
-    from server.context import while_connected
+    from server.http.request import while_connected
 
     began, aborted = asyncio.Event(), asyncio.Event()
 

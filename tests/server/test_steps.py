@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.runs import steps
-from server.runs.steps import AwaitClient, CallTools, Finish, Generate, ListTools, Progress
+from server.runs.planning import steps
+from server.runs.planning.steps import AwaitClient, CallTools, Finish, Generate, ListTools, Progress
 
 MESSAGE = {"type": "message", "id": "m"}
 CALL = {"type": "function_call", "id": "f", "call_id": "c1", "name": "look_up"}

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
-from server.runs import channel
+from server.runs.events import channel
 from tests import wire
 from tests.running import Running, http_client, live_app, running_app
 from tests.talk import BUILTIN, TIME, WEATHER, Api, Gate, call, gated, text
@@ -148,7 +148,7 @@ async def test_a_slow_reader_of_an_unstored_run_is_cut(
     gate = Gate()
     engine = ScriptedEngine(gated(gate, "one two", " w" * 300))
     async with running_app(tmp_path, engine) as server:
-        from server.runs.feed import ReaderLagged
+        from server.runs.events.feed import ReaderLagged
         from server.schema.items import message
         from server.schema.responses import CreateResponse
 

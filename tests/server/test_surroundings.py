@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from server import __version__
-from server.cli import main
+from server.cli.commands import main
 
 
 @pytest.fixture(autouse=True)

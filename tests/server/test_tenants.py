@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.admin import leave_address
-from server.cli import main
-from server.tenants import purge
+from server.admin.database_access import leave_address
+from server.admin.tenants import purge
+from server.cli.commands import main
 from tests import wire
 from tests.running import Running, http_client, live_app
 from tests.storage.making import rows

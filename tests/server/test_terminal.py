@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from engine import GenerateRequest, ScriptedEngine
-from server import terminal
-from server.terminal import PLAIN, ChatError, Session, add_arguments
+from server.cli import chat
+from server.cli.chat import PLAIN, ChatError, Session, add_arguments
 from tests.running import Running, live_app
 
 
@@ -117,7 +117,7 @@ async def test_instructions_reasoning_and_tools_are_shown(live_server: Running) 
 async def test_a_cut_connection_is_resumed_where_it_was_cut(
     live_server: Running, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "RETRY_S", 0.0)
+    monkeypatch.setattr(chat, "RETRY_S", 0.0)
     transport = CutOnce(after)
     printed = await talk(live_server, "tick 2\ncount 50", transport=transport)
     assert printed.replace(" (connection lost, resuming) ", "").split() == [str(n) for n in range(1, 51)]
@@ -144,7 +144,7 @@ async def test_the_command(tmp_path: Path) -> None:
             timeout=30,
         )
     assert done.returncode == 0
-    assert done.stdout.decode().splitlines() == ["hello", terminal.HELP]
+    assert done.stdout.decode().splitlines() == ["hello", chat.HELP]
     refused = subprocess.run([*command, "http://127.0.0.1:9"], capture_output=True, timeout=30)
     assert refused.returncode == 1 and b"127.0.0.1:9" in refused.stderr
     assert PLAIN.encode() not in done.stdout

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine import ScriptedEngine
-from server.runs import plan, runner
+from server.runs import runner
+from server.runs.planning import plan
 from tests.running import Running, http_client, live_app, running_app
 from tests.talk import WEATHER, Api, Gate, answer, call, calls, gated_at, prompts, text
 from tests.wire import Json

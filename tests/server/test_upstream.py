@@ -11,7 +11,7 @@ import pytest
 
 from engine import Say, ScriptedEngine, UpstreamEngine
 from server.config import Config, load
-from server.models import build_engine
+from server.model_registry import build_engine
 from tests.running import Running, http_client, live_app, running_app
 from tests.talk import WEATHER, Api, Gate, answer, call, calls, text
 from tests.upstreams import TOKENIZER, Plan, breakable, going_on, scripted_folder, until

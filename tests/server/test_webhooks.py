@@ -15,12 +15,14 @@ import httpx
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
-from server import courier, hooks, webhooks
-from server.admin import leave_address
-from server.auth import owner_of_flag_key
-from server.cli import main
-from server.telemetry import Telemetry
-from server.webhooks import BACKOFF_S, Deliveries, notice
+from server.admin import webhooks as hooks
+from server.admin.database_access import leave_address
+from server.cli.commands import main
+from server.http.authentication import owner_of_flag_key
+from server.metrics import Telemetry
+from server.webhooks import deliveries as webhooks
+from server.webhooks import sender
+from server.webhooks.deliveries import BACKOFF_S, Deliveries, notice
 from storage import Finish, NewResponse, Record, RunAppend, Storage, open_storage
 from tests.running import Running, http_client, live_app, running_app
 from tests.talk import Api
@@ -387,7 +389,7 @@ async def test_a_slow_receiver_holds_nobody_else_up(sending: Sending) -> None:
 async def test_a_receiver_that_never_answers_has_failed(
     sending: Sending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(sender, "TIMEOUT_S", 0.05)
     async with receiving() as receiver:
         receiver.held.add("/")
         await hooked(sending.storage, receiver.url + "/")

@@ -1,0 +1,107 @@
+"""The operator's way to the database, whether or not a server runs.
+
+Owns the two ways there: the database itself when its folder is free, else the server that holds it, by a
+token that only this user can read. Refuses to know what is done there (`server.admin.keys`,
+`server.admin.webhooks`, `server.admin.sealing_keys`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from server.config import Config
+from storage import FolderHeld, NotFound, Storage, StorageError, open_storage
+
+if TYPE_CHECKING:
+    import httpx
+
+TIMEOUT_S = 30.0
+
+
+class AdminError(Exception):
+    """It could not be done; the message says why."""
+
+
+def carry_out(
+    config: Config,
+    in_database: Callable[[Storage], Awaitable[dict[str, Any]]],
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Do `in_database`, or, when a server holds the database, ask it for the same. Raises AdminError.
+
+    method, path, body: the request to that server, whose reply is the result.
+    """
+
+    async def run() -> dict[str, Any]:
+        async with opened(config) as storage:
+            return await in_database(storage)
+
+    try:
+        return asyncio.run(run())
+    except FolderHeld:
+        with asking(config) as http:
+            reply = http.request(method, path, json=body)
+        result: dict[str, Any] = orjson.loads(reply.content)
+        if reply.status_code != 200:
+            raise AdminError(result["error"]["message"]) from None
+        return result
+    except NotFound as exc:
+        raise AdminError(f"there is no {exc.kind} with id {exc.id!r}") from None
+    except (StorageError, ValueError) as exc:
+        raise AdminError(exc) from None
+
+
+@asynccontextmanager
+async def opened(config: Config) -> AsyncIterator[Storage]:
+    """The database itself. Raises FolderHeld where a server holds it, and other StorageErrors."""
+    storage = await open_storage(config.db, runner="admin")
+    try:
+        yield storage
+    finally:
+        await storage.close()
+
+
+@contextmanager
+def asking(config: Config) -> Iterator[httpx.Client]:
+    """A client of the server that holds the database. Raises AdminError where it cannot be reached."""
+    import httpx
+
+    try:
+        address = orjson.loads(address_file(config).read_bytes())
+    except (OSError, ValueError) as exc:
+        raise AdminError(f"the database is in use, and its server's address cannot be read: {exc}") from None
+    headers = {"authorization": f"Bearer {address['token']}"}
+    try:
+        with httpx.Client(base_url=address["url"], headers=headers, timeout=TIMEOUT_S) as http:
+            yield http
+    except httpx.HTTPError as exc:
+        raise AdminError(f"the server at {address['url']} does not answer: {exc}") from None
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The running server's address
+
+
+def address_file(config: Config) -> Path:
+    """Where the server of this database leaves its address and admin token; readable by its user only."""
+    return config.data / f"server-{hashlib.sha256(config.db.encode()).hexdigest()[:12]}.json"
+
+
+def leave_address(config: Config, url: str, token: str) -> None:
+    """Write the file; it names this process, so that a later reader can tell an old one."""
+    config.data.mkdir(parents=True, exist_ok=True)
+    file = address_file(config)
+    file.unlink(missing_ok=True)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as out:
+        out.write(orjson.dumps({"url": url, "token": token, "pid": os.getpid()}))

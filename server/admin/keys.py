@@ -1,0 +1,82 @@
+"""Making, listing and revoking keys, whether or not a server runs (`server.admin`).
+
+Owns what can be done with keys, and how the command shows it. Refuses to know what a key opens
+(`server.http.authentication`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from server.admin.database_access import AdminError, carry_out
+from server.clock import now_us
+from server.config import Config
+from server.http.authentication import hash_key, new_key
+from storage import Storage, StoredKey
+
+# ------------------------------------------------------------------------------------------------------------
+# What can be done
+
+
+async def create(storage: Storage, *, name: str, owner: str | None) -> dict[str, Any]:
+    """Make a key; the reply is the only place where `key` ever stands."""
+    key = new_key()
+    stored = await storage.create_key(
+        f"key_{secrets.token_hex(12)}",
+        owner or f"own_{secrets.token_hex(12)}",
+        name,
+        hash_key(key),
+        key[-4:],
+        now_us(),
+    )
+    return {**as_json(stored), "key": key}
+
+
+def as_json(key: StoredKey) -> dict[str, Any]:
+    """A stored key, as the admin routes and the command line show it; times in unix seconds."""
+    return {
+        "id": key.id,
+        "owner": key.owner,
+        "name": key.name,
+        "hint": f"...{key.hint}",
+        "created_at": key.created_at // 1_000_000,
+        "revoked_at": key.revoked_at and key.revoked_at // 1_000_000,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The command
+
+
+def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    """Carry out `antiphon keys ...`; yields the lines to print. Raises AdminError."""
+    if options.verb == "create":
+        body = {"name": options.name, "owner": options.owner}
+        made = carry_out(config, lambda storage: create(storage, **body), "POST", "/admin/keys", body)
+        yield made["key"]
+        yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
+    elif options.verb == "list":
+        for key in carry_out(config, _listed, "GET", "/admin/keys")["data"]:
+            at = datetime.fromtimestamp(key["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
+            state = "revoked" if key["revoked_at"] else "live"
+            columns = (key["id"], key["hint"], f"{state:7}", at, f"owner {key['owner']}", key["name"])
+            yield "  ".join(columns).rstrip()
+    else:
+        carry_out(
+            config, lambda storage: _revoked(storage, options.id), "DELETE", f"/admin/keys/{options.id}"
+        )
+        yield f"{options.id} is revoked"
+
+
+async def _listed(storage: Storage) -> dict[str, Any]:
+    return {"data": [as_json(key) for key in await storage.list_keys()]}
+
+
+async def _revoked(storage: Storage, id: str) -> dict[str, Any]:
+    if not await storage.revoke_key(id, now_us()):
+        raise AdminError(f"there is no live key with id {id!r}")
+    return {}

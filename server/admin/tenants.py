@@ -1,0 +1,157 @@
+"""A tenant whole: read out as JSON lines, or removed, whether or not a server runs (`server.admin`).
+
+Owns the form of an export and what the two commands say. Refuses to know what a tenant consists of
+(`storage`) and who may ask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, BinaryIO
+
+import orjson
+
+from server.admin.database_access import AdminError, asking, carry_out, opened
+from server.clock import now_us
+from server.config import Config
+from server.http.replies import conversation_json
+from server.runs.events.snapshot import snapshot
+from storage import FolderHeld, NotFound, Purged, Storage, StorageError, StoredResponse
+
+RESPONSES_AT_ONCE = 8
+ITEMS_AT_ONCE = 100
+
+SLICE_S = 5.0
+"""How long a server purges before it says how far it is; the command then asks again."""
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Export
+
+
+async def exported(storage: Storage, owner: str) -> AsyncGenerator[bytes]:
+    """All that an owner can read, as JSON lines in pieces: conversations, responses, and a last line that
+    says that it is whole. Each object is as it was when its line was written."""
+    counts = {"conversations": 0, "responses": 0}
+    after: tuple[int, str] | None = None
+    while page := await storage.export_conversations(owner, after=after, limit=ITEMS_AT_ONCE):
+        for conversation in page:
+            yield b'{"type":"conversation","conversation":' + conversation_json(conversation) + b',"items":['
+            separator = b""
+            at = -1
+            while found := await storage.export_conversation_items(
+                owner, conversation.id, after=at, limit=ITEMS_AT_ONCE
+            ):
+                yield separator + b",".join(each.item.body for each in found)
+                separator, at = b",", found[-1].position
+            yield b"]}\n"
+        counts["conversations"] += len(page)
+        after = (page[-1].created_at, page[-1].id)
+    after = None
+    while responses := await storage.export_responses(owner, after=after, limit=RESPONSES_AT_ONCE):
+        for each in responses:
+            body = await _response(storage, each.response)
+            items = b",".join(item.body for item in each.input)
+            yield b'{"type":"response","response":' + body + b',"input":[' + items + b"]}\n"
+        counts["responses"] += len(responses)
+        last = responses[-1].response
+        after = (last.created_at, last.id)
+    yield orjson.dumps({"type": "end", "owner": owner, **counts}) + b"\n"
+
+
+async def _response(storage: Storage, stored: StoredResponse) -> bytes:
+    pending = None
+    if stored.waiting:
+        try:
+            pending = (await storage.pending_calls(stored.owner, stored.id)).pending
+        except NotFound:  # it was deleted in this very moment
+            pending = {}
+    return snapshot(stored, pending).body
+
+
+def export(config: Config, owner: str, out: BinaryIO) -> None:
+    """Carry out `antiphon export`. Raises AdminError."""
+    try:
+        asyncio.run(_export_database(config, owner, out))
+    except FolderHeld:
+        with asking(config) as http, http.stream("GET", "/admin/export", params={"owner": owner}) as reply:
+            if reply.status_code != 200:
+                raise AdminError(orjson.loads(reply.read())["error"]["message"]) from None
+            for piece in reply.iter_bytes():
+                out.write(piece)
+    except (StorageError, ValueError) as exc:
+        raise AdminError(exc) from None
+    out.flush()
+
+
+async def _export_database(config: Config, owner: str, out: BinaryIO) -> None:
+    async with opened(config) as storage, aclosing(exported(storage, owner)) as pieces:
+        async for piece in pieces:
+            out.write(piece)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Purge
+
+
+async def purge(
+    storage: Storage,
+    owner: str,
+    *,
+    before: int,
+    with_keys: bool,
+    limit_s: float = float("inf"),
+    cut: Callable[[Sequence[str]], None] = lambda response_ids: None,
+) -> dict[str, Any]:
+    """Remove everything that an owner had at `before` (microseconds), for `limit_s` seconds at most.
+
+    The reply says what went and whether it is `done`; if not, begin again. cut: told which runs in flight
+    went.
+    """
+    until = time.monotonic() + limit_s
+    total, done = Purged(), True
+    async with aclosing(storage.purge(owner, before, with_keys=with_keys)) as steps:
+        async for step in steps:
+            total += step
+            cut(step.runs)
+            if time.monotonic() > until:
+                done = False
+                break
+    return {
+        "done": done,
+        "responses": total.responses,
+        "runs": len(total.runs),
+        "conversations": total.conversations,
+        "webhooks": total.webhooks,
+        "keys": total.keys,
+    }
+
+
+def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    """Carry out `antiphon purge`; yields the lines to print. Raises AdminError."""
+    owner = options.owner
+    if not options.yes:
+        raise AdminError(f"nothing was removed: --yes says that everything of owner {owner!r} is to go")
+    body = {"owner": owner, "before": now_us(), "keys": options.keys}
+    total: dict[str, int] = {}
+    done = False
+    while not done:
+        went = carry_out(
+            config,
+            lambda storage: purge(storage, owner, before=body["before"], with_keys=options.keys),
+            "POST",
+            "/admin/purge",
+            body,
+        )
+        done = went.pop("done")
+        total = {name: total.get(name, 0) + num for name, num in went.items()}
+    yield (
+        f"removed of owner {owner}: {total['responses']} responses ({total['runs']} of them in flight), "
+        f"{total['conversations']} conversations, {total['webhooks']} webhooks"
+    )
+    if options.keys:
+        yield f"revoked: {total['keys']} keys"

@@ -1,0 +1,166 @@
+"""Adding, listing, removing and testing webhooks, whether or not a server runs (`server.admin`).
+
+Owns what can be done with webhooks, which URLs they may have, and how the command shows it. Refuses to know
+when one is told of something (`server.webhooks`). All of this is the operator's: no request of an owner
+reaches it, so a URL may lead anywhere that the operator wants, private addresses included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import secrets
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from server.admin.database_access import AdminError, carry_out
+from server.clock import now_us
+from server.config import Config, is_loopback
+from server.webhooks.deliveries import EVENT_TYPES, event, hire
+from storage import Storage, StoredWebhook
+
+SECRET_BYTES = 32
+MAX_URL = 2048
+
+# ------------------------------------------------------------------------------------------------------------
+# What can be done
+
+
+async def add(
+    storage: Storage, *, url: str, owner: str, event_types: Sequence[str], allow_http: bool
+) -> dict[str, Any]:
+    """Add a webhook; the reply is the only place where `signing_secret` ever stands.
+
+    event_types: none means all. ValueError for a URL or a type that it cannot have.
+    """
+    check_url(url, allow_http=allow_http)
+    for type in event_types:
+        if type not in EVENT_TYPES:
+            raise ValueError(f"there is no event '{type}', only {', '.join(EVENT_TYPES)}")
+    webhook = StoredWebhook(
+        id=f"hook_{secrets.token_hex(12)}",
+        owner=owner,
+        url=url,
+        secret=secrets.token_bytes(SECRET_BYTES),
+        event_types=tuple(type for type in EVENT_TYPES if type in event_types or not event_types),
+        created_at=now_us(),
+    )
+    await storage.add_webhook(webhook)
+    return {**as_json(webhook), "signing_secret": "whsec_" + base64.b64encode(webhook.secret).decode()}
+
+
+async def list_all(storage: Storage) -> dict[str, Any]:
+    """The webhooks of all owners."""
+    return {"object": "list", "data": [as_json(each) for each in await storage.list_webhooks()]}
+
+
+async def remove(storage: Storage, id: str) -> dict[str, Any]:
+    """Remove a webhook and what it was still to be told. Raises NotFound."""
+    await storage.remove_webhook(id)
+    return {"id": id, "object": "webhook_endpoint", "deleted": True}
+
+
+async def test(storage: Storage, id: str) -> dict[str, Any]:
+    """Send a webhook a notice of a response that does not exist, once, and tell how that went.
+
+    status_code: None if there was no answer; then `error` is a word on why. Raises NotFound.
+    """
+    webhook = await storage.get_webhook(id)
+    now = now_us()
+    sample = event(f"evt_{secrets.token_hex(24)}", webhook.event_types[0], "resp_test", now)
+    status, error = None, None
+    courier = await asyncio.to_thread(hire)
+    try:
+        answer = await courier.send(webhook.url, webhook.secret, sample.id, sample.body, now)
+        status = answer.status
+    except Exception as failure:  # whatever goes wrong at a receiver is what was asked for
+        error = type(failure).__name__
+    finally:
+        await courier.close()
+    return {
+        "object": "webhook_endpoint.test",
+        "webhook_endpoint_id": id,
+        "event_type": sample.type,
+        "status_code": status,
+        "error": error,
+    }
+
+
+def check_url(url: str, *, allow_http: bool) -> None:
+    """ValueError unless notices may be sent there.
+
+    They are signed, not encrypted: plain http needs `allow_http`, except to this machine.
+    """
+    if len(url) > MAX_URL or not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError(f"a webhook's URL has at most {MAX_URL} ASCII characters and no spaces")
+    parts = urlsplit(url)
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.port == 0:
+        raise ValueError("a webhook's URL begins with https:// (or http://) and a host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a webhook's URL holds no user and password: notices are signed instead")
+    if parts.scheme == "http" and not allow_http and not is_loopback(parts.hostname):
+        raise ValueError("plain http leaves this machine only if that is allowed (--allow-http)")
+
+
+def as_json(webhook: StoredWebhook) -> dict[str, Any]:
+    """A webhook, as the admin routes and the command line show it; times in unix seconds."""
+    return {
+        "id": webhook.id,
+        "object": "webhook_endpoint",
+        "owner": webhook.owner,
+        "url": webhook.url,
+        "event_types": list(webhook.event_types),
+        "created_at": webhook.created_at // 1_000_000,
+        "disabled_at": webhook.disabled_at and webhook.disabled_at // 1_000_000,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The command
+
+
+def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    """Carry out `antiphon webhooks ...`: the lines to print. Raises AdminError."""
+    return _VERBS[options.verb](config, options)
+
+
+def _add(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    body = {
+        "url": options.url,
+        "owner": options.owner,
+        "event_types": options.event,
+        "allow_http": options.allow_http,
+    }
+    made = carry_out(config, lambda storage: add(storage, **body), "POST", "/admin/webhooks", body)
+    yield made["signing_secret"]
+    yield f"id {made['id']}, owner {made['owner']}. The secret is not shown again."
+
+
+def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    for hook in carry_out(config, list_all, "GET", "/admin/webhooks")["data"]:
+        at = datetime.fromtimestamp(hook["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
+        state = "gone" if hook["disabled_at"] else "live"
+        types = ",".join(type.removeprefix("response.") for type in hook["event_types"])
+        yield "  ".join((hook["id"], state, at, f"owner {hook['owner']}", types, hook["url"]))
+
+
+def _remove(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    carry_out(config, lambda storage: remove(storage, options.id), "DELETE", _path(options))
+    yield f"{options.id} is removed"
+
+
+def _test(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    result = carry_out(config, lambda storage: test(storage, options.id), "POST", f"{_path(options)}/test")
+    if result["status_code"] is None:
+        raise AdminError(f"{options.id} could not be reached ({result['error']})")
+    yield f"{options.id} answered {result['event_type']} with status {result['status_code']}"
+
+
+def _path(options: argparse.Namespace) -> str:
+    return f"/admin/webhooks/{options.id}"
+
+
+_VERBS = {"add": _add, "list": _list, "remove": _remove, "test": _test}

@@ -1,0 +1,7 @@
+"""The command `antiphon`."""
+
+from __future__ import annotations
+
+from server.cli.commands import main
+
+__all__ = ["main"]

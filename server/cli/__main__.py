@@ -1,0 +1,9 @@
+"""`python -m server.cli` is the command `antiphon`."""
+
+from __future__ import annotations
+
+import sys
+
+from server.cli.commands import main
+
+sys.exit(main())

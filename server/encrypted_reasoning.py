@@ -1,0 +1,192 @@
+"""Sealed reasoning: what a client keeps for us without reading or changing it, and the keys for that.
+
+Owns the form of `encrypted_content` and which key seals. Refuses to know runs and prompts, and how keys are
+stored.
+
+AES-SIV (RFC 5297, 256 bits) needs no random nonce: a run that is replayed after a crash must seal to the very
+bytes that its client saw, and under SIV a nonce that comes twice tells no more than that two texts are equal.
+The owner is authenticated beside the text, and so is the model, by its name: clients keep what is sealed for
+as long as they like, and a fingerprint would void it with every new template, dtype or version, across which
+a stored response can be continued too. The id of the item is not: clients drop ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import secrets
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from server.clock import now_us
+from server.http.request import THREADED_BYTES
+from server.schema.items import Item
+from server.schema.shapes import refuse
+from storage import SealingKey
+
+if TYPE_CHECKING:
+    from storage import Storage
+
+log = logging.getLogger("antiphon.sealing")
+
+INCLUDE = "reasoning.encrypted_content"
+"""What a request has in `include` where it wants its reasoning sealed."""
+
+FRESH_S = 5.0
+"""How long the keys are believed: one that another process has made seals here within this time."""
+
+SECRET_BYTES = 64
+VERSION = 1
+_HEAD = struct.Struct(">BI16sH")  # version, number of the key, salt, bytes of the model's name, which follows
+
+Seal = Callable[[str, Any], str]
+"""(id of an item, its content) -> its `encrypted_content`; the same for the same, always."""
+
+SealedBy = tuple[int, str]
+"""What a run is sealed by: the number of a key and the model's name. Pinned, so that a replay seals alike."""
+
+
+class Sealing:
+    """The keys of this process's database. The first is made when somebody asks for sealed reasoning."""
+
+    def __init__(self, storage: Storage, max_age_s: float) -> None:
+        """max_age_s: after so many seconds another key seals; old ones go on opening."""
+        self._storage = storage
+        self._max_age_us = int(max_age_s * 1e6)
+        self._keys: Mapping[int, SealingKey] = {}
+        self._stale_at = 0.0
+
+    async def by(self, include: Collection[str], model: str) -> SealedBy | None:
+        """What a new run is sealed by, if its `include` asks for that. Raises StorageUnavailable."""
+        return ((await self.key()).number, model) if INCLUDE in include else None
+
+    async def key(self) -> SealingKey:
+        """The key that seals now, made if none does. Raises StorageUnavailable."""
+        if not self._keys or asyncio.get_running_loop().time() >= self._stale_at:
+            await self._read()
+        newest = self._keys.get(max(self._keys, default=0))
+        if newest is None or now_us() - newest.created_at >= self._max_age_us:
+            return await self._make()
+        return newest
+
+    async def rotate(self) -> SealingKey:
+        """Have a new key seal from now on: here at once, elsewhere within FRESH_S."""
+        await self._read()
+        return await self._make()
+
+    async def _make(self) -> SealingKey:
+        """The key behind those that are known: whoever makes it first, all get the same."""
+        number = max(self._keys, default=0) + 1
+        await self._storage.add_sealing_key(SealingKey(number, secrets.token_bytes(SECRET_BYTES), now_us()))
+        await self._read()
+        return self._keys[max(self._keys)]
+
+    async def seal(self, owner: str, by: SealedBy | None) -> Seal | None:
+        """What seals the reasoning of a run; None where that is not wanted, or where the key is gone."""
+        if by is None:
+            return None
+        number, model = by
+        if number not in self._keys:
+            await self._read()
+        if number not in self._keys:
+            log.warning("sealing key %d is gone: what it began to seal stays open", number)
+            return None
+        return partial(_seal, self._keys[number], owner, model)
+
+    async def opened(
+        self, owner: str, items: Sequence[Item], *, model: str | None, param: str = "input"
+    ) -> list[Item]:
+        """Normalised items with the content of sealed reasoning restored, whatever its client left of it.
+
+        model: the one that is to read them, by its own name; None where nobody knows yet. Raises ApiError 400
+        `invalid_encrypted_content` for what was changed, or made for another owner, model or database.
+        """
+        sealed = {
+            index: item["encrypted_content"]
+            for index, item in enumerate(items)
+            if item["type"] == "reasoning" and item.get("encrypted_content") is not None
+        }
+        if not sealed:
+            return list(items)
+        if not {_key_number(text) for text in sealed.values()} <= self._keys.keys():
+            await self._read()
+
+        def work() -> dict[int, Any]:
+            contents = {}
+            for index, text in sealed.items():
+                try:
+                    contents[index] = _open(self._keys, owner, model, text)
+                except ValueError as why:
+                    message = (
+                        f"The encrypted content for item {items[index]['id']} could not be verified: {why}. "
+                        "Send the item as it was returned, or leave it out."
+                    )
+                    refuse(f"{param}[{index}].encrypted_content", message, "invalid_encrypted_content")
+            return contents
+
+        long = sum(map(len, sealed.values())) > THREADED_BYTES
+        contents = await asyncio.to_thread(work) if long else work()
+        return [
+            {**item, "content": contents[index]} if index in contents else item
+            for index, item in enumerate(items)
+        ]
+
+    async def _read(self) -> None:
+        self._keys = {key.number: key for key in await self._storage.sealing_keys()}
+        self._stale_at = asyncio.get_running_loop().time() + FRESH_S
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The form
+
+
+def _seal(key: SealingKey, owner: str, model: str, item_id: str, content: Any) -> str:
+    """Base64 of a head, which stands there for all to see, and of the content, sealed to head and owner."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV  # 10 ms, which few servers need
+
+    salt = blake2b(item_id.encode(), digest_size=16).digest()  # equal thoughts shall not look alike
+    name = model.encode()
+    head = _HEAD.pack(VERSION, key.number, salt, len(name)) + name
+    sealed = AESSIV(key.secret).encrypt(orjson.dumps(content), [head, owner.encode()])
+    return base64.urlsafe_b64encode(head + sealed).decode()
+
+
+def _open(keys: Mapping[int, SealingKey], owner: str, model: str | None, text: str) -> Any:
+    """The content that was sealed; ValueError saying why it is not to be had."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
+    try:
+        raw = base64.b64decode(text, b"-_", validate=True)
+        version, number, _, length = _HEAD.unpack_from(raw)
+    except (ValueError, struct.error):
+        raise ValueError("this server did not make it") from None
+    # The last character has bits that mean nothing: only one way of writing them is ours.
+    if version != VERSION or base64.urlsafe_b64encode(raw).decode() != text:
+        raise ValueError("this server did not make it")
+    if number not in keys:
+        raise ValueError("there is no key for it any more")
+    behind = _HEAD.size + length
+    try:
+        content = AESSIV(keys[number].secret).decrypt(raw[behind:], [raw[:behind], owner.encode()])
+    except (InvalidTag, ValueError):
+        raise ValueError("it was changed, or made for somebody else") from None
+    made_by = raw[_HEAD.size : behind].decode()
+    if model not in (None, made_by):
+        raise ValueError(f"it was made by the model '{made_by}', not by '{model}'")
+    return orjson.loads(content)
+
+
+def _key_number(text: str) -> int:
+    """The number of the key that a seal claims; 0, which no key has, where it is none."""
+    try:
+        number: int = _HEAD.unpack_from(base64.b64decode(text[:40], b"-_"))[1]
+    except (ValueError, struct.error):
+        return 0
+    return number

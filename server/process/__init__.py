@@ -1,0 +1,1 @@
+"""The process: its start, its phases, its end, and the sweep that runs beside it."""

@@ -1,0 +1,56 @@
+"""The application: routes and middlewares, put together.
+
+Owns the list of routers and the order of the middlewares. Refuses to know how the process lives
+(`server.process.serve`). Routes read bodies and queries themselves, so FastAPI's validation, and with it its
+422, is never reached.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.http.authentication import Admission
+from server.http.error_boundary import Boundary, Envelope
+from server.http.idempotency import OnlyOnce
+from server.process.lifecycle import Life
+from server.routes import ROUTERS
+
+
+def create_app(life: Life) -> FastAPI:
+    """The ASGI application of one server; it serves what `life` holds, in every phase of it."""
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(life.config.cors_origin),
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["*"],
+    )
+    app = FastAPI(
+        title="Antiphon",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        # Outermost first.
+        middleware=[
+            Middleware(Envelope, life=life),
+            *([cors] if life.config.cors_origin else []),
+            Middleware(Boundary, life=life),
+            Middleware(Admission, life=life),
+            Middleware(OnlyOnce, life=life),
+        ],
+        exception_handlers={HTTPException: _to_the_boundary},
+    )
+    app.state.life = life
+    for router in ROUTERS:
+        app.include_router(router)
+    return app
+
+
+async def _to_the_boundary(request: Request, exc: Exception) -> Response:
+    raise exc

@@ -1,0 +1,206 @@
+"""One server's life: starting, ready, draining, dead.
+
+Owns the phase, the long-lived objects in the order in which they come and go, and who may still be admitted.
+Refuses to know sockets, signals and exit codes (`server.process.serve`) and what a request means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Iterator
+from typing import Literal
+
+from engine import Engine
+from server.config import Config
+from server.encrypted_reasoning import Sealing
+from server.errors import ApiError
+from server.http.authentication import Keys
+from server.http.request import Context
+from server.http.sse import Pulse
+from server.metrics import Telemetry
+from server.model_registry import Models, build_engine, served_names
+from server.process.retention import Retention
+from server.webhooks.deliveries import Deliveries
+from storage import CommitStats, Storage, open_storage
+
+log = logging.getLogger("antiphon")
+
+Phase = Literal["starting", "ready", "draining", "dead"]
+
+_REFUSALS = {
+    "starting": ("not_ready", "The server is starting.", "1"),
+    "draining": ("draining", "The server is shutting down and takes no new work.", "2"),
+    "dead": ("engine_dead", "The server has failed and is about to end.", "5"),
+}
+
+STILL_SERVED_POSTS = ("/tool_outputs", "/cancel")
+"""POSTs that belong to runs in flight; a draining server still takes them."""
+
+
+class Life:
+    """Everything one server process holds, from its first moment to its last."""
+
+    def __init__(self, config: Config, *, engine: Engine | None = None) -> None:
+        self.config = config
+        self.telemetry = Telemetry()
+        self.pulse = Pulse(config.keepalive_s, config.send_timeout_s)
+        self.keys = Keys(config)
+        self.admin_token = secrets.token_urlsafe(32)
+        self.phase: Phase = "starting"
+        self.context: Context | None = None
+        self.cause: BaseException | None = None
+        self.died = asyncio.Event()
+        self._engine = engine
+        self._storage: Storage | None = None
+        self._deliveries: Deliveries | None = None
+        self._retention: Retention | None = None
+        self._watchers: list[asyncio.Task[None]] = []
+        self._drained = False
+        self._num_posts = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    # -- coming ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open storage and load the model, side by side; then take up what an earlier process left.
+
+        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, or the engine's LoadError; whatever
+        had started is closed again by `close`.
+        """
+        from server.runs import Runs
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._open_storage())
+            group.create_task(self._start_engine())
+        assert self._storage is not None and self._engine is not None
+        models = Models()
+        models.add(self._engine, served_names(self.config))
+        sealing = Sealing(self._storage, self.config.sealing_key_s)
+        runs = Runs(self._storage, models, sealing, self.config, self.telemetry)
+        context = Context(self.config, self._storage, models, sealing, runs, self.telemetry)
+        self._watchers = [
+            asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
+            asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
+        ]
+        await runs.start()
+        self._deliveries = Deliveries(self._storage, self.telemetry)
+        self._deliveries.start()
+        self._retention = Retention(self._storage, self.config)
+        self._retention.start()
+        self.telemetry.watch(self._readings)
+        self.context = context
+        if self.phase == "starting":
+            self.phase = "ready"
+
+    async def _open_storage(self) -> None:
+        runner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        synced = self.config.durability == "power"
+        self._storage = await open_storage(self.config.db, runner=runner, synced=synced)
+        self.keys.attach(self._storage)
+
+    async def _start_engine(self) -> None:
+        if self._engine is None:
+            self._engine = await asyncio.to_thread(build_engine, self.config)
+        await self._engine.start()
+
+    async def _watch(self, what: str, death: Awaitable[BaseException]) -> None:
+        cause = await death
+        log.critical("the %s has died: %r", what, cause)
+        self.phase, self.cause = "dead", cause
+        self.died.set()
+
+    def _readings(self) -> Iterator[tuple[str, object]]:
+        assert self._engine is not None and self._storage is not None
+        assert self._deliveries is not None and self._retention is not None
+        yield "engine", self._engine.stats()
+        yield "storage", _commit_numbers(self._storage.commit_stats())
+        yield "sse", {"readers": self.pulse.num_streams}
+        yield "webhooks", {"pending": self._deliveries.num_pending}
+        yield "retention", self._retention.readings()
+
+    # -- being -----------------------------------------------------------------------------------------------
+
+    def admit(self, method: str, path: str) -> None:
+        """ApiError 503 for what this phase no longer, or not yet, takes."""
+        if self.phase == "ready":
+            return
+        if self.phase == "draining" and (method != "POST" or path.endswith(STILL_SERVED_POSTS)):
+            return
+        raise self.refusal()
+
+    def refusal(self) -> ApiError:
+        """Why the server does not serve in its present phase."""
+        code, message, seconds = _REFUSALS[self.phase]
+        return ApiError(503, message, code=code, headers={"retry-after": seconds})
+
+    @contextlib.contextmanager
+    def at_work(self, method: str) -> Iterator[None]:
+        """Held around each request, so that a drain knows when new work has gone quiet."""
+        if method != "POST":
+            yield
+            return
+        self._num_posts += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._num_posts -= 1
+            if not self._num_posts:
+                self._quiet.set()
+
+    # -- going -----------------------------------------------------------------------------------------------
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new work; wait up to `grace_s` seconds for what is in flight, then park or end it."""
+        if self.phase != "dead":
+            self.phase = "draining"
+        if self.context is None or self._drained:
+            return
+        self._drained = True
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        await self.context.runs.drain(grace_s, blameless=self.phase != "dead")
+        if grace_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._quiet.wait()
+        if self._num_posts:
+            log.warning("%d requests were still in flight after %g s", self._num_posts, grace_s)
+
+    async def close(self) -> None:
+        """Let go of everything, last come first; runs that no drain has ended are cut."""
+        await self.drain(0)
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self.context = None
+        await self.pulse.close()
+        if self._retention is not None:
+            await self._retention.close()
+        if self._deliveries is not None:
+            await self._deliveries.close()
+        if self._engine is not None:
+            await self._engine.close()
+        if self._storage is not None:
+            await self._storage.close()
+
+
+def _commit_numbers(stats: CommitStats) -> dict[str, float]:
+    """The writer's counters, and how long the latest commits took, in seconds."""
+    latest = sorted(stats.seconds) or [0.0]
+    return {
+        "commits_total": stats.commits,
+        "syncs_total": stats.synced,
+        "jobs_total": stats.jobs,
+        "checkpoints_total": stats.checkpoints,
+        "wal_bytes": stats.wal_bytes,
+        "commit_seconds_p50": latest[len(latest) // 2],
+        "commit_seconds_p99": latest[len(latest) * 99 // 100],
+        "commit_seconds_max": latest[-1],
+    }

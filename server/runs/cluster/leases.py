@@ -1,0 +1,156 @@
+"""The fleet: this process among those that share its database.
+
+Owns the beat by which the others know that this process lives, the judgement that another one is dead, and
+the regular look at what nobody carries on. Refuses to know how a run is carried on and how it is stored.
+
+No wall clock decides who owns a run. Another process is dead when its beat has stood still for most of the
+lease, by this process's own monotonic clock and in looks that followed each other closely: after a pause of
+its own, or of the database, it begins to watch anew. Or at once, where `presence` knows. A process that was
+taken for dead and is not loses its runs by their fence, and goes on with new ones.
+
+A lease has to hold the beat before a death, the look that sees it last, the time that it must stand still,
+and taking over. Beats and looks that are far apart would leave little of it for a process that is alive and
+slow, so they follow each other closely while there are runs to be taken over, and only then. In shares of the
+lease: a death is noticed 0.80 (STILL - 1 / BUSY) to 0.90 (STILL + 1 / BUSY) after it, and nobody who stands
+still for less than 0.80 loses anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from server.clock import now_us
+from server.runs.cluster.presence import Presence
+from storage import FleetView, StorageUnavailable
+
+if TYPE_CHECKING:
+    from storage import Storage
+
+log = logging.getLogger("antiphon.fleet")
+
+BUSY = 20
+"""Beats a lease of a process that carries runs on, and looks a lease at one that does."""
+
+IDLE = 5
+"""The same where there is nothing to take over."""
+
+STILL = 0.85
+"""The share of the lease for which the beat of a process that carries runs on has to stand still."""
+
+ROUND_S = 1.0
+"""How often a process that is alone looks for waiting runs whose time is up."""
+
+HINTED_S = 0.25
+"""How soon after a look a hint may bring the next one."""
+
+
+State = tuple[int | None, bool]
+"""The beat of a process, and whether it owns runs."""
+
+
+class Watch:
+    """Tells from beats who is dead. Times are seconds of one monotonic clock."""
+
+    def __init__(self, runner: str, lease_s: float) -> None:
+        self._runner = runner
+        self._lease_s = lease_s
+        self._since: dict[str, tuple[State, float]] = {}  # by runner: its state, and since when it was seen
+        self._looked_at = 0.0
+
+    def dead(self, view: FleetView, asked: float, answered: float) -> dict[str, int | None]:
+        """Take in a look that began and ended at these times; those that are dead, with the beat that they
+        ended at."""
+        if answered - self._looked_at > self._lease_s / 2:
+            self._since = {}  # nobody watched them meanwhile
+        self._looked_at = asked
+        before, self._since = self._since, {}
+        for id, beat in view.beats.items():
+            state = (beat, id in view.owners)
+            if id != self._runner:
+                seen = before.get(id)
+                self._since[id] = seen if seen is not None and seen[0] == state else (state, answered)
+        return {
+            id: state[0]
+            for id, (state, since) in self._since.items()
+            if asked >= since + self._still_s(state)
+        }
+
+    def pause_s(self, now: float) -> float:
+        """How long after `now` the next look is due: no later than it can show a death."""
+        busy = [since + self._still_s(state) - now for state, since in self._since.values() if state[1]]
+        if not busy:
+            return self._lease_s / IDLE
+        return min([self._lease_s / BUSY, *(left for left in busy if left > 0)])
+
+    def _still_s(self, state: State) -> float:
+        return self._lease_s * (STILL if state[1] else 1.0)
+
+
+class Fleet:
+    """Beats, watches the others, and has what nobody carries on taken up."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        lease_s: float,
+        presence: Presence,
+        *,
+        at_work: Callable[[], bool],
+        free: Callable[[], None],
+        due: Callable[[], Awaitable[None]],
+    ) -> None:
+        """at_work: whether this process carries stored runs on. free: told when there are runs that nobody
+        owns. due: awaited when waiting runs have run out of time."""
+        self._storage = storage
+        self._lease_s = lease_s
+        self._presence = presence
+        self._at_work, self._free, self._due = at_work, free, due
+        self._watch = Watch(storage.runner, lease_s)
+
+    async def beat(self) -> None:
+        """Beat, for as long as the process carries runs on; apart from the looks, which may take long."""
+        clock = asyncio.get_running_loop().time
+        due = 0.0
+        while self._storage.shared:
+            if self._at_work() or clock() >= due:
+                try:
+                    await self._storage.beat()
+                    due = clock() + self._lease_s / IDLE
+                except StorageUnavailable as error:
+                    log.warning("the others may take this process for dead: %s", error)
+            await asyncio.sleep(self._lease_s / BUSY)
+
+    async def watch(self) -> None:
+        """Look at the others, and for what nobody carries on, for as long."""
+        clock = asyncio.get_running_loop().time
+        hints = 0
+        while True:
+            try:
+                await self.look()
+            except StorageUnavailable as error:
+                log.warning("the other processes could not be looked at: %s", error)
+            pause_s = self._watch.pause_s(clock()) if self._storage.shared else ROUND_S
+            until = clock() + pause_s
+            await asyncio.sleep(min(HINTED_S, pause_s))
+            hints = await self._storage.hinted(hints, max(0.0, until - clock()))
+
+    async def look(self) -> None:
+        """Look once; what a dead process owned is nobody's afterwards."""
+        clock = asyncio.get_running_loop().time
+        asked = clock()
+        view = await self._storage.look(now_us())
+        has_free = view.has_free
+        if self._storage.shared:
+            dead = self._watch.dead(view, asked, clock())
+            gone = await asyncio.to_thread(self._presence.gone, view.beats)
+            for runner, beat in (dead | {id: view.beats[id] for id in gone}).items():
+                if num_runs := await self._storage.free(runner, beat):
+                    log.warning("%s is dead: %d of its runs go on elsewhere", runner, num_runs)
+                    has_free = True
+        if has_free:
+            self._free()
+        if view.has_due:
+            await self._due()

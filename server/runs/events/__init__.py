@@ -1,0 +1,1 @@
+"""Events of a run: made, written down, shown, and read again."""

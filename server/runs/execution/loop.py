@@ -1,0 +1,257 @@
+"""The run loop: what is pending is a function of history; do it, journal it, repeat.
+
+Owns carrying out steps and ending a run in exactly one way. It has no flag for stream, background or resume:
+who watches is the feed's business. Refuses to know HTTP, SQL and how tokens are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+import tools
+from engine import CallEnd, Chunk, Done, EngineDead, EngineError, PromptTooLong, QueueFull, RequestError
+from server.clock import now_us
+from server.errors import to_api_error
+from server.metrics import Telemetry
+from server.runs.events.assembler import Draft, Item
+from server.runs.events.journal import Journal
+from server.runs.execution.probation import Probation
+from server.runs.execution.replay import Diverged, Replay, fingerprint
+from server.runs.execution.run import Run, Unlogged, new_item
+from server.runs.planning import steps
+from server.webhooks.deliveries import notice
+from storage import ClosedItem, Finish, Park, RunLost
+
+log = logging.getLogger("antiphon.runs")
+
+UNCERTAIN = "The server stopped while this call was being made. Whether it had any effect is not known."
+"""What the model is told of a call that may have been made and must not be made twice."""
+
+
+class Loop:
+    """Carries out runs."""
+
+    def __init__(self, journal: Journal, probation: Probation, telemetry: Telemetry) -> None:
+        self._journal = journal
+        self._probation = probation
+        self._telemetry = telemetry
+
+    async def advance(self, run: Run) -> None:
+        """Carry a run on until it ends or is parked.
+
+        Every way out of the steps becomes a state that somebody can read. Only the end of the process (this
+        task cancelled without a reason) and the engine's death leave a run without a terminal event: it is
+        still in the log as unfinished, and whoever takes it over goes on with it.
+        """
+        try:
+            await self._probation.enter(run)
+            await self._steps(run)
+        except asyncio.CancelledError:
+            if not run.cancelled:
+                raise
+            self.cancel(run)
+        except EngineDead:
+            self._probation.stop()
+            raise
+        except EngineError as failure:
+            log.warning("run %s failed: %r", run.plan.response_id, failure)
+            self.fail(run, to_api_error(failure).message, code=_code(failure))
+        except RunLost as lost:  # deleted, or another's, before an engine was given it
+            run.entry.lose(lost)
+        except Diverged as why:
+            log.warning("run %s cannot go on: %s", run.plan.response_id, why)
+            self.fail(run, str(why))
+        except Exception:
+            log.exception("run %s failed", run.plan.response_id)
+            self.fail(run, "The server had an error while processing the run.")
+        finally:
+            self._probation.leave(run)
+
+    async def _steps(self, run: Run) -> None:
+        while True:
+            step = steps.next_step(
+                run.assembler.output,
+                run.progress,
+                unlisted=run.unlisted,
+                waits=run.plan.waits,
+                max_output_tokens=run.plan.max_output_tokens,
+            )
+            match step:
+                case steps.ListTools(labels):
+                    self._list_tools(run, labels)
+                case steps.Generate(generation, max_tokens):
+                    await self._generate(run, generation, max_tokens)
+                case steps.CallTools(calls):
+                    await self._call_tools(run, calls)
+                case steps.AwaitClient():
+                    self._park(run)
+                    return
+                case steps.Finish(status, reason):
+                    self._end(run, status, reason=reason)
+                    return
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def _list_tools(self, run: Run, labels: Sequence[str]) -> None:
+        for label in labels:
+            listed = [
+                {"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}
+                for tool in run.functions.of_server(label)
+            ]
+            self._write(run, run.assembler.tools_listed(label, listed))
+        run.unlisted = ()
+
+    async def _generate(self, run: Run, generation: int, max_tokens: int | None) -> None:
+        replay = None if run.unfinished is None else Replay(run.unfinished)
+        output = run.assembler.output if replay is None else replay.assembler.output
+        first_item = len(output)
+        request, run.first = run.first, None
+        if request is None:
+            offered = run.plan.offer(run.functions, forced=generation == 0)
+            prompt = await run.served.engine.render(run.plan.render_input([*run.context, *output], offered))
+            try:
+                request = run.plan.request(
+                    run.served, prompt, offered, generation=generation, max_tokens=max_tokens
+                )
+            except PromptTooLong:
+                if generation == 0:
+                    raise
+                run.progress.ended = "length"  # the tools' outputs filled the context
+                return
+        if replay is not None:
+            request = replay.request(request)
+            run.unlogged = Unlogged(generation, first_token=replay.num_tokens)
+        else:
+            facts: dict[str, Any] = {"generation": generation, "first_item": first_item}
+            facts |= {"input_tokens": len(request.prompt_ids), "cached_tokens": 0}
+            facts["prompt"] = fingerprint(request.prompt_ids)
+            run.unlogged = Unlogged(generation, facts=facts)
+        async with aclosing(self._telemetry.timed(run.served.engine.generate(request))) as chunks:
+            async for chunk in chunks:
+                if run.unfinished is not None and replay is not None:
+                    if replay.take(chunk):  # until then an end would stand behind what the log folds to
+                        run.assembler, run.unfinished = replay.assembler, None
+                elif self._take(run, chunk, first_item):
+                    self._write(run)
+                    await self._journal.has_room(run.entry)
+                    self._probation.look(run)
+
+    def _take(self, run: Run, chunk: Chunk, first_item: int) -> bool:
+        """Take an engine chunk in; True when a record is to be made of what was taken since the last one."""
+        unlogged = run.unlogged
+        if chunk.cached_tokens is not None and "generation" in unlogged.facts:
+            unlogged.facts["cached_tokens"] = chunk.cached_tokens
+        if chunk.reasoning_tokens:
+            reasoning = unlogged.facts.get("reasoning_tokens", 0)
+            unlogged.facts["reasoning_tokens"] = reasoning + chunk.reasoning_tokens
+        unlogged.token_ids.extend(chunk.token_ids)
+        unlogged.logprobs.extend(chunk.logprobs)
+        last = chunk.deltas[-1] if chunk.deltas else None
+        if drafts := run.assembler.feed(chunk.deltas):
+            unlogged.drafts += drafts
+            # The end of the turn may be all that follows a call, and has no event: it joins that of the call.
+            unlogged.complete = not isinstance(last, CallEnd)
+        if isinstance(last, Done):
+            unlogged.drafts += run.assembler.ensure_output(first_item)
+            unlogged.facts["ended"] = last.reason
+            unlogged.complete = True
+        return unlogged.complete
+
+    async def _call_tools(self, run: Run, calls: Sequence[Item]) -> None:
+        """Run server tools. A call is durable before it runs: after a crash it is known to have begun."""
+        await self._journal.flushed(run.entry)
+        for call in calls:
+            spec, limit = tools.BUILTIN.get(call["name"]), run.plan.max_tool_calls
+            if call["id"] in run.uncertain and not (spec is not None and spec.idempotent):
+                result = tools.ToolResult(error=UNCERTAIN)
+            elif spec is None:
+                result = tools.ToolResult(error=f"There is no tool {call['name']!r} any more.")
+            elif limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
+                result = tools.ToolResult(error=f"This response may make no more than {limit} tool calls.")
+            else:
+                result = await tools.execute(spec, call["arguments"])
+            self._write(run, run.assembler.call_finished(call["id"], result.output, result.error))
+
+    def _park(self, run: Run) -> None:
+        run.stepping = False
+        deadline = now_us() + int(run.plan.tool_timeout_s * 1e6)
+        self._journal.write(run.entry, [], park=Park(deadline))
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def _write(self, run: Run, drafts: Sequence[Draft] = (), **fields: Any) -> None:
+        """Journal what was not yet logged, and drafts, with the items that they close."""
+        held, tokens = run.take_unlogged()
+        self._journal.write(run.entry, [*held, *drafts], tokens=tokens, closed=_closed(run), **fields)
+
+    def started(self, run: Run) -> None:
+        """A queued run begins."""
+        head = run.head("in_progress")
+        run.queued = False
+        draft = {"type": "response.in_progress", "response": {**head, "output": []}}
+        self._write(run, [draft], head=orjson.dumps(head), status="in_progress")
+
+    def received(self, run: Run, outputs: Sequence[Item]) -> None:
+        """Outputs that a client fed to the run appear in its stream."""
+        if outputs:
+            self._write(run, [draft for item in outputs for draft in run.assembler.output_received(item)])
+
+    def cancel(self, run: Run) -> None:
+        """End a run because somebody wants it ended."""
+        self._end(run, "cancelled")
+
+    def fail(self, run: Run, message: str, *, code: str = "server_error", keep: bool = True) -> None:
+        """End a run that cannot go on. `keep` False: the items closed by this end cannot be stored."""
+        self._end(run, "failed", error={"code": code, "message": message}, keep=keep)
+
+    def _end(
+        self, run: Run, status: str, *, reason: str | None = None, error: dict[str, str] | None = None,
+        keep: bool = True,
+    ) -> None:  # fmt: skip
+        """Write the terminal event; whatever is open is closed first."""
+        run.stepping = False
+        self._telemetry.run_ended(status)
+        ended_at = now_us()
+        drafts, tokens = run.take_unlogged()
+        drafts += run.assembler.interrupt()
+        head = run.head(
+            status,
+            completed_at=ended_at // 1_000_000 if status == "completed" else None,
+            error=error,
+            reason=reason,
+            usage=run.progress.usage(),
+        )
+        drafts.append({"type": f"response.{status}", "response": {**head, "output": run.assembler.output}})
+        append = run.plan.conversation_id is not None and status in ("completed", "incomplete")
+        finish = Finish(status, ended_at, append)
+        if append and not run.plan.store:  # the conversation is the only store that these items have
+            inputs, outputs = tuple(map(new_item, run.input)), tuple(map(new_item, run.assembler.output))
+            finish = Finish(status, ended_at, append, inputs, outputs)
+        if run.plan.background:
+            finish = replace(finish, notice=notice(run.plan.response_id, status, ended_at))
+        self._journal.write(
+            run.entry,
+            drafts,
+            tokens=tokens,
+            closed=_closed(run) if keep else (),
+            head=orjson.dumps(head),
+            finish=finish,
+        )
+
+
+def _closed(run: Run) -> list[ClosedItem]:
+    return [ClosedItem(index, new_item(item)) for index, item in run.assembler.take_closed()]
+
+
+def _code(failure: EngineError) -> str:
+    """The official code (`ResponseErrorCode`) of an engine error."""
+    if isinstance(failure, RequestError):
+        return "invalid_prompt"
+    return "rate_limit_exceeded" if isinstance(failure, QueueFull) else "server_error"

@@ -1,0 +1,102 @@
+"""Restoring: a run as its records left it, back in memory.
+
+Owns the way from storage to a `Run` that can go on or be ended. Reads only. Refuses to know why the run was
+left and what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+import tools
+from server.runs.events.assembler import fold, pending_server_call
+from server.runs.events.journal import Journal
+from server.runs.execution.run import Run, Unfinished, assembler_of
+from server.runs.planning.history import drop_oldest, replayable
+from server.runs.planning.plan import RunPlan
+from server.runs.planning.steps import Progress
+from storage import ECHO_MARK, Record, RunClaim
+
+if TYPE_CHECKING:
+    from server.encrypted_reasoning import Sealing
+    from server.model_registry import Models
+    from server.runs.events.feed import Feed
+    from storage import Storage
+
+
+class Restorer:
+    """Brings runs back from the log."""
+
+    def __init__(
+        self, storage: Storage, models: Models, sealing: Sealing, journal: Journal, feed: Feed
+    ) -> None:
+        self._storage = storage
+        self._models = models
+        self._sealing = sealing
+        self._journal = journal
+        self._feed = feed
+
+    async def run(self, claim: RunClaim) -> Run:
+        """A run that this process has claimed. Raises NotFound for a deleted one."""
+        run = await self.again(claim.owner, claim.response_id, claim.fence)
+        run.claim = claim if claim.state == "running" else None
+        return run
+
+    async def again(self, owner: str, response_id: str, fence: int) -> Run:
+        """A run of this process as its log has it. Raises NotFound for a deleted one."""
+        stored = await self._storage.get_response(owner, response_id, hidden=True)
+        plan = RunPlan.load(stored.plan)
+        history = await self._storage.history(
+            owner, previous_response_id=response_id, as_of=plan.created_at, hidden=True
+        )
+        before = [e for e in history if not (e.response_id == response_id and e.direction == "out")]
+        context = drop_oldest(replayable(before, ()), plan.num_dropped)
+        records = await self.records(response_id)
+        output, unfinished = fold(_events(records))
+        # A model that is served no more still has runs to end; whether one may go on is for its fingerprint
+        # to say.
+        served = self._models.get(plan.model if plan.model in self._models else None)
+        functions = plan.functions(tools.BUILTIN)
+        seal = await self._sealing.seal(owner, plan.sealed_by)
+        run = Run.of(plan, served, functions, context, seal, output, unfinished)
+        run.queued = stored.status == "queued"
+        run.progress = _progress(records)
+        if run.progress.ended is not None:
+            run.uncertain = frozenset(item["id"] for item in output if pending_server_call(item))
+        elif run.progress.generations:
+            begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
+            front = assembler_of(plan, functions, seal, *fold(_events(records[:begun])))
+            run.unfinished = Unfinished(front, tuple(records[begun:]))
+        next_seq = records[-1].first_seq + records[-1].num_events
+        channel = self._feed.open(response_id, stored.echo, stored=True, next_seq=next_seq)
+        run.entry = self._journal.resume(channel, fence, next_seq)
+        return run
+
+    async def records(self, response_id: str) -> Sequence[Record]:
+        """The whole log of a response."""
+        records: list[Record] = []
+        after = -1
+        while page := await self._storage.records(response_id, after=after):
+            records.extend(page)
+            after = page[-1].first_seq + page[-1].num_events - 1
+        return records
+
+
+def _events(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
+    for record in records:
+        for event in record.events.split(b"\n"):
+            yield orjson.loads(event.replace(b"," + ECHO_MARK, b""))
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    return orjson.loads(record.facts) if record.facts else {}
+
+
+def _progress(records: Sequence[Record]) -> Progress:
+    progress = Progress()
+    for record in records:
+        progress.add(_facts(record), len(record.token_ids))
+    return progress

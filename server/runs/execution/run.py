@@ -1,0 +1,164 @@
+"""One run in memory: its plan, what it has made so far, and what of that the log does not hold yet.
+
+Owns the shape of a run and the changing part of its Response object. Refuses to know what is done next
+(`steps`), who does it (`loop`) and how it is written (`journal`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from engine import GenerateRequest, TokenLogprob
+from server.model_registry import ServedModel
+from server.prompting.messages import OUTPUT_KINDS
+from server.runs.events.assembler import Assembler, Draft, Item, derived_id
+from server.runs.events.journal import Entry, Tokens
+from server.runs.execution.logprobs import dump_logprobs
+from server.runs.planning.plan import Functions, RunPlan
+from server.runs.planning.steps import Progress, pending_calls
+from storage import NewItem, Record, RunClaim
+
+if TYPE_CHECKING:
+    from server.encrypted_reasoning import Seal
+
+
+@dataclass(slots=True)
+class Unlogged:
+    """What of a generation no record holds yet: tokens, facts of theirs, and the drafts they made.
+
+    first_token: the index of the first of `token_ids` within the generation. complete: it is enough for a
+    record, which has at least one event.
+    """
+
+    generation: int = 0
+    first_token: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    drafts: list[Draft] = field(default_factory=list)
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A generation that an earlier owner of the run did not bring to its end: the assembler as it stood in
+    front of it, and the generation's records."""
+
+    assembler: Assembler
+    records: tuple[Record, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One run of this process.
+
+    context: the items before its output, pinned. input: its own new ones among them. first: the first
+    generation's request, rendered with the plan. unlisted: labels of servers whose tools were not shown yet.
+
+    For a run with an earlier owner. claim: by which it was taken over, until an engine may be given it.
+    unfinished: the generation to go on with. uncertain: ids of server-run calls that may have been made.
+    """
+
+    plan: RunPlan
+    served: ServedModel
+    functions: Functions
+    assembler: Assembler
+    context: Sequence[Item]
+    input: Sequence[Item] = ()
+    first: GenerateRequest | None = None
+    unlisted: tuple[str, ...] = ()
+    queued: bool = False  # no event says yet that it is in progress
+    claim: RunClaim | None = None
+    unfinished: Unfinished | None = None
+    uncertain: frozenset[str] = frozenset()
+    progress: Progress = field(default_factory=Progress)
+    unlogged: Unlogged = field(default_factory=Unlogged)
+    entry: Entry = field(init=False)  # its place in the journal, given once it has one
+    task: asyncio.Task[None] | None = None
+    watched: int = 0  # how often others had told, when its grace ended last, that it is read there
+    cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
+    refusal: Exception | None = None  # why the log did not take what it wrote
+    stepping: bool = True  # False once it has ended or parked: what is left is to make that durable
+
+    @classmethod
+    def of(
+        cls, plan: RunPlan, served: ServedModel, functions: Functions, context: Sequence[Item],
+        seal: Seal | None = None, output: Sequence[Item] = (), unfinished: Collection[int] = (),
+    ) -> Run:  # fmt: skip
+        """A run with what `fold` made of its events, if there are any, and no place in the journal yet."""
+        assembler = assembler_of(plan, functions, seal, output, unfinished)
+        listed = {item["server_label"] for item in (*context, *output) if item["type"] == "mcp_list_tools"}
+        labels = dict.fromkeys(label for label in functions.servers.values() if label not in listed)
+        return cls(plan, served, functions, assembler, context, unlisted=tuple(labels))
+
+    def take_unlogged(self) -> tuple[list[Draft], Tokens]:
+        """What is not in the log yet, counted, for the record that is about to be written."""
+        taken = self.unlogged
+        self.progress.add(taken.facts, len(taken.token_ids))
+        self.unlogged = Unlogged(taken.generation, taken.first_token + len(taken.token_ids))
+        logprobs = dump_logprobs(taken.logprobs) if taken.logprobs else None
+        facts = orjson.dumps(taken.facts) if taken.facts else None
+        tokens = Tokens(tuple(taken.token_ids), taken.generation, taken.first_token, logprobs, facts)
+        return taken.drafts, tokens
+
+    def awaits(self) -> bool:
+        """Whether it is about to wait for its client's answers to calls that can be seen already."""
+        return self.plan.waits and bool(pending_calls(self.assembler.output))
+
+    def head(
+        self, status: str, *, completed_at: int | None = None, error: dict[str, str] | None = None,
+        reason: str | None = None, usage: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The part of the Response object that changes, without its output. Times in unix seconds."""
+        return {
+            "id": self.plan.response_id,
+            "object": "response",
+            "created_at": self.plan.created_at // 1_000_000,
+            "status": status,
+            "completed_at": completed_at,
+            "error": error,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "usage": usage,
+        }
+
+
+def assembler_of(
+    plan: RunPlan,
+    functions: Functions,
+    seal: Seal | None,
+    output: Sequence[Item],
+    unfinished: Collection[int],
+) -> Assembler:
+    """A run's assembler with what `fold` made of its events."""
+    return Assembler(
+        plan.id_secret,
+        servers=functions.servers,
+        customs=functions.customs,
+        logprobs=plan.logprobs,
+        seal=seal,
+        output=output,
+        unfinished=unfinished,
+    )
+
+
+def opening(head: dict[str, Any], *, background: bool) -> list[Draft]:
+    """The first events of every run: `response.created` is first, always."""
+    snapshot = {**head, "output": []}
+    second = "response.queued" if background else "response.in_progress"
+    return [{"type": "response.created", "response": snapshot}, {"type": second, "response": snapshot}]
+
+
+def new_item(item: Item) -> NewItem:
+    """An item as storage takes it; `name` marks the calls that a client answers."""
+    name = item["name"] if item["type"] in OUTPUT_KINDS.values() else None
+    return NewItem(item["id"], item["type"], orjson.dumps(item), item.get("call_id"), name)
+
+
+def output_id(plan: RunPlan, call_id: str) -> str:
+    """The item id of a tool output posted to a run: derived, so the same output posted twice has the same."""
+    return derived_id(plan.id_secret, "function_call_output", call_id)

@@ -1,0 +1,198 @@
+"""The tasks of the runs that this process carries on, from their spawn until what they wrote is durable.
+
+Owns who is at work, how a run is stopped, the grace of a run that nobody reads, and what becomes of one that
+the log refuses. Refuses to know where runs come from and what they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from engine import EngineDead
+from server.runs.events.feed import Feed
+from server.runs.events.journal import Journal
+from server.runs.execution.loop import Loop
+from server.runs.execution.run import Run
+from storage import RunLost, StorageUnavailable
+
+if TYPE_CHECKING:
+    from server.runs.execution.restore import Restorer
+    from storage import Storage
+
+log = logging.getLogger("antiphon.runs")
+
+
+class RunTasks:
+    """Runs at work, by response id."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        journal: Journal,
+        restorer: Restorer,
+        feed: Feed,
+        storage: Storage,
+        resume_grace_s: float,
+    ) -> None:
+        self._loop = loop
+        self._journal = journal
+        self._restorer = restorer
+        self._feed = feed
+        self._storage = storage
+        self._grace_s = resume_grace_s
+        self._runs: dict[str, Run] = {}
+        self._graces: dict[str, asyncio.Task[None]] = {}
+        self.on_over: Callable[[], None] = lambda: None  # a run has ended or parked
+        feed.on_left = self._unread
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def get(self, response_id: str) -> Run | None:
+        """The run, if this process carries it on now."""
+        return self._runs.get(response_id)
+
+    def stored(self) -> list[Run]:
+        """The runs that the database knows as this process's."""
+        return [run for run in self._runs.values() if run.entry.fence]
+
+    # -- beginning and ending --------------------------------------------------------------------------------
+
+    def spawn(self, run: Run) -> None:
+        """Carry a run on, in a task of its own."""
+        run.entry.on_lost = lambda why: self._lost(run, why)
+        self._runs[run.plan.response_id] = run
+        run.task = asyncio.create_task(self._carry(run), name=run.plan.response_id)
+        run.task.add_done_callback(lambda task: self._over(run, task))
+        if not self._feed.num_readers(run.plan.response_id):
+            self._unread(run.plan.response_id)
+
+    async def _carry(self, run: Run) -> None:
+        try:
+            await self._loop.advance(run)
+            await self._journal.flushed(run.entry)
+        except EngineDead as dead:
+            # A stored stream is cut and can be resumed after a restart; nobody can resume an unstored one.
+            if run.plan.store:
+                run.entry.channel.stop()
+            else:
+                self._loop.fail(run, str(dead) or "The engine stopped.")
+        except asyncio.CancelledError:
+            if run.refusal is None:
+                raise
+        if run.refusal is not None:
+            await self._end_refused(run, run.refusal)
+
+    def _over(self, run: Run, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("run %s was left unfinished", run.plan.response_id, exc_info=error)
+            run.entry.channel.stop()
+        self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        response_id = run.plan.response_id
+        if self._runs.get(response_id) is run:
+            del self._runs[response_id]
+        self._end_grace(response_id)
+        self._feed.release(response_id)
+        self.on_over()
+
+    async def settle(self, run: Run) -> None:
+        """Make the end of a run durable; nothing for one that has a task, which does that itself."""
+        if run.task is None:
+            await self._journal.flushed(run.entry)
+            self._forget(run)
+
+    # -- stopping --------------------------------------------------------------------------------------------
+
+    def cancel(self, run: Run) -> None:
+        """Have a run end `cancelled`, unless it has ended or parked by then."""
+        if run.cancelled:
+            return
+        run.cancelled = True
+        # Not at once: a task that is cancelled before its first step never gets to say so.
+        asyncio.get_running_loop().call_soon(self._interrupt, run)
+
+    def _interrupt(self, run: Run) -> None:
+        if run.stepping and run.task is not None:
+            run.task.cancel()
+
+    async def over(self, run: Run) -> None:
+        """Wait until a run has ended or parked, and that is durable."""
+        if run.task is not None:
+            await asyncio.wait({run.task})
+
+    async def drain(self, grace_s: float) -> None:
+        """Let runs finish for `grace_s`, then stop them where they are; their streams are cut."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + grace_s
+        while (tasks := self._tasks()) and clock() < until:
+            await asyncio.wait(tasks, timeout=until - clock())
+        self._feed.stop()
+        for task in (tasks := self._tasks()):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [run.task for run in self._runs.values() if run.task is not None]
+
+    # -- runs that nobody reads ------------------------------------------------------------------------------
+
+    def _unread(self, response_id: str) -> None:
+        """Nobody reads: an unstored run ends at once, a stored foreground one after its grace."""
+        run = self._runs.get(response_id)
+        if run is None or run.plan.background:
+            return
+        self._end_grace(response_id)
+        if not run.plan.store:
+            self.cancel(run)
+            return
+        self._graces[response_id] = asyncio.create_task(self._grace(run), name=f"grace of {response_id}")
+
+    async def _grace(self, run: Run) -> None:
+        """Cancel a run that nobody has read, at this process or at others, for as long as the grace is."""
+        response_id = run.plan.response_id
+        while True:
+            await asyncio.sleep(self._grace_s)
+            if self._storage.shared:
+                try:
+                    watched = await self._storage.watched(response_id)
+                except StorageUnavailable:
+                    continue  # others may well read what this process cannot
+                if watched != run.watched:
+                    run.watched = watched
+                    continue
+            if not self._feed.num_readers(response_id):
+                self.cancel(run)
+            return
+
+    def _end_grace(self, response_id: str) -> None:
+        grace = self._graces.pop(response_id, None)
+        if grace is not None:
+            grace.cancel()
+
+    # -- runs that may not be written ------------------------------------------------------------------------
+
+    def _lost(self, run: Run, why: Exception) -> None:
+        run.stepping = False
+        if isinstance(why, RunLost):
+            self._feed.lose(run.plan.response_id)
+        else:
+            run.refusal = why
+        if run.task is not None:
+            run.task.cancel()
+
+    async def _end_refused(self, run: Run, why: Exception) -> None:
+        """The log did not take what a run wrote: the run ends `failed` from where the log stands."""
+        log.error("run %s could not be stored", run.plan.response_id, exc_info=why)
+        plan, channel = run.plan, run.entry.channel
+        if plan.store:
+            run = await self._restorer.again(plan.owner, plan.response_id, run.entry.fence)
+        else:
+            run.entry = self._journal.resume(channel, run.entry.fence, channel.next_seq or 0)
+        run.entry.on_lost = lambda why: channel.stop()
+        self._loop.fail(run, "The response could not be stored.", keep=False)
+        await self._journal.flushed(run.entry)

@@ -1,0 +1,1 @@
+"""What a run is to do: its plan, the history that it continues, and the next step of it."""

@@ -1,0 +1,109 @@
+"""The context of a turn: the stored past and the new input, and the checks between them.
+
+Owns which items of the past still count and which calls must have their outputs. Reads storage, writes
+nothing. Refuses to know how items become a prompt and whether it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+from server.errors import ApiError
+from server.prompting.messages import OUTPUT_KINDS, Item
+from server.runs.planning.steps import TERMINAL, pending_calls
+from server.schema.items import unsupported_parts
+from server.schema.shapes import refuse
+from storage import HistoryItem, NotFound
+
+if TYPE_CHECKING:
+    from server.model_registry import ServedModel
+    from server.schema.responses import CreateResponse
+    from storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The items that a turn stands on, its own input last, as they were at one moment.
+
+    conversation_head: where the conversation ended then; None without one.
+    """
+
+    items: tuple[Item, ...]
+    conversation_head: int | None = None
+
+
+async def load_context(
+    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
+    ServedModel, as_of: int,
+) -> Context:  # fmt: skip
+    """The stored past at `as_of` (microseconds) and the new input, checked: nothing in it is beyond the
+    model, and every call has its output. Raises ApiError 400/404."""
+    unsupported = unsupported_parts(input_items, modalities=served.info.modalities)
+    if unsupported:
+        path, modality = unsupported[0]
+        message = f"The model '{served.name}' cannot read {modality} input."
+        refuse(path, message, "unsupported_content")
+    head = None
+    history: Sequence[HistoryItem] = ()
+    try:
+        if request.previous_response_id is not None:
+            previous = await storage.get_response(owner, request.previous_response_id)
+            if previous.status not in TERMINAL:
+                message = f"Response '{previous.id}' has not finished (status {previous.status})."
+                refuse("previous_response_id", message, "response_not_finished")
+            history = await storage.history(owner, previous_response_id=previous.id, as_of=as_of)
+        elif request.conversation_id is not None:
+            head = (await storage.get_conversation(owner, request.conversation_id)).head
+            history = await storage.history(
+                owner, conversation_id=request.conversation_id, conversation_head=head, as_of=as_of
+            )
+    except NotFound as unknown:
+        raise not_found(request, unknown) from None
+    past = replayable(history, input_items)
+    check_calls(past, input_items)
+    return Context((*past, *input_items), head)
+
+
+def not_found(request: CreateResponse, unknown: NotFound) -> ApiError:
+    """The answer to a request that builds on something that is not there."""
+    if unknown.kind == "conversation":
+        message = f"Conversation with id '{request.conversation_id}' not found."
+        return ApiError(404, message, code="not_found", param="conversation")
+    message = f"Previous response with id '{request.previous_response_id}' not found."
+    return ApiError(400, message, code="previous_response_not_found", param="previous_response_id")
+
+
+def replayable(history: Sequence[HistoryItem], new: Sequence[Item]) -> list[Item]:
+    """History as items, without unanswered calls of cancelled, failed and incomplete responses."""
+    items = [(orjson.loads(entry.item.body), entry.response_status) for entry in history]
+    unanswered = pending_calls([*(item for item, _ in items), *new])
+    return [
+        item
+        for item, status in items
+        if status in (None, "completed")
+        or item["type"] not in OUTPUT_KINDS.values()
+        or item["call_id"] not in unanswered
+    ]
+
+
+def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
+    """Every output needs its call, and every call its output. Raises ApiError 400 naming the ids."""
+    known = {item["call_id"] for item in (*history, *new) if item["type"] in OUTPUT_KINDS.values()}
+    for index, item in enumerate(new):
+        if item["type"] in OUTPUT_KINDS and item.get("call_id") not in known:
+            message = f"No tool call found for function call output with call_id {item.get('call_id')}."
+            refuse(f"input[{index}].call_id", message)
+    unanswered = pending_calls([*history, *new])
+    if unanswered:
+        refuse("input", f"No tool output found for function call {', '.join(unanswered)}.")
+
+
+def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:
+    """The items without the first `count`, and without outputs whose call went with them."""
+    kept = list(items[count:])
+    calls = {item["call_id"] for item in kept if item["type"] in OUTPUT_KINDS.values()}
+    return [item for item in kept if item["type"] not in OUTPUT_KINDS or item.get("call_id") in calls]

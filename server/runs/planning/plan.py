@@ -1,0 +1,353 @@
+"""The plan: a request resolved against the model and the stored past, with nothing left optional.
+
+Owns the pinned `RunPlan`, the functions that it offers and the fit of its context. Reads storage, writes
+nothing. Refuses to know how a run is executed, and HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape
+from server.prompting.messages import Item, sampling, to_messages
+from server.prompting.tool_offer import Offer, check, customs, offer, steady
+from server.runs.planning.history import drop_oldest, load_context
+from server.schema.fields import PRIORITIES, SamplingFields, effective_tier
+from server.schema.shapes import refuse
+from server.schema.tools import is_builtin
+
+if TYPE_CHECKING:
+    from server.encrypted_reasoning import SealedBy
+    from server.model_registry import ServedModel
+    from server.schema.responses import CreateResponse
+    from storage import Storage
+    from tools import ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """Flat tools that the model may be offered: functions, and customs that take a text.
+
+    servers: name -> label of those that run here.
+    """
+
+    tools: tuple[Item, ...]
+    servers: Mapping[str, str]
+
+    @property
+    def customs(self) -> frozenset[str]:
+        """The names of the customs."""
+        return customs(self.tools)
+
+    def of_server(self, label: str, name: str | None = None) -> list[Item]:
+        """The tools of a server label, or the one of that name."""
+        return [
+            tool
+            for tool in self.tools
+            if self.servers.get(tool["name"]) == label and name in (None, tool["name"])
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Everything a run needs besides items; stored at its start, so that a run is pinned to its inputs.
+
+    secret: hex, source of the ids of its output. created_at: microseconds. num_dropped: items that truncation
+    took from the beginning of the context. fingerprint: of the model that the plan was made for. hidden: its
+    client asked for store=false, and it is stored all the same, for the repeats of its request alone.
+    answer: kind and source of the shape that an answer must have. sealed_by: what seals its reasoning, where
+    that is wanted.
+    """
+
+    response_id: str
+    owner: str
+    model: str
+    fingerprint: str
+    secret: str
+    created_at: int
+    store: bool
+    background: bool
+    previous_response_id: str | None
+    conversation_id: str | None
+    instructions: str | None
+    tools: list[Item]
+    tool_choice: Any
+    parallel_tool_calls: bool
+    max_tool_calls: int | None
+    sampling: dict[str, Any]
+    seed: int  # used where `sampling` names none
+    max_output_tokens: int | None
+    logprobs: bool
+    num_dropped: int
+    template_kwargs: dict[str, Any]
+    cache_salt: str
+    waits: bool
+    tool_timeout_s: float
+    hidden: bool = False
+    priority: int = 0
+    answer: tuple[str, str] | None = None
+    effort: str | None = None
+    sealed_by: SealedBy | None = None
+
+    def dump(self) -> bytes:
+        """The plan as stored."""
+        return orjson.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, data: bytes) -> RunPlan:
+        """The plan as stored, back."""
+        return cls(**orjson.loads(data))
+
+    @property
+    def id_secret(self) -> bytes:
+        """Key of the ids of the output items."""
+        return bytes.fromhex(self.secret)
+
+    def functions(self, builtin: Mapping[str, ToolSpec]) -> Functions:
+        """All functions and customs of the request's tools, those of the server's own included.
+
+        Raises ApiError 400 when two share a name, or when a server tool asks for what this server has not.
+        """
+        functions = [tool for tool in self.tools if tool["type"] in ("function", "custom")]
+        servers: dict[str, str] = {}
+        for index, tool in enumerate(self.tools):
+            if is_builtin(tool):
+                named = _allowed_names(tool, builtin, f"tools[{index}]")
+                servers.update({name: str(tool["server_label"]) for name in named})
+                functions += [_flat(builtin[name]) for name in named]
+        names = [function["name"] for function in functions]
+        for name in names:
+            if names.count(name) > 1:
+                refuse("tools", f"Two tools are named {name!r}.")
+        return Functions(tuple(functions), servers)
+
+    def offer(self, functions: Functions, *, forced: bool) -> Offer:
+        """What the model is offered in a generation: a forced tool choice holds for the first one only."""
+        choice = _of_functions(self.tool_choice, functions)
+        if not forced and isinstance(choice, dict) and choice["type"] == "allowed_tools":
+            choice = {**choice, "mode": "auto"}
+        elif not forced and choice != "none":
+            choice = "auto"
+        answer = None if self.answer is None else Shape(*self.answer)  # type: ignore[arg-type]
+        return offer(functions.tools, choice, self.parallel_tool_calls, answer)
+
+    def render_input(self, context: Sequence[Item], offered: Offer) -> RenderInput:
+        """The template's input for a context."""
+        return RenderInput(
+            to_messages(context, self.instructions),
+            tools=offered.tools,
+            template_kwargs=self.template_kwargs,
+            effort=self.effort,
+            answer=offered.answer,
+            now=self.created_at / 1e6,
+        )
+
+    def request(
+        self, served: ServedModel, prompt: Prompt, offered: Offer, *, generation: int, max_tokens: int | None
+    ) -> GenerateRequest:
+        """The engine request of one generation. Raises PromptTooLong."""
+        fields = SamplingFields.model_validate(self.sampling)
+        params = sampling(fields, served.info, prompt_tokens=len(prompt.ids), seed=self.seed)
+        if max_tokens is not None:
+            params = replace(params, max_tokens=min(params.max_tokens, max_tokens))
+        return GenerateRequest(
+            id=f"{self.response_id}/{generation}",
+            prompt_ids=prompt.ids,
+            sampling=steady(params, offered.answer),
+            reader=offered.reader(prompt.starts_in),
+            constraint=offered.enforced(served.info),
+            generation=generation,
+            owner=self.owner,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            adapter=served.adapter,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, with what was needed to make it and its first generation's request."""
+
+    plan: RunPlan
+    functions: Functions
+    input: tuple[Item, ...]
+    context: tuple[Item, ...]
+    conversation_head: int | None
+    request: GenerateRequest
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Server tools
+
+
+def _allowed_names(tool: Item, builtin: Mapping[str, ToolSpec], param: str) -> list[str]:
+    """The server's own tools that an `mcp` tool lets in."""
+    if tool.get("require_approval", "never") != "never":
+        message = "This server does not ask for approval; 'require_approval' can only be 'never'."
+        refuse(f"{param}.require_approval", message, "unsupported_parameter")
+    allowed = tool.get("allowed_tools")
+    if isinstance(allowed, dict) and allowed.get("read_only") is not None:
+        message = "This server does not tell tools that only read from others."
+        refuse(f"{param}.allowed_tools.read_only", message, "unsupported_parameter")
+    names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
+    return [name for name in builtin if names is None or name in names]
+
+
+def _flat(spec: ToolSpec) -> Item:
+    return {
+        "type": "function",
+        "name": spec.name,
+        "description": spec.description,
+        "parameters": dict(spec.parameters),
+    }
+
+
+def _of_functions(choice: Any, functions: Functions) -> Any:
+    """A tool choice with every reference to a server label replaced by the functions that it stands for."""
+    if not isinstance(choice, dict) or choice["type"] not in ("mcp", "allowed_tools"):
+        return choice
+    refs = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
+    found: list[Item] = []
+    for ref in refs:
+        if ref.get("type") == "mcp":
+            label = ref.get("server_label", "")
+            named = functions.of_server(label, ref.get("name"))
+            if not named:
+                refuse("tool_choice", f"Tool choice {label!r} was not found in the 'tools' parameter.")
+            found += [{"type": "function", "name": tool["name"]} for tool in named]
+        else:
+            found.append(ref)
+    return {"type": "allowed_tools", "mode": choice.get("mode", "required"), "tools": found}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Making a plan
+
+
+async def make_plan(
+    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
+    ServedModel, builtin: Mapping[str, ToolSpec], now: int, tool_timeout_s: float, keyed: bool = False,
+    sealed_by: SealedBy | None = None,
+) -> Planned:  # fmt: skip
+    """Resolve a request whose input is normalised and whose references are resolved.
+
+    keyed: it came with an `Idempotency-Key`, so what it starts is stored, hidden where it asks not to be.
+    Raises ApiError 400/404 for what cannot be honoured, PromptTooLong when truncation is disabled.
+    """
+    context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
+    plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=tool_timeout_s)
+    if keyed:
+        plan = replace(plan, store=True, hidden=not request.store)
+    functions = plan.functions(builtin)
+    offered = plan.offer(functions, forced=True)
+    await check(offered, served, plan.tools, request.shape_param)
+    num_dropped, prompt = await fit(
+        plan, served, context.items, offered, truncate=request.truncation == "auto"
+    )
+    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by)
+    first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
+    kept = tuple(drop_oldest(context.items, num_dropped))
+    return Planned(plan, functions, tuple(input_items), kept, context.conversation_head, first)
+
+
+async def count_input(
+    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
+    ServedModel, builtin: Mapping[str, ToolSpec], now: int,
+) -> int:  # fmt: skip
+    """How many prompt tokens the request would have, through the same rendering. Raises ApiError 400/404."""
+    context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
+    plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=0.0)
+    offered = plan.offer(plan.functions(builtin), forced=True)
+    prompt = await served.engine.render(plan.render_input(context.items, offered))
+    return len(prompt.ids)
+
+
+def _resolve(
+    request: CreateResponse, *, owner: str, served: ServedModel, now: int, tool_timeout_s: float
+) -> RunPlan:
+    """The plan before its context was measured."""
+    wants_logprobs = "message.output_text.logprobs" in request.include
+    if wants_logprobs and "logprobs" not in served.info.capabilities:
+        message = f"The model '{served.name}' gives no log probabilities."
+        refuse("include", message, "unsupported_parameter")
+    fields = request.sampling_fields()
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"].items()}
+    if wants_logprobs:
+        fields["logprobs"] = request.top_logprobs or 0
+    return RunPlan(
+        response_id=f"resp_{secrets.token_hex(24)}",
+        owner=owner,
+        model=served.name,
+        fingerprint=served.info.fingerprint,
+        secret=secrets.token_hex(16),
+        created_at=now,
+        store=request.store,
+        background=request.background,
+        previous_response_id=request.previous_response_id,
+        conversation_id=request.conversation_id,
+        instructions=request.instructions,
+        tools=list(request.tools),
+        tool_choice=request.tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        max_tool_calls=request.max_tool_calls,
+        sampling=fields,
+        seed=secrets.randbits(63),  # the draw's key unless the client gave one
+        max_output_tokens=request.max_output_tokens,
+        logprobs=wants_logprobs,
+        num_dropped=0,
+        template_kwargs=request.chat_template_kwargs,
+        effort=request.reasoning.effort if request.reasoning else None,
+        cache_salt=request.cache_salt or "",
+        waits=request.await_tool_outputs,
+        tool_timeout_s=request.tool_timeout_s or tool_timeout_s,
+        priority=PRIORITIES[effective_tier(request.service_tier)],
+        answer=None if request.shape is None else (request.shape.kind, request.shape.source),
+    )
+
+
+async def fit(
+    plan: RunPlan, served: ServedModel, context: Sequence[Item], offered: Offer, *, truncate: bool
+) -> tuple[int, Prompt]:
+    """How many of the oldest items must go for the prompt to fit, and the prompt.
+
+    Room is kept for the answer: `max_output_tokens`, at most half of the context, or an eighth of it when
+    unset. Without truncation only one token of room is asked for. Raises PromptTooLong with the exact counts.
+    """
+    limit = served.info.max_model_len
+
+    async def without(count: int) -> Prompt:
+        return await served.engine.render(plan.render_input(drop_oldest(context, count), offered))
+
+    if not truncate:
+        prompt = await without(0)
+        if len(prompt.ids) >= limit:
+            raise PromptTooLong(len(prompt.ids), limit)
+        return 0, prompt
+    room = limit - min(plan.max_output_tokens or limit // 8, limit // 2)
+
+    async def fits(count: int) -> Prompt | None:
+        with suppress(PromptTooLong):  # so long that it was not even counted
+            prompt = await without(count)
+            return prompt if len(prompt.ids) <= room else None
+        return None
+
+    if (whole := await fits(0)) is not None:
+        return 0, whole
+    too_few, enough = 0, max(len(context) - 1, 0)  # the newest item always stays
+    fitting = await without(enough)
+    if len(fitting.ids) >= limit:
+        raise PromptTooLong(len(fitting.ids), limit)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if (found := await fits(middle)) is None:
+            too_few = middle
+        else:
+            enough, fitting = middle, found
+    return enough, fitting

@@ -1,0 +1,166 @@
+"""What a run does next: a pure function of its plan, its output so far and its counters.
+
+Owns the decision. Refuses to know how a step is done, where items are stored and who is watching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from server.prompting.messages import OUTPUT_KINDS
+from server.runs.events.assembler import broken_in_a_row, pending_server_call
+
+Item = dict[str, Any]
+
+TERMINAL = frozenset({"completed", "incomplete", "failed", "cancelled"})
+"""Statuses that a response never leaves."""
+
+MAX_GENERATIONS = 64
+"""A loop of server-run tools ends `incomplete` after this many generations."""
+
+MAX_BROKEN_CALLS = 3
+"""A model that breaks this many of its calls in a row, and was told so, ends its response `incomplete`."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """A run's counters, over all its generations; rebuilt from its records when another owner goes on.
+
+    input_tokens: sum of the prompts' lengths. first_item: the output index of the last generation's first
+    item. generation_tokens: output tokens of that generation. ended: how it ended, None while it is at work.
+    """
+
+    generations: int = 0
+    first_item: int = 0
+    generation_tokens: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    ended: Literal["stop", "length"] | None = None
+
+    def add(self, facts: Mapping[str, Any], num_tokens: int) -> None:
+        """Count a record's tokens and facts: `generation`, `first_item`, `input_tokens`, `cached_tokens` come
+        with the first one of a generation, `ended` with the last, `reasoning_tokens` where there were any."""
+        if "generation" in facts:
+            self.generation_tokens = 0
+        self.generation_tokens += num_tokens
+        self.output_tokens += num_tokens
+        self.reasoning_tokens += facts.get("reasoning_tokens", 0)
+        if "generation" in facts:
+            self.generations = facts["generation"] + 1
+            self.first_item = facts["first_item"]
+            self.input_tokens += facts["input_tokens"]
+            self.cached_tokens += facts["cached_tokens"]
+            self.ended = None
+        if "ended" in facts:
+            self.ended = facts["ended"]
+
+    def usage(self) -> dict[str, Any]:
+        """The official usage object."""
+        return {
+            "input_tokens": self.input_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": self.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "total_tokens": self.input_tokens + self.output_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ListTools:
+    """Show the tools of these server labels as items, once."""
+
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Run the model. generation: which of the run's, from 0; the one at work goes on where it was left.
+
+    max_tokens: for the whole generation, what was made of it already included.
+    """
+
+    generation: int
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallTools:
+    """Run these server tools."""
+
+    calls: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitClient:
+    """Wait for the client's outputs of these calls."""
+
+    call_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over."""
+
+    status: Literal["completed", "incomplete"]
+    reason: str | None = None  # incomplete_details.reason
+
+
+Step = ListTools | Generate | CallTools | AwaitClient | Finish
+
+
+def pending_calls(items: Sequence[Item]) -> dict[str, str]:
+    """Calls that the client has not answered: call_id -> name, oldest first. One that is not whole needs no
+    answer, though it may have one."""
+    answered = {item.get("call_id") for item in items if item["type"] in OUTPUT_KINDS}
+    return {
+        item["call_id"]: item["name"]
+        for item in items
+        if item["type"] in OUTPUT_KINDS.values()
+        and item["call_id"] not in answered
+        and item.get("status") != "incomplete"
+    }
+
+
+def num_server_calls(output: Sequence[Item]) -> int:
+    """Calls that the server has made, whatever came of them."""
+    return sum(item["type"] == "mcp_call" and item["status"] in ("completed", "failed") for item in output)
+
+
+def next_step(
+    output: Sequence[Item],
+    progress: Progress,
+    *,
+    unlisted: Sequence[str],
+    waits: bool,
+    max_output_tokens: int | None,
+) -> Step:
+    """Decide. unlisted: server labels whose tools were not shown yet. waits: the client feeds outputs."""
+    left = None if max_output_tokens is None else max_output_tokens - progress.output_tokens
+    if progress.generations == 0:
+        return ListTools(tuple(unlisted)) if unlisted else Generate(0, left)
+    if progress.ended is None:  # an earlier owner of the run began it
+        begun = progress.generation_tokens
+        return Generate(progress.generations - 1, None if left is None else left + begun)
+    if progress.ended == "length":
+        return Finish("incomplete", "max_output_tokens")
+    running = tuple(item for item in output if pending_server_call(item))
+    if running:
+        return CallTools(running)
+    waiting = tuple(pending_calls(output))
+    if waiting:
+        return AwaitClient(waiting) if waits else Finish("completed")
+    # All calls are answered; the model has seen the answers to those that it made before its last generation.
+    if not any(
+        item["type"] in OUTPUT_KINDS or item["type"] == "mcp_call" for item in output[progress.first_item :]
+    ):
+        return Finish("completed")
+    told = broken_in_a_row(output[: progress.first_item]) > 0
+    if told and broken_in_a_row(output) >= MAX_BROKEN_CALLS:
+        return Finish("incomplete", "max_output_tokens")
+    if progress.generations >= MAX_GENERATIONS or (left is not None and left < 1):
+        return Finish("incomplete", "max_output_tokens")
+    return Generate(progress.generations, left)

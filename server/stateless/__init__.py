@@ -1,0 +1,1 @@
+"""Chat completions and text completions: views that keep nothing."""

@@ -1,0 +1,291 @@
+"""Completions without state: generations side by side, written as chunks, streamed or folded.
+
+Owns what the chat and the completions view share: running the choices of one request, the envelope around
+their parts, usage, and the end of a stream. Refuses to know what a part looks like: a `Writer` per choice
+makes parts of engine chunks and folds them again, so what is streamed and what is not cannot differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import orjson
+
+from engine import Chunk, Engine, GenerateRequest, beam_search, best_of
+from server.errors import ApiError, to_api_error
+from server.http.sse import frame
+from server.metrics import Telemetry
+from server.model_registry import ServedModel
+from server.schema.search import Search
+
+Part = dict[str, Any]
+T = TypeVar("T")
+
+log = logging.getLogger("antiphon")
+
+DONE = b"data: [DONE]\n\n"
+PATIENCE_S = 0.05
+"""How long headers wait for the first chunk, so that what fails at once is an HTTP error and not an event."""
+
+
+class Writer(Protocol):
+    """How one choice is written: engine chunks to parts (the `choices` entries of a stream), parts to the
+    whole."""
+
+    def write(self, chunk: Chunk) -> list[Part]:
+        """The parts of one engine chunk, in order; the last chunk's last part has the finish reason."""
+        ...
+
+    def fold(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The choice that all its parts make."""
+        ...
+
+
+class Usage:
+    """Counts of one request. A prompt counts once however many choices share it, and its cached tokens are
+    those that every choice found."""
+
+    def __init__(self, prompt_tokens: Sequence[int], num_choices: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._cached: list[int | None] = [None] * num_choices
+        self._completion = 0
+        self._reasoning = 0
+
+    def add(self, choice: int, chunk: Chunk, *, silent: bool = False) -> None:
+        """Count a chunk; a silent one's tokens are not part of the answer."""
+        if chunk.cached_tokens is not None:
+            self._cached[choice] = chunk.cached_tokens
+        if not silent:
+            self._completion += len(chunk.token_ids)
+            self._reasoning += chunk.reasoning_tokens
+
+    def spend(self, tokens: int) -> None:
+        """Count output tokens that no choice shows."""
+        self._completion += tokens
+
+    def totals(self) -> dict[str, Any]:
+        """The official usage object."""
+        prompt = sum(self._prompt_tokens)
+        each = len(self._cached) // len(self._prompt_tokens)
+        per_prompt = [self._cached[start : start + each] for start in range(0, len(self._cached), each)]
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._completion,
+            "total_tokens": prompt + self._completion,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(min(found or 0 for found in choices) for choices in per_prompt)
+            },
+            "completion_tokens_details": {"reasoning_tokens": self._reasoning},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The choices of one request, ready to run once.
+
+    requests: one per choice, prompt after prompt; with a search one per candidate, or per prompt for beams.
+    writers: one per choice. head: what every body and chunk says (id, created, model, ...). silent: the
+    tokens that come are not part of the answer (no token was asked for).
+    """
+
+    engine: Engine
+    telemetry: Telemetry
+    requests: Sequence[GenerateRequest]
+    writers: Sequence[Writer]
+    head: dict[str, Any]
+    usage: Usage
+    silent: bool = False
+    search: Search | None = None
+
+    async def parts(self) -> AsyncGenerator[list[Part]]:
+        """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them
+        all."""
+        async with aclosing(self._chunks()) as chunks:
+            async for choice, chunk in chunks:
+                self.usage.add(choice, chunk, silent=self.silent)
+                parts = self.writers[choice].write(chunk)
+                if parts:
+                    yield parts
+
+    async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
+        """(choice, chunk) as they come; where the best are to be found first, when they are."""
+        if self.search is None:
+            async with aclosing(side_by_side([self._timed(request) for request in self.requests])) as chunks:
+                async for found in chunks:
+                    yield found
+            return
+        each = 1 if self.search.beams is not None else self.search.num_candidates
+        num_prompts = len(self.requests) // each
+        count = len(self.writers) // num_prompts
+        picks = [
+            self._pick(self.search, self.requests[at * each : (at + 1) * each], at * count, count)
+            for at in range(num_prompts)
+        ]
+        async with aclosing(side_by_side(picks)) as picked:
+            async for _, best in picked:
+                yield best
+
+    async def _pick(
+        self, search: Search, requests: Sequence[GenerateRequest], first: int, count: int
+    ) -> AsyncGenerator[tuple[int, Chunk]]:
+        """The chunks of the best of one prompt's candidates, as choices from `first` on."""
+        if search.beams is not None:
+            picked = await beam_search(self.engine, requests[0], search.beams, count)
+        else:
+            picked = await best_of(self._timed, requests, count)
+        if not self.silent:
+            self.usage.spend(picked.spent)
+        for choice, chunks in enumerate(picked.chunks, first):
+            for chunk in chunks:
+                yield choice, chunk
+
+    def _timed(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+        return self.telemetry.timed(self.engine.generate(request))
+
+    async def whole(self, object_name: str) -> bytes:
+        """The body of a reply that is not streamed. Raises the engine's errors."""
+        gathered: list[list[Part]] = [[] for _ in self.writers]
+        async with aclosing(self.parts()) as stream:
+            async for parts in stream:
+                for part in parts:
+                    gathered[part["index"]].append(part)
+        choices = [writer.fold(parts) for writer, parts in zip(self.writers, gathered, strict=True)]
+        return orjson.dumps({**self._head(object_name), "choices": choices, "usage": self.usage.totals()})
+
+    async def frames(self, object_name: str, *, include_usage: bool) -> AsyncGenerator[bytes]:
+        """The frames of a streamed reply: one write per engine chunk, usage if asked for, then [DONE].
+
+        Raises the engine's errors; `begin` says what becomes of them.
+        """
+        opening = b"data: " + orjson.dumps(self._head(object_name))[:-1] + b',"choices":['
+        closing = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        async with aclosing(self.parts()) as stream:
+            async for parts in stream:
+                frames = [opening + orjson.dumps(part) + closing for part in parts]
+                yield frames[0] if len(frames) == 1 else b"".join(frames)
+        if include_usage:
+            yield opening + b'],"usage":' + orjson.dumps(self.usage.totals()) + b"}\n\n"
+        yield DONE
+
+    def _head(self, object_name: str) -> dict[str, Any]:
+        return {"id": self.head["id"], "object": object_name, **self.head}
+
+
+def check_search(search: Search | None, served: ServedModel) -> None:
+    """Raise ApiError 400 when an engine is asked for a search that it cannot do."""
+    wanted, param = ("logprobs", "best_of")
+    if search is not None and search.beams is not None:
+        wanted, param = ("beams", "use_beam_search")
+    if search is not None and wanted not in served.info.capabilities:
+        message = f"The model '{served.name}' cannot rank candidates by '{param}'."
+        raise ApiError(400, message, code="unsupported_parameter", param=param)
+
+
+async def side_by_side(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """(place, item) of all streams as they come; the first failure, or closing it, ends them all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    # Room for one item a stream: a slow reader holds the streams back, not memory.
+    queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(len(streams))
+
+    async def pull(place: int, stream: AsyncGenerator[T]) -> None:
+        try:
+            async with aclosing(stream) as items:
+                async for item in items:
+                    await queue.put((place, item))
+        except Exception as exc:
+            await queue.put(exc)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(pull(place, stream)) for place, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            found = await queue.get()
+            if found is None:
+                running -= 1
+            elif isinstance(found, BaseException):
+                raise found
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Begun(AsyncIterator[bytes]):
+    """Frames whose first was asked for before the headers went out; see `begin`."""
+
+    def __init__(self, frames: AsyncGenerator[bytes]) -> None:
+        self._frames = frames
+        self._first: asyncio.Task[bytes] | None = asyncio.create_task(_next(frames))
+        self._failed = False
+
+    async def settle(self, patience_s: float) -> None:
+        """Wait a moment for the first frame; raises what it raised."""
+        assert self._first is not None
+        await asyncio.wait({self._first}, timeout=patience_s)
+        if self._first.done():
+            self._first.result()
+
+    async def __anext__(self) -> bytes:
+        if self._failed:
+            raise StopAsyncIteration
+        try:
+            if self._first is None:
+                return await anext(self._frames)
+            frame = await self._first
+            self._first = None
+            return frame
+        except StopAsyncIteration:
+            raise
+        except Exception as exc:
+            # The one place where a failure after the headers is told: the status is out, so it becomes an
+            # event.
+            self._failed = True
+            return error_frame(exc)
+
+    async def aclose(self) -> None:
+        """Abort what runs; safe at any time, and needed even when no frame was ever taken."""
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
+        await self._frames.aclose()
+
+
+async def _next(frames: AsyncGenerator[bytes]) -> bytes:
+    return await anext(frames)
+
+
+async def begin(frames: AsyncGenerator[bytes], patience_s: float = PATIENCE_S) -> Begun:
+    """Start a stream before its headers go out.
+
+    What fails within `patience_s` is raised here and becomes an HTTP error; later it is the stream's last
+    event, and [DONE] does not come. A prompt that takes longer to read does not hold the headers back,
+    because proxies count silence from the request on.
+    """
+    begun = Begun(frames)
+    try:
+        await begun.settle(patience_s)
+    except BaseException:
+        await begun.aclose()
+        raise
+    return begun
+
+
+def error_frame(exc: Exception) -> bytes:
+    """The event of a failure: the official error object alone, which makes SDKs raise."""
+    error = to_api_error(exc)
+    if error.status >= 500:
+        log.error("a stream failed", exc_info=exc)
+    return frame(None, error.body())

@@ -1,0 +1,224 @@
+"""Text completions: a stateless view over the engine, without template and dialect; text in, text out.
+
+Owns the way from a prompt to generations, and the legacy form of log probabilities. Refuses to know how
+generations run side by side (`server.stateless.choices`), and storage.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine import Chunk, Done, Engine, GenerateRequest, ReaderParams, Text, TokenLogprob
+from server.metrics import Telemetry
+from server.model_registry import ServedModel
+from server.prompting.messages import sampling
+from server.prompting.tool_offer import Offer, check, steady
+from server.schema.completions import CompletionRequest
+from server.schema.search import num_requests
+from server.schema.shapes import refuse
+from server.stateless.chat import check_logprobs
+from server.stateless.choices import Completion, Part, Usage, check_search
+
+
+async def prepare(
+    request: CompletionRequest, served: ServedModel, *, owner: str, telemetry: Telemetry
+) -> Completion:
+    """Tokenize every prompt and resolve everything else. Raises ApiError 400 and RequestError."""
+    check_logprobs(request.logprobs, served)
+    check_search(request.search, served)
+    offered = Offer.of(request.shape)
+    await check(offered, served, (), request.shape_param)
+    seed = secrets.randbits(63)
+    silent = request.max_tokens == 0
+    completion_id = f"cmpl-{secrets.token_hex(12)}"
+    requests: list[GenerateRequest] = []
+    writers: list[TextWriter] = []
+    counts: list[int] = []
+    for position, prompt in enumerate(request.prompts):
+        path = f"prompt[{position}]" if len(request.prompts) > 1 else "prompt"
+        ids = await _prompt_ids(prompt, served, path, request.add_special_tokens)
+        params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
+        params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)
+        counts.append(len(ids))
+        shown = None
+        if request.echo:
+            shown = prompt if isinstance(prompt, str) else await served.engine.detokenize(ids)
+        requests += [
+            GenerateRequest(
+                id=f"{completion_id}/{len(requests) + candidate}",
+                prompt_ids=ids,
+                sampling=steady(params, offered.answer),
+                reader=ReaderParams(dialect=False),
+                constraint=offered.constraint,
+                choice=candidate,
+                owner=owner,
+                cache_salt=request.cache_salt or "",
+                adapter=served.adapter,
+            )
+            for candidate in range(num_requests(request.search, request.n))
+        ]
+        for _ in range(request.n):
+            writers.append(
+                TextWriter(
+                    len(writers),
+                    engine=served.engine,
+                    logprobs=request.logprobs,
+                    prompt=shown,
+                    prompt_ids=ids,
+                    silent=silent,
+                    shows_ids=request.return_token_ids,
+                    names_ids=request.return_tokens_as_token_ids,
+                )
+            )
+    head = {
+        "id": completion_id,
+        "created": int(time.time()),
+        "model": served.name,
+        "system_fingerprint": served.info.fingerprint,
+    }
+    return Completion(
+        engine=served.engine,
+        telemetry=telemetry,
+        requests=requests,
+        writers=writers,
+        head=head,
+        usage=Usage(counts, len(writers)),
+        silent=silent,
+        search=request.search,
+    )
+
+
+async def _prompt_ids(
+    prompt: str | list[int], served: ServedModel, path: str, special: bool
+) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        ids = await served.engine.tokenize(prompt, add_special_tokens=special)
+    else:
+        ids = tuple(prompt)
+    if not ids:
+        refuse(path, f"Invalid '{path}': the prompt is empty.")
+    if min(ids) < 0 or max(ids) >= served.info.vocab_size:
+        refuse(path, f"Invalid '{path}': token ids are from 0 to {served.info.vocab_size - 1}.")
+    return ids
+
+
+class TextWriter:
+    """One choice: text to the parts of chunks, and those to the whole.
+
+    logprobs: how many alternatives a token shows; None is off. prompt: the text to begin with, None without
+    echo. silent: the generated text is not part of the answer. shows_ids: parts have the ids of their tokens
+    (the first one those of the prompt too), and log probabilities go with these and not with the text.
+    names_ids: log probabilities write a token as its id.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        engine: Engine,
+        logprobs: int | None,
+        prompt: str | None,
+        prompt_ids: Sequence[int],
+        silent: bool,
+        shows_ids: bool,
+        names_ids: bool,
+    ) -> None:
+        self._index = index
+        self._engine = engine
+        self._logprobs = logprobs
+        self._prompt = prompt
+        self._prompt_ids = prompt_ids
+        self._silent = silent
+        self._shows_ids = shows_ids
+        self._names_ids = names_ids
+        self._begun = False
+        self._offset = 0
+
+    # -- writing
+    # --------------------------------------------------------------------------------------------------------
+
+    def write(self, chunk: Chunk) -> list[Part]:
+        """At most one part; none for a chunk whose tokens show no text yet."""
+        text: list[str] = []
+        finish: str | None = None
+        logprobs = None if self._logprobs is None else _empty_logprobs()
+        if self._prompt is not None:
+            text.append(self._prompt)
+            self._prompt_logprobs(logprobs, chunk)
+            self._prompt = None
+        entries: Sequence[TokenLogprob] = ()
+        for delta in chunk.deltas:
+            if isinstance(delta, Text) and not self._silent:
+                text.append(delta.text)
+                entries = (*entries, *delta.logprobs)
+            elif isinstance(delta, Done):
+                finish = "length" if self._silent else delta.reason
+        part: Part = {"index": self._index, "text": "".join(text), "logprobs": logprobs}
+        part["finish_reason"] = finish
+        if self._shows_ids:
+            part["token_ids"] = [] if self._silent else list(chunk.token_ids)
+            entries = () if self._silent else chunk.logprobs
+            if not self._begun:
+                part["prompt_token_ids"] = list(self._prompt_ids)
+        elif not text and finish is None:
+            return []
+        for entry in entries if logprobs is not None else ():
+            self._add(logprobs, entry.token_id, entry.token, entry)
+        self._begun = True
+        return [part]
+
+    def _prompt_logprobs(self, into: dict[str, list[Any]] | None, chunk: Chunk) -> None:
+        """The prompt's own tokens; nothing was known before the first, so it has no log probability."""
+        if into is None:
+            return
+        found = chunk.prompt_logprobs or (None,) * len(self._prompt_ids)
+        for token_id, entry in zip(self._prompt_ids, found, strict=True):
+            self._add(into, token_id, self._engine.token_text(token_id), entry)
+
+    def _add(
+        self, into: dict[str, list[Any]] | None, token_id: int, token: str, entry: TokenLogprob | None
+    ) -> None:
+        assert into is not None
+        name = self._name(token_id, token)
+        into["tokens"].append(name)
+        into["text_offset"].append(self._offset)
+        self._offset += len(token)
+        if entry is None:
+            into["token_logprobs"].append(None)
+            into["top_logprobs"].append(None)
+            return
+        into["token_logprobs"].append(entry.logprob)
+        # The chosen token is always among the alternatives, likely or not.
+        top = {self._name(other, text): value for other, text, _, value in entry.top[: self._logprobs]}
+        into["top_logprobs"].append(top if name in top or not top else {**top, name: entry.logprob})
+
+    def _name(self, token_id: int, token: str) -> str:
+        return f"token_id:{token_id}" if self._names_ids else token
+
+    # -- folding
+    # --------------------------------------------------------------------------------------------------------
+
+    def fold(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The choice that its parts make."""
+        logprobs = None if self._logprobs is None else _empty_logprobs()
+        for part in parts:
+            for name, values in (logprobs or {}).items():
+                values += part["logprobs"][name]
+        choice = {
+            "index": self._index,
+            "text": "".join(part["text"] for part in parts),
+            "logprobs": logprobs,
+            "finish_reason": parts[-1]["finish_reason"],
+        }
+        if self._shows_ids:
+            choice["prompt_token_ids"] = parts[0]["prompt_token_ids"]
+            choice["token_ids"] = [token_id for part in parts for token_id in part["token_ids"]]
+        return choice
+
+
+def _empty_logprobs() -> dict[str, list[Any]]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

@@ -1,0 +1,201 @@
+"""Webhooks: the notice of a run's end, and its way to those who want it.
+
+Owns: the shape of a notice (the official `WebhookResponse*`), when an attempt is made, and when nobody tries
+any more. Refuses to know: SQL, HTTP (`server.webhooks.sender`) and who may have a webhook
+(`server.admin.webhooks`).
+
+What is still to be told lives in storage, so every process with the same database can go on with it. An
+attempt that dies with its process is made anew when its lease has passed: a receiver may hear of an event
+twice, under the same `webhook-id`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import orjson
+
+from server.clock import now_us
+from storage import Delivery, Notice, StorageUnavailable
+
+if TYPE_CHECKING:
+    from server.metrics import Telemetry
+    from server.webhooks.sender import Answer, Courier
+    from storage import Storage
+
+log = logging.getLogger("antiphon.webhooks")
+
+EVENT_TYPES = ("response.completed", "response.failed", "response.incomplete", "response.cancelled")
+
+BACKOFF_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
+"""Pauses after the first failed attempt, the second, and so on: ten attempts over three days. Standard
+Webhooks, "Deliverability and reliability"."""
+
+JITTER = 0.1
+MAX_RETRY_AFTER_S = 86_400.0
+PARALLEL = 4  # attempts at one webhook at a time
+LEASE_S = 30.0  # an attempt and the news of it take no longer than this
+POLL_S = 10.0  # how late the notices of a process that died are found; also the pause after trouble
+CLOSING_S = 1.0  # how long attempts in flight are waited for at the end
+GONE = 410
+
+
+def notice(response_id: str, status: str, ended_at: int) -> Notice:
+    """What is told of a run's end. A run ends once, so its event's id follows from the response's."""
+    return event(f"evt_{response_id.removeprefix('resp_')}", f"response.{status}", response_id, ended_at)
+
+
+def event(event_id: str, type: str, response_id: str, at: int) -> Notice:
+    """An event of the official shape."""
+    body = {
+        "id": event_id,
+        "object": "event",
+        "created_at": at // 1_000_000,
+        "type": type,
+        "data": {"id": response_id},
+    }
+    return Notice(event_id, type, orjson.dumps(body), at)
+
+
+def hire() -> Courier:
+    """A courier. Its imports and certificates take 0.1 s and more: not on a loop that serves."""
+    courier: Courier = import_module("server.webhooks.sender").Courier()
+    return courier
+
+
+class Deliveries:
+    """Brings notices to webhooks, from `start` to `close`. Each webhook has a lane of its own.
+
+    num_pending: deliveries that were still to be made when this last looked.
+    """
+
+    def __init__(self, storage: Storage, telemetry: Telemetry, *, clock: Callable[[], int] = now_us) -> None:
+        self.num_pending = 0
+        self._storage = storage
+        self._telemetry = telemetry
+        self._clock = clock
+        self._lanes: dict[str, asyncio.Task[bool]] = {}
+        self._courier: Courier | None = None
+        self._hiring = asyncio.Lock()
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, with what an earlier process left."""
+        self._task = asyncio.create_task(self._watch(), name="webhooks")
+
+    async def close(self) -> None:
+        """Begin no further attempt; those in flight have CLOSING_S to end, others are made again later."""
+        if self._task is None:
+            return
+        self._closing = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        lanes = list(self._lanes.values())
+        if lanes:
+            await asyncio.wait(lanes, timeout=CLOSING_S)
+        for lane in lanes:
+            lane.cancel()
+        await asyncio.gather(*lanes, return_exceptions=True)
+        if self._courier is not None:
+            await self._courier.close()
+
+    async def _watch(self) -> None:
+        while True:
+            self._storage.announced.clear()
+            wait_s = POLL_S
+            try:
+                now = self._clock()
+                due = await self._storage.due_deliveries(now)
+            except StorageUnavailable as error:
+                log.warning("deliveries could not be looked at: %s", error)
+            else:
+                self.num_pending = due.num_pending
+                for webhook_id in due.webhook_ids:
+                    self._open_lane(webhook_id)
+                if due.next_at is not None:
+                    wait_s = min(wait_s, (due.next_at - now) / 1e6)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._storage.announced.wait()
+
+    # -- lanes -----------------------------------------------------------------------------------------------
+
+    def _open_lane(self, webhook_id: str) -> None:
+        if webhook_id not in self._lanes:
+            lane = asyncio.create_task(self._lane(webhook_id), name=f"webhook {webhook_id}")
+            lane.add_done_callback(partial(self._lane_ended, webhook_id))
+            self._lanes[webhook_id] = lane
+
+    def _lane_ended(self, webhook_id: str, lane: asyncio.Task[bool]) -> None:
+        del self._lanes[webhook_id]
+        if lane.cancelled():
+            return
+        if (error := lane.exception()) is not None:
+            log.error("deliveries to webhook %s are held up", webhook_id, exc_info=error)
+        elif lane.result():
+            self._storage.announced.set()
+
+    async def _lane(self, webhook_id: str) -> bool:
+        """Attempts at one webhook until none is due, a few at a time; False if others had them all.
+
+        Whether there is more to do is looked at after a lane that did something; after one that did not, it
+        would be looked at again and again for as long as somebody else holds the rows.
+        """
+        async with self._hiring:
+            if self._courier is None:
+                self._courier = await asyncio.to_thread(hire)
+        tried = False
+        while not self._closing:
+            now = self._clock()
+            until = now + int(LEASE_S * 1e6)
+            claimed = await self._storage.claim_deliveries(webhook_id, now, until=until, limit=PARALLEL)
+            if not claimed:
+                break
+            tried = True
+            async with asyncio.TaskGroup() as attempts:
+                for delivery in claimed:
+                    attempts.create_task(self._attempt(self._courier, delivery))
+        return tried
+
+    async def _attempt(self, courier: Courier, delivery: Delivery) -> None:
+        answer, why = None, ""
+        # Whatever goes wrong at a receiver, or on the way there, is a failed attempt and nothing else.
+        try:
+            answer = await courier.send(
+                delivery.url, delivery.secret, delivery.event_id, delivery.body, self._clock()
+            )
+        except Exception as error:
+            why = type(error).__name__
+        if answer is not None and answer.accepted:
+            self._telemetry.webhook_attempt("delivered")
+            await self._storage.settle_delivery(delivery, None)
+            return
+        if answer is not None:
+            why = f"status {answer.status}"
+        await self._failed(delivery, answer, why)
+
+    async def _failed(self, delivery: Delivery, answer: Answer | None, why: str) -> None:
+        told = (delivery.event_id, delivery.webhook_id, delivery.attempt, why)
+        if answer is not None and answer.status == GONE:
+            self._telemetry.webhook_attempt("given_up")
+            log.warning("webhook %s is gone (status 410) and is told nothing any more", delivery.webhook_id)
+            await self._storage.disable_webhook(delivery.webhook_id, self._clock())
+        elif delivery.attempt > len(BACKOFF_S):
+            self._telemetry.webhook_attempt("given_up")
+            log.warning("%s to webhook %s: attempt %d failed (%s), given up", *told)
+            await self._storage.settle_delivery(delivery, None)
+        else:
+            self._telemetry.webhook_attempt("failed")
+            pause_s = BACKOFF_S[delivery.attempt - 1] * random.uniform(1 - JITTER, 1 + JITTER)
+            if answer is not None:
+                pause_s = max(pause_s, min(answer.retry_after_s, MAX_RETRY_AFTER_S))
+            log.info("%s to webhook %s: attempt %d failed (%s), the next in %.0f s", *told, pause_s)
+            await self._storage.settle_delivery(delivery, self._clock() + int(pause_s * 1e6))
