@@ -67,7 +67,7 @@ from storage.records import (
 )
 
 if TYPE_CHECKING:
-    from storage.door import Storage
+    from storage.storage import Storage
     from storage.tables import metadata
 
 __all__ = [
@@ -137,14 +137,14 @@ async def open_storage(url: str, *, runner: str, lock: bool = True, synced: bool
     reaches the disk before it is shown, like everything else. FolderHeld, SchemaTooNew, StorageUnavailable;
     ValueError for a URL of another kind.
     """
-    door = await asyncio.to_thread(import_module, ".door", __name__)
+    door = await asyncio.to_thread(import_module, "storage.storage")
     storage: Storage = await door.Storage.open(url, runner=runner, lock=lock, synced=synced)
     return storage
 
 
 def __getattr__(name: str) -> Any:
     if name == "Storage":
-        return import_module(".door", __name__).Storage
+        return import_module("storage.storage").Storage
     if name == "metadata":  # Alembic's
-        return import_module(".tables", __name__).metadata
+        return import_module("storage.tables").metadata
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,9 +15,10 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, select, text
 
-from storage import BadText, NotFound, RunAppend, Storage, StorageUnavailable, open_storage, postgres, writer
-from storage.database import CommitUnknown, Trouble
-from storage.postgres import ConnectionLost, Line, trouble
+from storage import BadText, NotFound, RunAppend, Storage, StorageUnavailable, open_storage
+from storage.drivers import postgres, writer
+from storage.drivers.database import CommitUnknown, Trouble
+from storage.drivers.postgres import ConnectionLost, Line, trouble
 from storage.tables import conversations
 from tests.postgres import Postgres
 from tests.storage.blocking import gathered, is_unready, note, notes, until
@@ -96,7 +97,7 @@ async def test_new_work_is_refused_and_streams_wait_while_it_is_away(
     postgres: Postgres, a: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "PATIENCE_S", 0.3)
-    monkeypatch.setattr("storage.postgres.READ_PATIENCE_S", 0.3)
+    monkeypatch.setattr("storage.drivers.postgres.READ_PATIENCE_S", 0.3)
     claim = await a.start_response(new("r1"))
     await asyncio.to_thread(postgres.control, "stop", "-m", "fast")
     try:
@@ -182,7 +183,7 @@ async def test_a_commit_that_is_still_on_its_way_is_waited_for_or_stopped(
     """The server has the COMMIT but has not read it: it must not take place behind a second try's back."""
     await a.start_response(new("r1"))
     pid = session(a)
-    monkeypatch.setattr("storage.postgres.LOCK_MS", 100)
+    monkeypatch.setattr("storage.drivers.postgres.LOCK_MS", 100)
     said: list[str] = []
     say = Line.say
 

@@ -22,12 +22,9 @@ from storage import (
     RunAppend,
     Storage,
     WaitingInputs,
-    conversations,
     open_storage,
-    responses,
-    runs,
-    waiting,
 )
+from storage.queries import conversations, responses, runs, waiting
 from tests.postgres import Postgres
 from tests.storage.blocking import until
 from tests.storage.making import OWNER, call, check, counts, finish, message, new, now, output, query, turn

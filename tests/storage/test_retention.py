@@ -25,7 +25,7 @@ from storage import (
     Swept,
     open_storage,
 )
-from storage.retention import RESPONSES, SEGMENTS
+from storage.queries.retention import RESPONSES, SEGMENTS
 from tests.storage.making import (
     OTHER,
     OWNER,

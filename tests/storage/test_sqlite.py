@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from storage import NotFound, RunAppend, Storage, StorageUnavailable, open_storage, sqlite
-from storage.database import Trouble
-from storage.sqlite import SQLiteWriting, trouble
+from storage import NotFound, RunAppend, Storage, StorageUnavailable, open_storage
+from storage.drivers import sqlite
+from storage.drivers.database import Trouble
+from storage.drivers.sqlite import SQLiteWriting, trouble
 from tests.storage.blocking import gathered, note, notes, until
 from tests.storage.making import OWNER, RUNNER, check, message, new, record, url
 
@@ -134,7 +135,7 @@ async def test_a_failed_sync_stops_everything(tmp_path: Path, monkeypatch: pytes
     def broken(_fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("storage.wal.os.fdatasync", broken)
+    monkeypatch.setattr("storage.drivers.wal.os.fdatasync", broken)
     assert await storage.append([RunAppend("r1", 1, records=(record(2),))]) == {}
     error = await asyncio.wait_for(death, 10)
     assert isinstance(error, OSError) and error.errno == errno.EIO

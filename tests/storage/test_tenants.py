@@ -21,8 +21,8 @@ from storage import (
     StoredWebhook,
     metadata,
 )
-from storage.retention import RESPONSES, SEGMENTS
-from storage.tenants import ROWS
+from storage.queries.retention import RESPONSES, SEGMENTS
+from storage.queries.tenants import ROWS
 from tests.storage.making import OTHER, OWNER, call, finish, message, new, now, output, record, rows, turn
 
 Rows = dict[str, list[tuple[object, ...]]]

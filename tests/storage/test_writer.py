@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from sqlalchemy import Connection
 
-from storage import NotFound, RunAppend, Storage, StorageUnavailable, open_storage, writer
+from storage import NotFound, RunAppend, Storage, StorageUnavailable, open_storage
+from storage.drivers import writer
 from tests.storage.blocking import gathered, is_unready, locked, note, notes, until
 from tests.storage.making import OWNER, RUNNER, finish, message, new, record, turn
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, case, delete, exists, insert, select, update
 
-from storage import conversations
-from storage.queue import FREE, first
+from storage.queries import conversations
+from storage.queries.queue import FREE, first
+from storage.queries.runs import claim_rows
 from storage.records import FleetView, RunClaim, RunGlance
-from storage.runs import claim_rows
 from storage.tables import responses, runners, runs
 
 # ------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select
 
-from storage.items import parts
+from storage.queries.items import parts
 from storage.tables import conversation_items, conversations, items, response_items, responses, runs
 
 

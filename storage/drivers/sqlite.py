@@ -27,10 +27,10 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from storage.database import Trouble, Work, unavailable
-from storage.hints import Silence
+from storage.drivers.database import Trouble, Work, unavailable
+from storage.drivers.hints import Silence
+from storage.drivers.wal import Wal
 from storage.records import FolderHeld
-from storage.wal import Wal
 
 T = TypeVar("T")
 

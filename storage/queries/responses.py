@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, or_, select, update
 
-from storage import events, garbage, items, queue, webhooks
+from storage.queries import events, garbage, items, queue, webhooks
 from storage.records import NotFound, Order, Page, RunGlance, StoredItem, StoredResponse
 from storage.tables import conversations, idempotency, response_items, responses, run_inputs, runs
 from storage.tables import items as item_rows

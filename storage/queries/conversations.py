@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from storage import garbage, items
+from storage.queries import garbage, items
 from storage.records import ConversationLocked, NewItem, NotFound, Order, Page, StoredConversation, StoredItem
 from storage.tables import conversation_items, conversations
 from storage.tables import items as item_rows

@@ -18,25 +18,25 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
-from storage import (
+from storage.drivers.database import Database, Writing, database, unavailable
+from storage.drivers.readers import Readers
+from storage.drivers.writer import Writer
+from storage.migrate import migrated
+from storage.queries import (
     conversations,
     events,
     fleet,
     history,
     idempotency,
     items,
-    keys,
     responses,
     retention,
     runs,
-    sealing,
     tenants,
     waiting,
     webhooks,
 )
-from storage.database import Database, Writing, database, unavailable
-from storage.migrate import migrated
-from storage.readers import Readers
+from storage.queries.keys import api_keys, sealing_keys
 from storage.records import (
     CommitStats,
     Delivery,
@@ -68,7 +68,6 @@ from storage.records import (
     ToolOutput,
     WaitingInputs,
 )
-from storage.writer import Writer
 
 T = TypeVar("T")
 
@@ -515,28 +514,28 @@ class Storage:
     async def create_key(self, id: str, owner: str, name: str, hash: bytes, hint: str, now: int) -> StoredKey:
         """Stores a key's hash for the owner that it speaks for."""
         return await self._write(
-            partial(keys.create, id=id, owner=owner, name=name, hash=hash, hint=hint, now=now)
+            partial(api_keys.create, id=id, owner=owner, name=name, hash=hash, hint=hint, now=now)
         )
 
     async def list_keys(self) -> tuple[StoredKey, ...]:
         """All keys, revoked ones included, oldest first."""
-        return await self._read(keys.list_)
+        return await self._read(api_keys.list_)
 
     async def revoke_key(self, id: str, now: int) -> bool:
         """Ends a key; False if there is no live key of this id."""
-        return await self._write(partial(keys.revoke, id=id, now=now))
+        return await self._write(partial(api_keys.revoke, id=id, now=now))
 
     async def find_key(self, hash: bytes) -> StoredKey | None:
         """The live key with this hash."""
-        return await self._read(partial(keys.find, hash=hash))
+        return await self._read(partial(api_keys.find, hash=hash))
 
     async def sealing_keys(self) -> tuple[SealingKey, ...]:
         """All keys that seal, oldest first."""
-        return await self._read(sealing.list_)
+        return await self._read(sealing_keys.list_)
 
     async def add_sealing_key(self, key: SealingKey) -> bool:
         """Stores a key, to seal from now on; False where there is one of its number already."""
-        return await self._write(partial(sealing.add, key=key))
+        return await self._write(partial(sealing_keys.add, key=key))
 
     # -- webhooks --------------------------------------------------------------------------------------------
 

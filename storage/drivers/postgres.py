@@ -32,8 +32,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from storage.database import CommitUnknown, Trouble, Work
-from storage.notifications import Notifications
+from storage.drivers.database import CommitUnknown, Trouble, Work
+from storage.drivers.notifications import Notifications
 from storage.records import BadText
 from storage.tables import commits
 

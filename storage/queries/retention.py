@@ -31,10 +31,10 @@ from sqlalchemy import (
     update,
 )
 
-from storage import events, idempotency
-from storage import responses as stored
+from storage.queries import events, idempotency
+from storage.queries import responses as stored
+from storage.queries.runs import TERMINAL
 from storage.records import Limits, Swept
-from storage.runs import TERMINAL
 from storage.tables import items, records, response_items, responses, run_inputs, segments
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, literal, or_, select, true
 
-from storage import items
+from storage.queries import items
 from storage.records import HistoryItem, NotFound
 from storage.tables import conversation_items, conversations, response_items, responses
 from storage.tables import items as item_rows

@@ -14,8 +14,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, select, update
 
-from storage import responses
-from storage.database import insert_unless_taken
+from storage.drivers.database import insert_unless_taken
+from storage.queries import responses
 from storage.records import KeyedRequest, KnownRequest, RequestKnown
 from storage.tables import idempotency, runners, runs
 from storage.tables import responses as response_rows

@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from storage.hints import Hints
+from storage.drivers.hints import Hints
 from storage.records import StorageUnavailable
 
 T = TypeVar("T")
@@ -137,11 +137,11 @@ def database(url: str) -> Database:
             "not a database URL: it begins with sqlite+aiosqlite:/// or postgresql+asyncpg://"
         ) from error
     if name == "sqlite":
-        from storage.sqlite import SQLite
+        from storage.drivers.sqlite import SQLite
 
         return SQLite(parsed)
     if name == "postgresql":
-        from storage.postgres import PostgreSQL
+        from storage.drivers.postgres import PostgreSQL
 
         return PostgreSQL(parsed)
     raise ValueError(f"only sqlite+aiosqlite:///PATH and postgresql+asyncpg:// are supported, not {name}")

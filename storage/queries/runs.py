@@ -30,8 +30,9 @@ from sqlalchemy import (
     update,
 )
 
-from storage import conversations, events, items, queue, webhooks
-from storage.hot import Keys, by_keys, many
+from storage.drivers.bulk import Keys, by_keys, many
+from storage.queries import conversations, events, items, queue, webhooks
+from storage.queries.responses import require
 from storage.records import (
     PROGRESS_EVENTS,
     ConversationMoved,
@@ -42,7 +43,6 @@ from storage.records import (
     RunClaim,
     RunLost,
 )
-from storage.responses import require
 from storage.tables import response_items, responses, runs
 
 TERMINAL = ("completed", "failed", "incomplete", "cancelled")

@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from storage.items import joined
+from storage.queries.items import joined
+from storage.queries.responses import require
 from storage.records import NotWaiting, OutputConflict, StoredItem, ToolOutput, UnknownCall, WaitingInputs
-from storage.responses import require
 from storage.tables import items, response_items, run_inputs, runs
 
 

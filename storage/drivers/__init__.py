@@ -1,0 +1,1 @@
+"""The databases: SQLite and PostgreSQL behind one interface, the writing thread and the reading threads."""
