@@ -43,10 +43,10 @@ format: $(DEVEL) ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 bench: $(DEVEL) ## what BENCHMARKS.md is made of
-	$(BIN)/python -m tests.bench.start
-	$(BIN)/python -m tests.bench.overhead
-	$(BIN)/python -m tests.bench.latency
-	$(BIN)/python -m tests.bench.decode
+	$(BIN)/python -m benchmarks.start
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.latency
+	$(BIN)/python -m benchmarks.decode
 
 # On the machine's own python3, whose torch is the one that was built for its GPU.
 bench-gpu: ## GPU tests, and what a GPU reaches, in 8 minutes (make bench-gpu ARGS="--only tests")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.running import Running, http_client, live_app, running_app
+from tests.support.running import Running, http_client, live_app, running_app
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-    from tests.postgres import Postgres
+    from tests.support.postgres import Postgres
 
 
 if not Path("/dev/nvidiactl").exists():
@@ -25,7 +25,7 @@ if not Path("/dev/nvidiactl").exists():
 @pytest.fixture(scope="session")
 def postgres() -> Postgres:
     """A real PostgreSQL server, started by the first test that asks for it."""
-    from tests.postgres import the_server
+    from tests.support.postgres import the_server
 
     return the_server()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.start import serving
+from benchmarks.start import serving
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {

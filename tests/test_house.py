@@ -86,7 +86,7 @@ def test_no_dependency_ships_a_top_level_package_of_ours() -> None:
 SERVE_WITHOUT_TORCH = """
 import asyncio, sys, tempfile
 from pathlib import Path
-from tests.running import http_client, running_app
+from tests.support.running import http_client, running_app
 
 async def main():
     with tempfile.TemporaryDirectory() as folder:

@@ -25,7 +25,7 @@ from tests.chaos.history import Json
 from tests.chaos.pace import measured
 from tests.chaos.report import Form, Report, percentile, row
 from tests.chaos.scene import KEYS, MINE, THEIRS
-from tests.engine.test_shapes import BOMBS, LOOKING
+from tests.engine.structured.test_shapes import BOMBS, LOOKING
 
 STREAMS, PAUSE_S = 8, 0.1
 _FIELDS = {"json": "guided_json", "regex": "guided_regex", "lark": "guided_grammar"}

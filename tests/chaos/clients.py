@@ -23,8 +23,8 @@ from tests.chaos.pace import measured
 from tests.chaos.report import Form, Report, percentile, row
 from tests.chaos.scene import KEYS, MINE, SCRIPTED
 from tests.chaos.work import PROMPTS
-from tests.running import http_client, live_app
-from tests.talk import WEATHER, Api, call
+from tests.support.running import http_client, live_app
+from tests.support.talk import WEATHER, Api, call
 
 CHECKPOINT = Path(__file__).parents[2] / "engine" / "tiny" / "checkpoint"
 

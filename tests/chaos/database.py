@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from storage import ECHO_MARK
-from tests.storage.making import check, query
+from tests.support.making import check, query
 
 FILES = ("antiphon.db", "antiphon.db-wal")
 

@@ -17,15 +17,15 @@ from starlette.routing import Route
 
 from engine import LocalEngine
 from server.routes import ROUTERS
-from tests import wire
 from tests.chaos.checker import check_foreign, check_once
 from tests.chaos.clients import CHECKPOINT
 from tests.chaos.driver import CUT, Client, Server, free_port, serving
 from tests.chaos.history import History, Json
 from tests.chaos.report import Form, Report, row
 from tests.chaos.scene import MINE, SCRIPTED, THEIRS
-from tests.running import http_client, live_app, running_app
-from tests.talk import BUILTIN, WEATHER, Api, call
+from tests.support import wire
+from tests.support.running import http_client, live_app, running_app
+from tests.support.talk import BUILTIN, WEATHER, Api, call
 
 # ------------------------------------------------------------------------------------------------------------
 # Framing

@@ -18,7 +18,7 @@ from alembic import command
 from storage.migrate import HEAD, script_location
 from tests.chaos.driver import ROOT
 from tests.chaos.report import Form, Report, row
-from tests.storage.making import query
+from tests.support.making import query
 
 OLD = "0001"
 KEPT = (

@@ -17,7 +17,7 @@ from tests.chaos.kills import killing
 from tests.chaos.report import Form, Report, row, spread
 from tests.chaos.scene import KEYS, MINE, SCRIPTED, Scene, at_work, expectations, rehearsed
 from tests.chaos.work import Work, cancelled, spoken
-from tests.talk import WEATHER, call
+from tests.support.talk import WEATHER, call
 
 # ------------------------------------------------------------------------------------------------------------
 # The clock

@@ -14,8 +14,8 @@ from tests.chaos.disks import TICK, until_served
 from tests.chaos.driver import Server, free_port, serving
 from tests.chaos.report import Form, Report, row, spread
 from tests.chaos.scene import SCRIPTED, Scene, at_work, rehearsed
-from tests.postgres import Postgres, postgres_server
-from tests.storage.making import query
+from tests.support.making import query
+from tests.support.postgres import Postgres, postgres_server
 
 LEASE_S = 2.0
 DEATH_LEASE_S = 5.0  # half of the default, so taking over, which takes as long at any, has half of the room

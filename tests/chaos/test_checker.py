@@ -12,8 +12,8 @@ import pytest
 from tests.chaos.checker import check, check_foreign, check_gone, check_once, check_seen, check_stream
 from tests.chaos.disks import _lost
 from tests.chaos.history import Json, Read, Seen, frames
-from tests.running import http_client, running_app
-from tests.talk import Api
+from tests.support.running import http_client, running_app
+from tests.support.talk import Api
 
 
 @pytest.fixture

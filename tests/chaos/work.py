@@ -17,7 +17,7 @@ import orjson
 from tests.chaos.checker import ENDED
 from tests.chaos.driver import Client
 from tests.chaos.history import Json, Seen, frames
-from tests.talk import BUILTIN, WEATHER, answer, call
+from tests.support.talk import BUILTIN, WEATHER, answer, call
 
 Outcome = tuple[Any, ...]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads would only get in each other's way
 

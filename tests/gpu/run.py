@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-SUITES = ("tests/engine/test_kernels.py", "tests/gpu/test_device.py")
+SUITES = ("tests/engine/kernels/triton/test_kernels.py", "tests/gpu/test_device.py")
 
 
 def main() -> int:

@@ -14,9 +14,9 @@ from engine.kernels.fp8 import computes_fp8
 from engine.kernels.torch_attention import Workspace
 from engine.models.fp8 import make_fp8
 from engine.types import SamplingParams
-from tests.engine.adapters import RECIPES, make_adapter
-from tests.engine.checkpoints import make_checkpoint, oracle_greedy, oracle_logits
-from tests.engine.driver import Driver, greedy
+from tests.support.adapters import RECIPES, make_adapter
+from tests.support.checkpoints import make_checkpoint, oracle_greedy, oracle_logits
+from tests.support.driver import Driver, greedy
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)

@@ -20,7 +20,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from engine import LocalEngine
 from engine.tiny import CHECKPOINT
-from tests.running import Running, live_app
+from tests.support.running import Running, live_app
 
 MODEL = "antiphon-tiny"
 QUESTION = "What's the weather in Tokyo?"

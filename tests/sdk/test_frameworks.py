@@ -10,8 +10,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from tests.running import Running
-from tests.talk import WEATHER, call
+from tests.support.running import Running
+from tests.support.talk import WEATHER, call
 
 MODEL = "antiphon-scripted"
 SAID = "The tool said: sunny in Paris"

@@ -18,7 +18,7 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
-from tests.talk import call
+from tests.support.talk import call
 
 MODEL = "antiphon-scripted"
 ASKED = f"think hm then {call()}"

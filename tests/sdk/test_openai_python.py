@@ -16,8 +16,8 @@ from openai.types.responses import (
 )
 
 from engine import ScriptedEngine
-from tests.running import Running, live_app
-from tests.talk import TIME, WEATHER, Gate, call, gated
+from tests.support.running import Running, live_app
+from tests.support.talk import TIME, WEATHER, Gate, call, gated
 
 MODEL = "antiphon-scripted"
 TOOLS: list[Any] = [WEATHER, TIME]

@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 
 from engine import LocalEngine
 from engine.tiny import CHECKPOINT
-from tests.engine.test_shapes import PATCH, is_patch
-from tests.running import live_app
+from tests.engine.structured.test_shapes import PATCH, is_patch
+from tests.support.running import live_app
 
 MODEL = "antiphon-tiny"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from storage import Storage, open_storage
-from tests.postgres import Postgres
-from tests.storage.making import RUNNER, check, url
+from tests.support.making import RUNNER, check, url
+from tests.support.postgres import Postgres
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

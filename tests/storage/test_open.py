@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from storage import FolderHeld, NotFound, SchemaTooNew, Storage, StorageUnavailable, metadata, open_storage
 from storage.migrate import HEAD, script_location
-from tests.storage.making import OWNER, RUNNER, is_sqlite, message, query, tables, turn, url
+from tests.support.making import OWNER, RUNNER, is_sqlite, message, query, tables, turn, url
 
 
 def python(script: str, *args: str) -> subprocess.CompletedProcess[str]:

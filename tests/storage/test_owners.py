@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage import ClosedItem, NotFound, Park, RunAppend, Storage
-from tests.storage.making import OTHER, OWNER, call, message, new, now, output, record, turn
+from tests.support.making import OTHER, OWNER, call, message, new, now, output, record, turn
 
 # verb -> a call of it that reaches into OWNER's rows (ids as made in `filled`), on behalf of `who`.
 VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {

@@ -25,9 +25,9 @@ from storage import (
     open_storage,
 )
 from storage.queries import conversations, responses, runs, waiting
-from tests.postgres import Postgres
-from tests.storage.blocking import until
-from tests.storage.making import OWNER, call, check, counts, finish, message, new, now, output, query, turn
+from tests.support.blocking import until
+from tests.support.making import OWNER, call, check, counts, finish, message, new, now, output, query, turn
+from tests.support.postgres import Postgres
 
 
 @pytest.fixture

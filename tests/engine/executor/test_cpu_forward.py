@@ -1,0 +1,372 @@
+"""The CPU's own kernels: products as torch's, whatever the layout, the rows, the processor and the threads;
+whole steps; and what happens where they cannot be built.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.config import Quantization
+from engine.kernels import large_pages as memory
+from engine.kernels.cpu import library, panels
+from engine.kernels.cpu.library import GROUP, PANEL, Library
+from engine.kernels.cpu.panels import Panels
+from engine.kernels.large_pages import LARGE, Reserve, large_pages, touch
+from engine.kernels.torch_attention import Workspace, memory_of, new_pool
+from engine.models.decoder import NativeDecoder
+from engine.models.linear import make_linear
+from engine.tiny import CHECKPOINT
+from tests.support.driver import Driver, greedy
+
+Find = Callable[[str], Path]
+KINDS: list[tuple[torch.dtype, Quantization]] = [
+    (torch.float32, "none"),
+    (torch.bfloat16, "none"),
+    (torch.bfloat16, "int8"),
+    (torch.bfloat16, "int4"),
+]
+# below a panel; panels that are not whole; more inputs than one block of them
+SHAPES = [(32, 64), (200, 96), (130, 2112)]
+ROWS = (0, 1, 2, 5, 6, 7, 16, 40, 300)
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Any:
+    with torch.inference_mode():
+        yield
+
+
+def need_kernels() -> None:
+    """Skip the test where there is nothing to build, or nothing to build by; else they must be there."""
+    compiler = os.environ.get("CXX") or any(map(shutil.which, library.COMPILERS))
+    if not (library.worth_building() and compiler):
+        pytest.skip("no kernels on this machine")
+    assert library.open_library() is not None
+
+
+# this machine's; one that knows AVX2 alone; one without bfloat16 products
+@pytest.fixture(scope="module", params=["native", "haswell", "skylake-avx512"])
+def kernels(request: pytest.FixtureRequest) -> Library:
+    need_kernels()
+    return library.build(request.param)
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def made(
+    kernels: Library, weight: Tensor, bias: Tensor | None, kind: Quantization, gated: bool = False
+) -> Panels:
+    found = make_linear(weight, bias, kind, Workspace(), kernels, gated=gated)
+    assert isinstance(found, Panels)
+    return found
+
+
+def held(linear: Panels) -> Tensor:
+    """The matrix that a map multiplies by, read by the rows of the identity."""
+    bare = Panels(
+        linear.weight,
+        linear.scale,
+        None,
+        linear.places,
+        linear.inputs,
+        linear.outputs,
+        linear.dtype,
+        linear.library,
+    )
+    return bare(torch.eye(linear.inputs, dtype=linear.dtype)).T.contiguous()
+
+
+@pytest.mark.parametrize(("dtype", "kind"), KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gated", [False, True])
+def test_panels_multiply_as_rows_do(
+    kernels: Library, dtype: torch.dtype, kind: Quantization, shape: tuple[int, int], gated: bool
+) -> None:
+    weight = random(*shape, dtype=dtype)
+    linear = made(kernels, weight, random(shape[0], dtype=dtype, seed=1), kind, gated)
+    assert linear.bias is not None
+    bias = random(shape[0], dtype=dtype, seed=1).double()
+    matrix = held(linear).double()
+    kept = {"none": 0.0, "int8": 0.012, "int4": 0.12}[kind]
+    assert (matrix - weight.double()).norm() <= kept * weight.double().norm() + 1e-12
+    tolerance = 1e-5 if dtype is torch.float32 else 0.01
+    for rows in ROWS:
+        x = random(rows, shape[1], dtype=dtype, seed=2)
+        residual = random(rows, shape[0], dtype=dtype, seed=3)
+        expected = x.double() @ matrix.T + bias
+        for found, whole in ((linear(x), expected), (linear(x, residual), expected + residual.double())):
+            assert found.dtype is dtype and found.shape == whole.shape
+            assert (
+                rows == 0 or ((found.double() - whole).abs() <= tolerance * (whole.abs() + whole.std())).all()
+            )
+
+
+@pytest.mark.parametrize(("dtype", "kind"), KINDS)
+def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(
+    kernels: Library, dtype: torch.dtype, kind: Quantization
+) -> None:
+    linear = made(kernels, random(200, 2112, dtype=dtype), None, kind)
+    x = random(1200, 2112, dtype=dtype, seed=2)  # many: another way of rounding shows in few of them
+    whole = linear(x)
+    threads = torch.get_num_threads()
+    try:
+        for rows in (1, 2, 3, 4, 5, 6, 7, 257, 400, 1200):  # all heights of a tile
+            torch.set_num_threads(1 if rows < 100 else rows // 200)
+            assert torch.equal(torch.cat([linear(part) for part in x.split(rows)]), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("middle", [32, 40])  # of whole halves of panels, and not
+def test_gates_are_computed_with_the_product(kernels: Library, middle: int) -> None:
+    weight = random(2 * middle, 64, dtype=torch.float32)
+    linear = made(kernels, weight, None, "none", gated=True)
+    x = 6 * random(9, 64, dtype=torch.float32, seed=2)
+    out = torch.empty(9, middle)
+    kernels.product(linear.map(gated=True), x, None, out)
+    left, right = (x.double() @ weight.double().T).chunk(2, dim=-1)
+    expected = F.silu(left) * right
+    assert left.min() < -90 and left.max() > 90, "where an exponential overflows, or is nothing"
+    assert ((out.double() - expected).abs() <= 2e-3 + 1e-4 * expected.abs()).all()
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [KINDS[0], KINDS[1], KINDS[2]])
+def test_an_embedding_is_read_from_the_panels(
+    kernels: Library, dtype: torch.dtype, kind: Quantization
+) -> None:
+    weight = random(130, 64, dtype=dtype)
+    linear = made(kernels, weight, None, kind)
+    at = torch.tensor([0, 63, 64, 129, 5, 5])
+    assert torch.equal(linear.rows(at), held(linear)[at])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_in_its_row(kernels: Library, value: float) -> None:
+    linear = made(kernels, random(64, 64, dtype=torch.bfloat16), None, "none")
+    x = random(7, 64, dtype=torch.bfloat16, seed=2)
+    clean = linear(x)
+    x[3, 5] = value
+    found = linear(x)
+    assert not found[3].isfinite().any()
+    others = [0, 1, 2, 4, 5, 6]
+    assert torch.equal(found[others], clean[others])
+
+
+def test_shapes_without_panels_are_left_to_torch(kernels: Library) -> None:
+    assert not panels.fits(random(64, 63, dtype=torch.bfloat16))
+    assert not panels.fits(random(64, 64, dtype=torch.float16))
+    for inputs, kind in ((48, torch.int8), (GROUP, torch.int16)):  # groups of four bits fit, or do not
+        linear = made(kernels, random(PANEL, inputs, dtype=torch.bfloat16), None, "int4")
+        assert linear.weight.dtype is kind
+
+
+# ------------------------------------------------------------------------------------------------------------
+# In a model
+
+
+@pytest.mark.parametrize("name", ["llama-32", "mistral-32", "qwen2-windows-32", "qwen3-64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("march", ["native", "haswell"])
+def test_a_whole_step_is_that_of_torch(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, march: str
+) -> None:
+    """The logits of every token of prompts of all lengths, in chunks beside sequences that decode."""
+    need_kernels()
+    monkeypatch.setattr("engine.models.open_library", lambda: library.build(march))
+    logits = []
+    for cpu_kernels in (True, False):
+        driver = Driver(
+            checkpoint(name), dtype=dtype, cpu_kernels=cpu_kernels, max_num_batched_tokens=150, num_blocks=100
+        )
+        assert (driver.loop.runner.fused is not None) is cpu_kernels
+        prompts = [tuple((7 * i + 3 * j) % 290 for j in range(n)) for i, n in enumerate((1, 200, 17, 64, 3))]
+        handles = [driver.submit(prompt, greedy(2, prompt_logprobs=1)) for prompt in prompts]
+        driver.run()
+        scores = [
+            row.logprob
+            for handle in handles
+            for out in driver.outputs[handle]
+            for row in out.prompt_logprobs or ()
+        ]
+        logits.append(torch.tensor(scores))
+    assert len(logits[0]) == 199 + 16 + 63 + 2
+    difference = (logits[0] - logits[1]).abs()
+    if dtype == "float32":
+        assert difference.max() < 1e-3
+    else:  # two ways of rounding, in a model of random weights
+        assert difference.mean() < 0.15
+
+
+def test_the_shipped_model_runs_by_them_and_holds_its_embedding_once() -> None:
+    driver = Driver(CHECKPOINT, vocab_size=3072, kv_cache_bytes=16 << 20)
+    need_kernels()
+    assert driver.loop.runner.fused is not None
+    model: Any = driver.loop.runner.model
+    assert model.embedding is model.head
+
+
+def test_shapes_that_int4_does_not_fit_are_said(checkpoint: Find, caplog: pytest.LogCaptureFixture) -> None:
+    need_kernels()
+    driver = Driver(checkpoint("qwen3"), quantization="int4")  # its widths are 48 and 80
+    assert isinstance(driver.loop.runner.model, NativeDecoder)
+    assert isinstance(driver.loop.runner.model.layers[0].down, Panels)
+    assert "int8 instead of int4" in caplog.text
+
+
+def test_progress_is_told_from_within_a_step() -> None:
+    driver = Driver(CHECKPOINT, vocab_size=3072, kv_cache_bytes=16 << 20)
+    need_kernels()
+    progress = driver.loop.runner.progress
+    driver.submit((1, 2, 3), greedy(4))
+    driver.step()
+    first = progress.at
+    driver.step()
+    assert first is not None and progress.at is not None and progress.at > first
+    progress.at = None
+    assert progress.at is None
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Building
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine that has kernels, and has never compiled them; where it will keep them."""
+    need_kernels()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "antiphon"
+
+
+def test_it_is_compiled_once(anew: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "antiphon.engine")
+    library.build()
+    kept = list(anew.iterdir())
+    assert len(kept) == 1 and anew.stat().st_mode & 0o777 == 0o700
+    library.build()
+    assert list(anew.iterdir()) == kept
+    assert caplog.text.count("compiled in") == 1
+
+
+def test_a_folder_that_others_write_to_is_not_trusted(anew: Path) -> None:
+    anew.mkdir(mode=0o777)
+    anew.chmod(0o777)
+    library.build()
+    assert not list(anew.iterdir())
+
+
+def test_where_nothing_can_be_kept_nothing_is_left_behind(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert library.open_library.__wrapped__() is not None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kept_file_in_pieces_is_made_anew(anew: Path) -> None:
+    library.build()
+    (kept,) = anew.iterdir()
+    whole = kept.stat().st_size
+    kept.unlink()  # what is loaded is not written into
+    kept.write_bytes(b"")
+    library.build()
+    assert list(anew.iterdir()) == [kept] and kept.stat().st_size == whole
+
+
+def test_torch_is_found_in_a_folder_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = "7f00-7f01 r-xp 00000000 fe:00 1234    /home/of me/torch/lib/libgomp.so.1\n"
+    monkeypatch.setattr(library, "open", lambda path: io.StringIO(loaded), raising=False)
+    assert library._openmp() == "/home/of me/torch/lib/libgomp.so.1"
+
+
+def test_a_compiler_that_cannot_be_read_is_none(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", 'g++ "')
+    assert library.open_library.__wrapped__() is None
+    assert "No closing quotation" in caplog.text
+
+
+def test_without_a_compiler_torch_computes(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("engine.models.open_library", library.open_library.__wrapped__)
+    driver = Driver(CHECKPOINT, vocab_size=3072, kv_cache_bytes=16 << 20)
+    assert driver.loop.runner.fused is None
+    assert "none of no-such-compiler was found" in caplog.text and "g++" in caplog.text
+    assert len(driver.generate((1, 2, 3), greedy(4))) == 4
+
+
+def test_a_compiler_that_fails_is_quoted(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "FLAGS", ("--no-such-flag",))
+    assert library.open_library.__wrapped__() is None
+    assert "no-such-flag" in caplog.text
+    assert not list(anew.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Memory
+
+
+def test_large_memory_begins_at_a_page_and_is_zero() -> None:
+    tensor = large_pages((3, LARGE), torch.uint8)
+    assert tensor.data_ptr() % LARGE == 0 and not tensor.any()
+    small = large_pages((3, 5), torch.bfloat16)
+    assert small.shape == (3, 5) and small.dtype is torch.bfloat16 and not small.any()
+
+
+def test_touching_changes_nothing() -> None:
+    pool = new_pool(64, 2, 16, 2, 32, torch.float32, torch.device("cpu"))
+    pool[:] = 1
+    stretches = memory_of(pool, slice(3, 13))
+    assert len(stretches) == 4 and all(each.is_contiguous() and len(each) == 10 for each in stretches)
+    touch(stretches)
+    assert torch.equal(pool, torch.ones_like(pool))
+
+
+def test_a_reserve_is_taken_ahead_of_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(
+        "engine.kernels.large_pages.touch", lambda stretches: taken.extend(stretches[0].tolist())
+    )
+    units = torch.arange(100)
+    reserve = Reserve(lambda part: [units[part]], 100, 8)
+    assert taken == list(range(8))
+    for count in range(101):
+        reserve.uses(count)
+        assert len(taken) >= min(100, 2 * count)
+    assert taken == list(range(100)), "each once"
+
+
+def test_a_container_s_limit_is_the_memory_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "CONTAINER", ((tmp_path, "most", "used"),))
+    machine = memory.free_memory()
+    assert machine > 64 << 20
+    (tmp_path / "used").write_text(f"{3 << 20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\nactive_file {1 << 20}\ninactive_file {1 << 20}\nslab 7\n")
+    for said, free in (("max", machine), (str(65 << 20), 64 << 20), ("4096", 0)):
+        (tmp_path / "most").write_text(said + "\n")
+        assert memory.free_memory() == pytest.approx(free, rel=0.2)  # the machine's own varies

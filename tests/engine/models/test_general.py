@@ -1,0 +1,260 @@
+"""The general tier: transformers decoders through the attention interface, each against its own plain
+forward.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.benchmark.roofline import weight_bytes
+from engine.config import Quantization
+from engine.models import compiled, general, load_model
+from engine.models.compiled import Mapped
+from engine.models.fp8 import Fp8
+from engine.models.general import GeneralDecoder
+from engine.models.linear import Blocked, Int8, make_linear
+from engine.models.trial_run import Trial
+from engine.types import LoadError
+from tests.engine.core.test_greedy import prompts
+from tests.support.adapters import RECIPES, make_adapter
+from tests.support.checkpoints import SMALL, oracle, oracle_greedy
+from tests.support.driver import Driver, greedy
+
+Find = Callable[[str], Path]
+COUNT = 10
+FAMILIES = ["gemma2", "olmo2", "phi3", "gpt_neox", "cohere2", "gpt_oss"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_mixed_batch_equals_the_oracle(checkpoint: Find, name: str) -> None:
+    folder = checkpoint(name)
+    driver = Driver(folder, max_num_batched_tokens=48, num_blocks=100)
+    assert isinstance(driver.loop.runner.model, GeneralDecoder)
+    handles = [driver.submit(prompt, greedy(COUNT)) for prompt in prompts()]
+    driver.run()
+    expected = [oracle_greedy(folder, prompt, COUNT) for prompt in prompts()]
+    assert [driver.tokens(handle) for handle in handles] == expected
+    # and behind cached prefixes
+    longer = [(*prompt, 1, 2, 3) for prompt in prompts()[-2:]]
+    for prompt in longer:
+        assert driver.generate(prompt, greedy(COUNT)) == oracle_greedy(folder, prompt, COUNT)
+    assert driver.loop.scheduler.counters.prefix_hits > 100
+
+
+def build(folder: Path, model_type: str, **fields: Any) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**SMALL, **fields})
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model_type", "fields", "match"),
+    [
+        ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "layers of type 'conv'"),
+        (
+            "llama4_text",
+            {"num_local_experts": 2, "intermediate_size_mlp": 64, "head_dim": 16},
+            "chunked_attention",
+        ),
+        ("bloom", {}, "layer 0 does not attend through the attention interface"),
+        ("falcon", {"alibi": True}, "attention implementations of its own"),
+        ("mamba", {}, "linear_attention"),
+    ],
+)
+def test_architectures_that_need_what_is_not_here_are_refused(
+    tmp_path: Path, model_type: str, fields: dict[str, Any], match: str
+) -> None:
+    folder = build(tmp_path, model_type, **fields)
+    with pytest.raises(LoadError, match=match) as caught:
+        load_model(folder, dtype="float32", device=torch.device("cpu"), max_model_len=None)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_trial_finds_tokens_mixed_behind_the_attention(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that lets one token see the one before it, past the attention, would mix requests."""
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2MLP
+
+    plain = Olmo2MLP.forward
+    monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: plain(self, x + x.roll(1, dims=1)))
+    with pytest.raises(LoadError, match="mix tokens"):
+        load_model(checkpoint("olmo2"), dtype="float32", device=torch.device("cpu"), max_model_len=None)
+
+
+def test_longrope_is_served_up_to_where_it_would_depend_on_the_batch(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1000.0,
+        "long_factor": [2.0] * 4,
+        "short_factor": [1.0] * 4,
+        "original_max_position_embeddings": 128,
+    }
+    fields = {"rope_parameters": rope, "pad_token_id": 0, "original_max_position_embeddings": 128}
+    folder = build(tmp_path, "phi3", **fields)
+    model = load_model(folder, dtype="float32", device=torch.device("cpu"), max_model_len=None)
+    assert model.spec.max_positions == 128
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Layouts
+
+
+def loaded(folder: Path, **given: Any) -> GeneralDecoder:
+    defaults: dict[str, Any] = {"dtype": "auto", "device": torch.device("cpu"), "max_model_len": None}
+    with torch.inference_mode():
+        model = load_model(folder, **{**defaults, **given})
+    assert isinstance(model, GeneralDecoder)
+    return model
+
+
+def maps(model: GeneralDecoder) -> dict[str, Mapped]:
+    """The linear maps that have layouts of ours, by path."""
+    return {path: each for path, each in model._model.named_modules() if isinstance(each, Mapped)}
+
+
+def test_linear_maps_lie_as_in_a_native_model(checkpoint: Find) -> None:
+    found = maps(loaded(checkpoint("olmo2")))
+    assert len(found) == 3 * 7 + 1  # of a layer: q, k, v, o, gate, up, down; and the head
+    assert all(isinstance(each.linear, Blocked) for each in found.values())
+    # nothing is held twice: a step reads as much as without layouts
+    stored = sum(tensor.numel() for tensor in oracle(checkpoint("olmo2")).parameters())
+    table = 300 * 48
+    assert weight_bytes(loaded(checkpoint("olmo2"))) == pytest.approx(4 * (stored - table), rel=0.01)
+
+
+def test_weights_are_not_held_twice_while_they_are_laid_out(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[int] = []
+
+    def noting(*given: Any) -> Any:
+        stored.append(sum(type(each) is torch.nn.Linear for each in gc.get_objects()))
+        return make_linear(*given)
+
+    monkeypatch.setattr(general, "make_linear", noting)
+    loaded(checkpoint("olmo2"))
+    assert stored == list(range(stored[0], stored[0] - len(stored), -1))
+
+
+@pytest.mark.parametrize(("quantization", "kind"), [("int8", Int8), ("fp8", Fp8)])
+@pytest.mark.parametrize("name", ["gemma2", "gpt_neox"])
+def test_its_weights_may_have_fewer_bits(
+    checkpoint: Find, name: str, quantization: Quantization, kind: type
+) -> None:
+    plain, few = loaded(checkpoint(name)), loaded(checkpoint(name), quantization=quantization)
+    own = maps(few)
+    head = few._model.get_output_embeddings()
+    assert all(isinstance(each.linear, kind) for each in own.values() if each is not head)
+    assert isinstance(head, Mapped) and not isinstance(head.linear, Fp8)
+    assert few.spec.dtype is torch.bfloat16
+    assert few.spec.fingerprint != plain.spec.fingerprint
+    assert weight_bytes(few) < 0.6 * weight_bytes(plain)
+    with torch.inference_mode():
+        logits = [general._run(each._model, Trial()).float() for each in (plain, few)]
+    assert (logits[1] - logits[0]).norm() < 0.2 * logits[0].norm()
+
+
+def test_what_chooses_among_experts_is_never_rounded(checkpoint: Find) -> None:
+    folder = checkpoint("gpt_oss")
+    assert not any(path.rpartition(".")[2] in general.CHOOSERS for path in maps(loaded(folder)))
+
+
+def test_a_model_that_looks_at_its_modules_weights_keeps_them(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2MLP
+
+    def by_itself(self: Any, x: Any) -> Any:
+        middle = torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)
+        return middle @ self.down_proj.weight.T
+
+    monkeypatch.setattr(Olmo2MLP, "forward", by_itself)
+    caplog.set_level("INFO", "antiphon.engine")
+    assert not maps(loaded(checkpoint("olmo2")))
+    assert "Olmo2ForCausalLM keeps its weights as they are stored" in caplog.text
+    with pytest.raises(LoadError, match="Olmo2ForCausalLM is not served with quantization fp8") as caught:
+        loaded(checkpoint("olmo2"), quantization="fp8")
+    assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Compiled
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compilers that write code take a minute; what they are given is what is tried here."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("gemma2", {"kv_cache_dtype": "fp8"}), ("olmo2", {"quantization": "int8"})],
+)
+def test_compiled_it_says_the_same(checkpoint: Find, name: str, settings: dict[str, Any]) -> None:
+    def run(compile: bool) -> list[tuple[int, ...]]:
+        driver = Driver(
+            checkpoint(name), max_num_batched_tokens=48, num_blocks=100, compile=compile, **settings
+        )
+        model = driver.loop.runner.model
+        assert isinstance(model, GeneralDecoder) and (model._compiled is not None) == compile
+        handles = [driver.submit(prompt, greedy(COUNT, prompt_logprobs=0)) for prompt in prompts()]
+        driver.run()
+        return [driver.tokens(handle) for handle in handles]
+
+    expected = run(False)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert run(True) == expected
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 2
+
+
+def test_with_adapters_nothing_is_compiled_for_nothing(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(general, "Compiled", None)
+    make_adapter(RECIPES["sums"], checkpoint("olmo2"), tmp_path)
+    model = loaded(checkpoint("olmo2"), compile=True, lora={"own": tmp_path / "adapter"})
+    assert model._compiled is None and model.adapters is not None
+    assert "Olmo2ForCausalLM has adapters, so it is not compiled" in caplog.text
+
+
+def test_what_cannot_be_compiled_runs_as_it_is(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler here\nand more")
+
+    monkeypatch.setattr(compiled, "BACKEND", broken)
+    folder = checkpoint("olmo2")
+    driver = Driver(folder, num_blocks=100, compile=True)
+    assert "Olmo2ForCausalLM is not compiled, and runs as it is" in caplog.text
+    assert "no compiler here" in caplog.text
+    prompt = prompts()[1]
+    assert driver.generate(prompt, greedy(COUNT)) == oracle_greedy(folder, prompt, COUNT)
+    torch._dynamo.reset()
+
+
+def test_what_computes_otherwise_compiled_runs_as_it_is(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(graph: Any, inputs: Any) -> Any:
+        return lambda *given: tuple(own * 1.1 for own in graph(*given))
+
+    monkeypatch.setattr(compiled, "BACKEND", wrong)
+    assert loaded(checkpoint("olmo2"), compile=True)._compiled is None
+    assert "compiled, its logits differ by" in caplog.text
+    torch._dynamo.reset()

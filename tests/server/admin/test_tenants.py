@@ -1,0 +1,147 @@
+"""`antiphon export` and `antiphon purge`: beside a running server and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.admin.database_access import leave_address
+from server.admin.tenants import purge
+from server.cli.commands import main
+from tests.support import wire
+from tests.support.making import rows
+from tests.support.running import Running, http_client, live_app
+from tests.support.talk import WEATHER, Api, call
+
+
+async def make_keys(running: Running) -> dict[str, dict[str, str]]:
+    """A key each for two owners: owner -> headers."""
+    headers = {}
+    token = {"authorization": f"Bearer {running.life.admin_token}"}
+    async with http_client(running, **token) as admin:
+        for owner in ("ann", "bob"):
+            made = (await admin.post("/admin/keys", json={"owner": owner})).json()
+            headers[owner] = {"authorization": f"Bearer {made['key']}"}
+    return headers
+
+
+async def run(running: Running, *argv: str) -> int:
+    """A command beside the running server, whose database it does not open."""
+    leave_address(running.life.config, running.base_url, running.life.admin_token)
+    return await asyncio.to_thread(main, [*argv, "--data", str(running.life.config.data)])
+
+
+def lines(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+async def test_an_export_holds_what_its_owner_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live_app(tmp_path) as running:
+        keys = await make_keys(running)
+        async with http_client(running, **keys["ann"]) as http, http_client(running, **keys["bob"]) as other:
+            api = Api(http)
+            await Api(other).create("say theirs")
+            seeds = [{"role": "user", "content": f"seed {n}"} for n in range(20)]
+            conversation = await api.conversation(*seeds)
+            for _ in range(6):  # more than a page
+                page = {"items": seeds}
+                await http.post(f"/v1/conversations/{conversation}/items", json=page)
+            ids = [(await api.create("say a", conversation=conversation))["id"]]
+            for n in range(10):
+                ids += [(await api.create(f"say {n}", previous_response_id=ids[-1]))["id"]]
+            waits = {"tools": [WEATHER], "background": True, "await_tool_outputs": True}
+            waiting = (await api.create(call(), **waits))["id"]
+            async with api.follow(waiting) as live:
+                await live.until("output_item.done")
+            while not (await api.get(waiting)).get("pending_tool_calls"):
+                await asyncio.sleep(0)
+            capsys.readouterr()
+            assert await run(running, "export", "--owner", "ann") == 0
+            exported = lines(capsys.readouterr().out)
+            first, *responses, end = exported
+            assert end == {"type": "end", "owner": "ann", "conversations": 1, "responses": 12}
+            assert first["type"] == "conversation"
+            assert first["conversation"] == (await http.get(f"/v1/conversations/{conversation}")).json()
+            assert first["items"] == await api.conversation_items(conversation)
+            assert [line["response"]["id"] for line in responses] == [*ids, waiting]
+            for line in responses:
+                assert line["type"] == "response"
+                wire.validate_response(line["response"])
+                assert line["response"] == await api.get(line["response"]["id"])
+                own = await api.input_items(line["response"]["id"], order="asc", limit=100)
+                assert line["input"] == own["data"]
+            assert await run(running, "export", "--owner", "nobody") == 0
+            assert len(lines(capsys.readouterr().out)) == 1
+    before = exported[:-2]
+    assert await asyncio.to_thread(main, ["export", "--owner", "ann", "--data", str(tmp_path)]) == 0
+    assert lines(capsys.readouterr().out)[: len(before)] == before
+
+
+async def test_a_purge_beside_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with live_app(tmp_path) as running:
+        keys = await make_keys(running)
+        storage = running.context.storage
+        async with http_client(running, **keys["bob"]) as bob, http_client(running, **keys["ann"]) as ann:
+            kept = await Api(bob).create("say theirs")
+            untouched = await rows(storage)
+            api = Api(ann)
+            conversation = await api.conversation({"role": "user", "content": "seed"})
+            gone = await api.create("say a", conversation=conversation)
+            waits = {"tools": [WEATHER], "await_tool_outputs": True}
+            async with api.open(call(), **waits) as live:
+                await live.until("output_item.done")
+                assert await run(running, "purge", "--owner", "ann") == 2
+                assert "--yes" in capsys.readouterr().err
+                assert (await api.get(gone["id"])) == gone
+                assert await run(running, "purge", "--owner", "ann", "--keys", "--yes") == 0
+                await live.cut()
+            told = capsys.readouterr().out
+            assert "2 responses (1 of them in flight), 1 conversations" in told and "1 keys" in told
+            assert (await ann.get(f"/v1/responses/{gone['id']}")).status_code == 401
+            assert await Api(bob).get(kept["id"]) == kept
+            assert await rows(storage) == untouched
+
+
+async def test_a_purge_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with live_app(tmp_path) as running, http_client(running) as http:
+        await Api(http).create("say a")
+    purge_it = ["purge", "--owner", "local", "--yes", "--data", str(tmp_path)]
+    assert await asyncio.to_thread(main, purge_it) == 0
+    assert "1 responses" in capsys.readouterr().out
+    async with live_app(tmp_path) as running:
+        assert await rows(running.context.storage) == {}
+
+
+async def test_a_long_purge_says_how_far_it_is(server_app: Running) -> None:
+    async with http_client(server_app) as http:
+        for n in range(40):
+            await Api(http).create(f"say {n}")
+    went: list[dict[str, Any]] = []
+    while not went or not went[-1]["done"]:
+        step = await purge(server_app.context.storage, "local", before=10**18, with_keys=False, limit_s=0)
+        went.append(step)
+    assert len(went) > 3 and sum(step["responses"] for step in went) == 40
+
+
+async def test_the_admin_routes_check_what_they_are_told(server_app: Running) -> None:
+    async with http_client(server_app) as anybody:
+        assert (await anybody.get("/admin/export?owner=local")).status_code == 401
+        assert (await anybody.post("/admin/purge", json={"owner": "local"})).status_code == 401
+    token = {"authorization": f"Bearer {server_app.life.admin_token}"}
+    async with http_client(server_app, **token) as admin:
+        api = Api(admin)
+        assert (await api.fails(400, "GET", "/admin/export"))["param"] == "owner"
+        for param, body in (
+            ("owner", {}),
+            ("owner", {"owner": ""}),
+            ("owner", {"owner": 1}),
+            ("before", {"owner": "a", "before": "now"}),
+            ("keys", {"owner": "a", "keys": 1}),
+        ):
+            assert (await api.fails(400, "POST", "/admin/purge", json=body))["param"] == param

@@ -1,0 +1,150 @@
+"""`antiphon chat` against a live server: what is shown, what is remembered, and a connection that is cut."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine import GenerateRequest, ScriptedEngine
+from server.cli import chat
+from server.cli.chat import PLAIN, ChatError, Session, add_arguments
+from tests.support.running import Running, live_app
+
+
+class CutOnce(httpx.BaseTransport):
+    """Drops the first streamed reply after some bytes, as a bad network would."""
+
+    def __init__(self, after: int) -> None:
+        self._inner = httpx.HTTPTransport()
+        self._after = after
+        self.asked: list[str] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(f"{request.method} {request.url.raw_path.decode()}")
+        reply = self._inner.handle_request(request)
+        if self._after and reply.headers["content-type"].startswith("text/event-stream"):
+            after, self._after = self._after, 0
+            assert isinstance(reply.stream, httpx.SyncByteStream)
+            reply.stream = _Cut(reply.stream, after)
+        return reply
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Cut(httpx.SyncByteStream):
+    def __init__(self, stream: httpx.SyncByteStream, after: int) -> None:
+        self._stream, self._after = stream, after
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._stream:
+            if self._after <= 0:
+                raise httpx.ReadError("the network is gone")
+            self._after -= len(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def options(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+async def talk(
+    running: Running, *lines: str, argv: tuple[str, ...] = (), transport: httpx.BaseTransport | None = None
+) -> str:
+    """Say these lines in one session; what was printed."""
+    out = io.StringIO()
+
+    def run() -> None:
+        with httpx.Client(base_url=running.base_url, transport=transport, timeout=20) as http:
+            session = Session(http, options(*argv), out, colour=False)
+            session.begin()
+            for line in lines:
+                if line == "/new":
+                    session.begin()
+                else:
+                    session.say(line)
+
+    await asyncio.to_thread(run)
+    return out.getvalue()
+
+
+def prompts(running: Running) -> list[GenerateRequest]:
+    engine = running.context.models.get(None).engine
+    assert isinstance(engine, ScriptedEngine)
+    return list(engine.requests)
+
+
+async def test_turns_follow_each_other_until_new(live_server: Running) -> None:
+    assert await talk(live_server, "say one", "say two", "/new", "say three") == "one\ntwo\nthree\n"
+    lengths = [len(request.prompt_ids) for request in prompts(live_server)]
+    assert lengths[1] > lengths[0] > lengths[2] - 5
+
+
+async def test_a_conversation_is_made_and_kept(live_server: Running) -> None:
+    printed = await talk(live_server, "say one", argv=("--conversation", "new"))
+    made = printed.split()[1]
+    assert made.startswith("conv_")
+    assert await talk(live_server, "say two", argv=("--conversation", made)) == "two\n"
+    async with httpx.AsyncClient(base_url=live_server.base_url) as client:
+        listed = await client.get(f"/v1/conversations/{made}/items")
+    assert len(listed.json()["data"]) == 4
+
+
+async def test_instructions_reasoning_and_tools_are_shown(live_server: Running) -> None:
+    assert "why" in await talk(live_server, "think why then say because")
+    called = await talk(
+        live_server,
+        'call calculator {"expression": "6 * 7"}',
+        argv=("--tools", "--instructions", "Be brief."),
+    )
+    assert "calculator(" in called and "-> 42" in called
+
+
+@pytest.mark.parametrize("after", [1, 2000, 4000])
+async def test_a_cut_connection_is_resumed_where_it_was_cut(
+    live_server: Running, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "RETRY_S", 0.0)
+    transport = CutOnce(after)
+    printed = await talk(live_server, "tick 2\ncount 50", transport=transport)
+    assert printed.replace(" (connection lost, resuming) ", "").split() == [str(n) for n in range(1, 51)]
+    assert "connection lost" in printed
+    assert any("starting_after=" in asked for asked in transport.asked)
+
+
+async def test_what_the_server_refuses_is_said_in_its_words(live_server: Running) -> None:
+    with pytest.raises(ChatError, match="nobody"):
+        await talk(live_server, "x", argv=("--model", "nobody"))
+    with pytest.raises(ChatError, match="conv_nobody"):
+        await talk(live_server, "x", argv=("--conversation", "conv_nobody"))
+    assert "failed inside the engine" in await talk(live_server, "fail the dog ate it")
+
+
+async def test_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "server.cli", "chat", "--url"]
+    async with live_app(tmp_path) as running:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [*command, running.base_url],
+            input=b"say hello\n/nonsense\n/quit\nsay never\n",
+            capture_output=True,
+            timeout=30,
+        )
+    assert done.returncode == 0
+    assert done.stdout.decode().splitlines() == ["hello", chat.HELP]
+    refused = subprocess.run([*command, "http://127.0.0.1:9"], capture_output=True, timeout=30)
+    assert refused.returncode == 1 and b"127.0.0.1:9" in refused.stderr
+    assert PLAIN.encode() not in done.stdout

@@ -1,0 +1,327 @@
+"""The command line and the process: what it prints, how it ends, and with which exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server import __version__
+from server.cli.commands import COMMANDS, main
+from server.config import settings
+
+ROOT = Path(__file__).parents[3]
+
+LIGHT = """
+import sys
+from server.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+heavy = {"torch", "fastapi", "sqlalchemy", "pydantic", "httpx", "engine", "storage"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_help_and_version_import_nothing_heavy(capfd: pytest.CaptureFixture[str]) -> None:
+    import subprocess
+
+    for flag in ("--help", "--version"):
+        subprocess.run([sys.executable, "-c", LIGHT, flag], check=True, cwd=ROOT)
+    printed = capfd.readouterr().out
+    assert f"antiphon {__version__}" in printed
+    for name, summary in COMMANDS.items():
+        assert name in printed and summary in printed
+
+
+def test_config_shows_every_setting(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["config", "--data", str(tmp_path), "--port", "9", "--api-key", "sk-secret"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(lines) == {"SETTING"} | {row.name for row in settings()}
+    assert "flag --port" in lines["port"] and "ANTIPHON_PORT" in lines["port"]
+    assert "default" in lines["keepalive_s"]
+    assert "secret" not in lines["api_key"].partition("flag")[0]
+
+
+def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    for row in settings():
+        assert row.flag in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "--port", "99999"], "port (flag --port)"),
+        (["serve", "--workers", "2"], "--workers"),
+        (["migrate", "--db", "mysql://x/y"], "sqlite"),
+        (["keys", "list", "--db", "nonsense"], "not a database URL"),
+        (["sealing", "rotate", "--db", "sqlite+aiosqlite:////dev/null/x.db"], "/dev/null cannot be used"),
+    ],
+)
+def test_refusals_are_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], words: str
+) -> None:
+    assert main([*argv, "--data", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("antiphon: ") and words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = ["--data", str(tmp_path)]
+    assert main(["migrate", *data]) == 0
+    assert (tmp_path / "antiphon.db").exists()
+    assert main(["keys", "create", "--name", "laptop", "--owner", "ann", *data]) == 0
+    key, told = capsys.readouterr().out.splitlines()[-2:]
+    assert key.startswith("sk-antiphon-")
+    assert main(["keys", "list", *data]) == 0
+    listed = capsys.readouterr().out
+    assert "live" in listed and "ann" in listed and "laptop" in listed and key not in listed
+    key_id = told.split()[1].rstrip(",")
+    assert main(["keys", "revoke", key_id, *data]) == 0
+    assert main(["keys", "list", *data]) == 0
+    assert "revoked" in capsys.readouterr().out
+    assert main(["keys", "revoke", key_id, *data]) == 2
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["python", "torch", "data", "database", "port", "model"]
+    assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
+    assert "FAIL  model" in capsys.readouterr().out
+
+
+def test_doctor_tells_the_dialect(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    doctor = ["doctor", "--data", str(tmp_path), "--port", "0"]
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ '[TOOL_CALLS]' }}{{ messages[0].content }}")
+    for flags, dialect in (
+        ([], "hermes"),
+        (["--reasoning-dialect", "none"], "hermes+plain"),
+        (["--tool-dialect", "glm"], "glm"),
+        (["--chat-template", str(template)], "mistral-list"),
+    ):
+        assert main([*doctor, *flags]) == 0
+        assert capsys.readouterr().out.rstrip().endswith(f"dialect {dialect}")
+    for flags, told in (
+        (["--tool-dialect", "klingon"], "no dialect 'klingon'; known: none, hermes, "),
+        (["--chat-template", "/nowhere"], "the chat template /nowhere cannot be read"),
+    ):
+        assert main([*doctor, *flags]) == 1
+        assert told in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The process
+
+
+@dataclass
+class Process:
+    """A server process that is ready."""
+
+    inner: asyncio.subprocess.Process
+    url: str
+    banner: str
+
+    async def ended(self) -> int:
+        return await asyncio.wait_for(self.inner.wait(), 20)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.inner.send_signal(number)
+
+
+@asynccontextmanager
+async def start(*argv: str, code: str | None = None) -> AsyncIterator[asyncio.subprocess.Process]:
+    command = ["-c", code] if code else ["-m", "server.cli"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        *argv,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@asynccontextmanager
+async def served(folder: Path, *argv: str, code: str | None = None) -> AsyncIterator[Process]:
+    flags = ("serve", "--engine", "scripted", "--port", "0", "--data", str(folder), *argv)
+    async with start(*flags, code=code) as process:
+        assert process.stdout is not None
+        banner = (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
+        assert "listens on" in banner, (await process.communicate())[1].decode()
+        yield Process(process, banner.split("listens on ")[1].split()[0], banner)
+
+
+async def errors_of(process: asyncio.subprocess.Process) -> tuple[int, list[str]]:
+    _, err = await asyncio.wait_for(process.communicate(), 20)
+    return process.returncode or 0, err.decode().splitlines()
+
+
+async def test_serve_and_stop(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url) as client:
+        assert "antiphon-scripted" in server.banner
+        assert server.inner.stdout is not None
+        hint = (await server.inner.stdout.readline()).decode()
+        assert hint.startswith(f"Try: curl {server.url}/v1/responses")
+        body = json.loads(hint[hint.index("-d '") + 4 : hint.rindex("'")])
+        assert (await client.post("/v1/responses", json=body)).json()["status"] == "completed"
+        server.signal(signal.SIGTERM)
+        assert await server.ended() == 0
+    assert not list(tmp_path.glob("server-*.json"))
+
+
+async def test_the_first_signal_drains(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+        body = {"input": "tick 20\ncount 40", "stream": True}
+        async with client.stream("POST", "/v1/responses", json=body) as reply:
+            lines = reply.aiter_lines()
+            assert await anext(lines) == "event: response.created"
+            server.signal(signal.SIGTERM)
+            server.signal(signal.SIGTERM)  # the echo that make and shells add
+            while (await client.get("/ready")).status_code == 200:
+                await asyncio.sleep(0.01)
+            assert (await client.get("/health")).status_code == 200
+            refused = await client.post("/v1/responses", json={"input": "x"})
+            assert refused.status_code == 503
+            rest = [line async for line in lines]
+        assert "event: response.completed" in rest
+        assert await server.ended() == 0
+
+
+async def test_a_second_signal_a_second_later_ends_at_once(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+        body = {"input": "tick 50\ncount 1000", "stream": True}
+        async with client.stream("POST", "/v1/responses", json=body) as reply:
+            await anext(reply.aiter_lines())
+            server.signal(signal.SIGINT)
+            await asyncio.sleep(1.1)  # what is measured is the clock
+            assert server.inner.returncode is None
+            server.signal(signal.SIGINT)
+            assert await asyncio.wait_for(server.ended(), 2) == 130
+
+
+async def test_work_that_outlasts_the_grace_goes_on_after_the_restart(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path, "--drain-grace-s", "0.2") as server,
+        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+    ):
+        made = await client.post("/v1/responses", json={"input": "tick 50\ncount 40", "background": True})
+        response_id = made.json()["id"]
+        server.signal(signal.SIGTERM)
+        assert await server.ended() == 0
+    async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url) as client:
+        done = (await client.get(f"/v1/responses/{response_id}?wait=20")).json()
+        assert (done["status"], done["output"][0]["content"][0]["text"]) == (
+            "completed",
+            " ".join(map(str, range(1, 41))),
+        )
+
+
+async def test_keys_at_a_running_server(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url) as client:
+        left = list(tmp_path.glob("server-*.json"))
+        assert [file.stat().st_mode & 0o777 for file in left] == [0o600]
+        async with start("keys", "create", "--data", str(tmp_path)) as made:
+            assert made.stdout is not None
+            key = (await made.stdout.readline()).decode().strip()
+            told = (await made.stdout.readline()).decode()
+        assert (await client.get("/v1/models")).status_code == 401
+        headers = {"authorization": f"Bearer {key}"}
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+        async with start("keys", "revoke", told.split()[1].rstrip(","), "--data", str(tmp_path)) as revoked:
+            assert (await errors_of(revoked))[0] == 0
+        assert (await client.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_a_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        async with start("serve", "--engine", "scripted", "--port", "0", "--data", str(tmp_path)) as second:
+            code, lines = await errors_of(second)
+        assert code == 2
+        told = [line for line in lines if line.startswith("antiphon: ")]
+        assert len(told) == 1 and str(server.inner.pid) in told[0]
+
+
+async def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path / "a") as server:
+        port = server.url.rpartition(":")[2]
+        async with start("serve", "--engine", "scripted", "--port", port, "--data", str(tmp_path)) as second:
+            code, lines = await errors_of(second)
+        assert code == 2
+        assert len(lines) == 1 and f"port {port}" in lines[0]
+
+
+async def test_a_public_address_needs_a_key(tmp_path: Path) -> None:
+    flags = ("serve", "--engine", "scripted", "--port", "0", "--host", "0.0.0.0", "--data", str(tmp_path))
+    async with start(*flags) as refused:
+        code, lines = await errors_of(refused)
+    assert code == 2
+    assert any("no key is configured" in line for line in lines)
+    async with served(tmp_path, "--host", "0.0.0.0", "--api-key", "sk-1") as server:
+        assert "0.0.0.0" in server.banner
+        server.signal(signal.SIGTERM)
+        assert await server.ended() == 0
+
+
+async def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    async with start(
+        "serve", "--model", "/nowhere/at/all", "--port", "0", "--data", str(tmp_path)
+    ) as refused:
+        code, lines = await errors_of(refused)
+    assert code == 2
+    assert [line for line in lines if line.startswith("antiphon: ")] == [
+        line for line in lines if "/nowhere/at/all" in line
+    ]
+
+
+DYING = """
+import sys
+from engine import EngineDead, ScriptedEngine
+from engine.backends.script import Say
+from server.config import load
+from server.process.serve import serve
+
+def script(request, prompt):
+    yield Say("before ")
+    engine.kill(EngineDead("injected"))
+
+engine = ScriptedEngine(script)
+sys.exit(serve(load({"data": sys.argv[sys.argv.index("--data") + 1], "port": 0}).config, engine=engine))
+"""
+
+
+async def test_engine_death_cuts_streams_and_ends_the_process(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path, code=DYING) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+    ):
+        seen: list[str] = []
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with client.stream("POST", "/v1/responses", json={"input": "x", "stream": True}) as reply:
+                seen += [line async for line in reply.aiter_lines() if line.startswith("event: ")]
+        assert not {f"event: response.{end}" for end in ("completed", "failed", "incomplete")} & set(seen)
+        health = await client.get("/health")
+        assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_dead")
+        assert await asyncio.wait_for(server.ended(), 10) == 70

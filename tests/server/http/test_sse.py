@@ -1,0 +1,261 @@
+"""Streams: framing, keep-alives by the clock, and an end for every way in which a reader can go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from starlette.requests import Request
+
+from server.http.sse import KEEPALIVE, EventStream, StreamCut, frame
+from tests.support.running import Running, http_client, live_app
+
+
+class Source:
+    """Frames under a test's control: what is put is sent, and how it ended can be awaited."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
+        self.opened = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.ends: list[str] = []
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        self.opened.set()
+        try:
+            while (item := await self.queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            self.ends.append("frames")
+
+    def on_close(self) -> None:
+        self.ends.append("on_close")
+        self.closed.set()
+
+
+@contextlib.asynccontextmanager
+async def streaming(folder: Path, **settings: Any) -> AsyncIterator[tuple[Running, Source]]:
+    source = Source()
+
+    async def stream(request: Request) -> EventStream:
+        return EventStream(source.frames(), {"x-test": "1"}, on_close=source.on_close)
+
+    async with live_app(folder, **settings) as running:
+        running.app.add_route("/stream", stream)
+        yield running, source
+
+
+@contextlib.asynccontextmanager
+async def raw_get(
+    running: Running, limit: int = 1024
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    url = urlsplit(running.base_url)
+    # A small buffer on this side, so that a reader who stops reading is felt soon.
+    reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=limit)
+    writer.write(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n")
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def soon(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), 5)
+
+
+def test_frames_are_lines_that_end_in_line_feeds() -> None:
+    assert frame("response.created", b'{"a":1}') == b'event: response.created\ndata: {"a":1}\n\n'
+    assert frame(None, b"[DONE]") == b"data: [DONE]\n\n"
+    assert KEEPALIVE.startswith(b":") and KEEPALIVE.endswith(b"\n\n")
+    assert b"\r" not in frame("x", b"{}") + KEEPALIVE
+
+
+async def test_headers_come_before_the_first_frame(tmp_path: Path) -> None:
+    async with (
+        streaming(tmp_path) as (running, source),
+        http_client(running) as client,
+        client.stream("GET", "/stream") as reply,
+    ):
+        assert reply.status_code == 200
+        assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert reply.headers["cache-control"] == "no-store"
+        assert reply.headers["x-accel-buffering"] == "no"
+        assert reply.headers["x-test"] == "1"
+        assert "content-length" not in reply.headers
+        assert reply.headers["x-request-id"]
+        assert source.queue.empty()
+        two = frame("a", b"{}") + frame("b", b"{}")
+        chunks = reply.aiter_raw()
+        source.queue.put_nowait(two)
+        assert await anext(chunks) == two  # joined frames arrive together, and at once
+        source.queue.put_nowait(None)
+        assert [chunk async for chunk in chunks] == []
+        await soon(source.closed)
+    assert source.ends == ["frames", "on_close"]
+
+
+async def test_silence_is_filled_with_comments_and_never_inside_a_frame(tmp_path: Path) -> None:
+    async with (
+        streaming(tmp_path, keepalive_s=0.04) as (running, source),
+        http_client(running) as client,
+        client.stream("GET", "/stream") as reply,
+    ):
+        chunks = reply.aiter_raw()
+        assert await anext(chunks) == KEEPALIVE  # even before the first frame
+        assert await anext(chunks) == KEEPALIVE
+        source.queue.put_nowait(frame("a", b"{}"))
+        assert frame("a", b"{}") in [await anext(chunks), await anext(chunks)]
+        source.queue.put_nowait(None)
+        assert {chunk async for chunk in chunks} <= {KEEPALIVE}
+
+
+async def test_a_busy_stream_gets_no_comments(tmp_path: Path) -> None:
+    async with (
+        streaming(tmp_path, keepalive_s=0.2) as (running, source),
+        http_client(running) as client,
+        client.stream("GET", "/stream") as reply,
+    ):
+        chunks, got = reply.aiter_raw(), []
+        for _ in range(20):
+            source.queue.put_nowait(frame("a", b"{}"))
+            got.append(await anext(chunks))
+            await asyncio.sleep(0.02)
+        assert set(got) == {frame("a", b"{}")}
+
+
+async def test_a_client_that_leaves_closes_the_frames_at_once(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as (running, source):
+        async with raw_get(running):
+            await soon(source.opened)
+            assert running.life.pulse.num_streams == 1
+        await soon(source.closed)
+        assert source.ends == ["frames", "on_close"]
+        assert running.life.pulse.num_streams == 0
+
+
+async def test_a_client_that_takes_nothing_is_cut(tmp_path: Path) -> None:
+    async with streaming(tmp_path, send_timeout_s=0.2) as (running, source), raw_get(running):
+        await soon(source.opened)
+        for _ in range(200):
+            source.queue.put_nowait(frame("a", b"x" * 100_000))
+        await soon(source.closed)
+        assert source.queue.qsize() > 100  # it was cut while blocked, not after everything was buffered
+
+
+async def test_a_slow_client_that_makes_progress_is_not_cut(tmp_path: Path) -> None:
+    async with (
+        streaming(tmp_path, send_timeout_s=0.5) as (running, source),
+        raw_get(running, limit=1 << 17) as (reader, _),
+    ):
+        await soon(source.opened)
+        size = 0
+        for _ in range(150):
+            source.queue.put_nowait(frame("a", b"x" * 100_000))
+        source.queue.put_nowait(None)
+        while not source.closed.is_set():
+            size += len(await reader.read(200_000))
+            await asyncio.sleep(0.01)  # some 10 MB/s, so the whole takes longer than the timeout
+        assert size > 5_000_000
+        assert not source.queue.qsize()
+
+
+@pytest.mark.parametrize("end", [StreamCut(), ValueError("a bug")])
+async def test_an_exception_in_the_frames_drops_the_connection(
+    tmp_path: Path, end: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        streaming(tmp_path) as (running, source),
+        http_client(running) as client,
+        client.stream("GET", "/stream") as reply,
+    ):
+        source.queue.put_nowait(frame("a", b"{}"))
+        source.queue.put_nowait(end)
+        got = b""
+        with pytest.raises(
+            httpx.RemoteProtocolError
+        ):  # the end of a chunked body is missing, and the client knows
+            async for chunk in reply.aiter_raw():
+                got += chunk
+        assert got == frame("a", b"{}")
+        await soon(source.closed)
+    assert ("a bug" in caplog.text) == isinstance(end, ValueError)
+
+
+async def test_many_streams_share_one_pulse(tmp_path: Path) -> None:
+    async with (
+        streaming(tmp_path, keepalive_s=0.05) as (running, _source),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        readers = [(await stack.enter_async_context(raw_get(running)))[0] for _ in range(30)]
+        for reader in readers:
+            await asyncio.wait_for(reader.readuntil(KEEPALIVE), 5)
+        names = [task.get_name() for task in asyncio.all_tasks()]
+        assert names.count("sse-pulse") == 1
+        assert names.count("sse-keepalive") <= 30
+
+
+async def test_the_pulse_stops_with_the_last_stream_and_starts_again(tmp_path: Path) -> None:
+    async with streaming(tmp_path, keepalive_s=0.02) as (running, source):
+        for _ in range(2):
+            async with raw_get(running) as (reader, _):
+                await asyncio.wait_for(reader.readuntil(KEEPALIVE), 5)
+            await soon(source.closed)
+            source.closed.clear()
+            pulse = [task for task in asyncio.all_tasks() if task.get_name() == "sse-pulse"]
+            await asyncio.wait(pulse, timeout=5) if pulse else None
+            assert all(task.done() for task in pulse)
+
+
+async def test_on_close_may_be_awaitable(tmp_path: Path) -> None:
+    closed = asyncio.Event()
+
+    async def close() -> None:
+        await asyncio.sleep(0)
+        closed.set()
+
+    async def nothing() -> AsyncIterator[bytes]:
+        no_frames: list[bytes] = []
+        for each in no_frames:
+            yield each
+
+    async with live_app(tmp_path) as running, http_client(running) as client:
+        running.app.add_route("/stream", _returning(lambda: EventStream(nothing(), on_close=close)))
+        assert (await client.get("/stream")).content == b""
+        await soon(closed)
+
+
+def _returning(make: Callable[[], EventStream]) -> Any:
+    async def route(request: Request) -> EventStream:
+        return make()
+
+    return route
+
+
+async def test_a_request_whose_client_left_is_aborted(live_server: Running) -> None:
+    """`while_connected`, for replies that are no streams."""
+    from server.http.request import while_connected
+
+    began, aborted = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            aborted.set()
+
+    async def route(request: Request) -> Any:
+        return await while_connected(request, work())
+
+    live_server.app.add_route("/stream", route)
+    async with raw_get(live_server):
+        await soon(began)
+    await soon(aborted)

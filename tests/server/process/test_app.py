@@ -1,0 +1,104 @@
+"""What every reply carries, and the official shape of what the router itself refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.running import Running, http_client, running_app
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/health", 200),
+        ("GET", "/v1/nothing", 404),
+        ("PATCH", "/v1/models", 405),
+        ("POST", "/v1/responses", 400),
+    ],
+)
+async def test_standard_headers(client: httpx.AsyncClient, method: str, path: str, status: int) -> None:
+    reply = await client.request(method, path, headers={"x-client-request-id": "abc-1"})
+    assert reply.status_code == status
+    assert reply.headers["x-request-id"].startswith("req_")
+    assert reply.headers["x-client-request-id"] == "abc-1"
+    assert reply.headers["openai-processing-ms"].isdigit()
+    assert reply.headers["x-antiphon-version"]
+
+
+async def test_request_ids_differ_and_bad_echoes_are_dropped(client: httpx.AsyncClient) -> None:
+    first = await client.get("/health", headers={"x-client-request-id": "x" * 513})
+    second = await client.get("/health", headers={b"x-client-request-id": b"caf\xc3\xa9"})
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert "x-client-request-id" not in first.headers
+    assert "x-client-request-id" not in second.headers
+
+
+async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
+    missing = await client.get("/v1/nothing")
+    assert missing.json() == {
+        "error": {
+            "message": "Invalid URL (GET /v1/nothing)",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "unknown_url",
+        }
+    }
+    wrong = await client.put("/v1/responses/resp_1")
+    assert wrong.status_code == 405
+    assert wrong.headers["allow"] == "GET, DELETE"
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
+    assert (await client.get("/v1/models/")).status_code == 404  # no redirect to another spelling
+
+
+async def test_no_documentation_pages(client: httpx.AsyncClient) -> None:
+    for path in ("/docs", "/redoc", "/openapi.json"):
+        assert (await client.get(path)).status_code == 404
+
+
+async def test_an_unforeseen_exception_is_a_500_that_tells_its_request_id(
+    server_app: Running, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(request: object) -> None:
+        raise LookupError("a secret")
+
+    server_app.app.add_route("/broken", broken)  # type: ignore[arg-type]
+    reply = await client.get("/broken")
+    assert reply.status_code == 500
+    error = reply.json()["error"]
+    assert reply.headers["x-request-id"] in error["message"]
+    assert "a secret" not in reply.text
+    assert "a secret" in caplog.text  # where the operator looks
+
+
+async def test_browsers_may_not_call_unless_allowed(client: httpx.AsyncClient, tmp_path: Path) -> None:
+    origin = {"origin": "https://app.example"}
+    preflight = {**origin, "access-control-request-method": "POST"}
+    assert "access-control-allow-origin" not in (await client.get("/health", headers=origin)).headers
+    assert (await client.options("/v1/responses", headers=preflight)).status_code == 405
+    async with (
+        running_app(tmp_path / "other", cors_origin=("https://app.example",)) as running,
+        http_client(running) as open_client,
+    ):
+        allowed = await open_client.options("/v1/responses", headers=preflight)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+        assert allowed.headers["x-request-id"]
+        refused = await open_client.get("/v1/nothing", headers=origin)
+        assert refused.status_code == 404
+        assert refused.headers["access-control-allow-origin"] == "https://app.example"
+
+
+async def test_tokenize(client: httpx.AsyncClient) -> None:
+    counted = (await client.post("/tokenize", json={"prompt": "h\u00e9"})).json()
+    assert counted == {"count": 3, "max_model_len": 262144, "tokens": [104, 195, 169]}
+    back = await client.post("/detokenize", json={"tokens": counted["tokens"]})
+    assert back.json() == {"prompt": "h\u00e9"}
+    chat = (await client.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})).json()
+    assert chat["count"] == len(chat["tokens"]) > 2
+    for body, param in (({}, "prompt"), ({"prompt": 1}, "prompt"), ({"messages": 1}, "messages")):
+        assert (await client.post("/tokenize", json=body)).json()["error"]["param"] == param
+    assert (await client.post("/detokenize", json={"tokens": [-1]})).json()["error"]["param"] == "tokens[0]"
+    assert (await client.post("/tokenize", json={"model": "x", "prompt": "a"})).status_code == 404

@@ -1,0 +1,176 @@
+"""Retention as a client sees it: what was pruned is said so, and what stays works; the task that prunes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine import ScriptedEngine
+from server.config import Config
+from server.http.sse import StreamCut
+from server.process import retention
+from server.process.retention import Retention, limits
+from server.routes.responses import _frames
+from storage import EventsExpired, Limits, StorageUnavailable, Swept
+from tests.support.making import rows
+from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.talk import WEATHER, Api, Gate, answer, call, calls, gated, text
+
+SOON = 1e-6  # seconds: whatever has ended is old enough
+
+
+async def sweep(running: Running) -> Swept:
+    """What the server's own task does once a minute."""
+    assert running.life._retention is not None
+    return await running.life._retention.sweep()
+
+
+async def test_pruned_events_are_a_400_and_the_response_still_works(tmp_path: Path) -> None:
+    async with running_app(tmp_path, event_retention_s=SOON) as server, http_client(server) as client:
+        api = Api(client)
+        streamed = await api.stream("say hello")
+        response = streamed.response
+        called = await api.create(call(), tools=[WEATHER])
+        assert await sweep(server) == Swept(logs=2)
+        for query in ("?stream=true", "?stream=true&starting_after=1", "?stream=true&starting_after=99"):
+            error = await api.fails(400, "GET", f"/v1/responses/{response['id']}{query}")
+            assert (error["code"], error["param"]) == ("events_expired", "stream")
+            assert error["type"] == "invalid_request_error"
+            assert "retrieve it without 'stream'" in error["message"] and "since 20" in error["message"]
+            assert "x-should-retry" not in error["headers"]
+        assert await api.get(response["id"]) == response
+        assert len((await api.input_items(response["id"]))["data"]) == 1
+        assert text(await api.create("say more", previous_response_id=response["id"])) == "more"
+        [waiting] = calls(called)
+        continued = await api.outputs(called["id"], {waiting["call_id"]: "sunny"})
+        assert continued["previous_response_id"] == called["id"]
+        chained = [answer(waiting["call_id"])]
+        assert (await api.create(chained, previous_response_id=called["id"]))["status"] == "completed"
+        await api.delete(response["id"])
+
+
+async def test_a_stream_in_flight_is_never_pruned(tmp_path: Path) -> None:
+    gate = Gate()
+    settings = {"event_retention_s": SOON, "retention_s": SOON, "max_responses_per_owner": 1}
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated(gate)), **settings) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        async with api.open("hello") as live:
+            await live.until("output_text.delta")
+            await gate.reached.wait()
+            assert await sweep(server) == Swept()
+            async with api.follow(live.id) as other:
+                gate.release.set()
+                assert await live.done() == await other.done()
+        assert await sweep(server) == Swept(responses=1)
+        await api.fails(404, "GET", f"/v1/responses/{live.id}")
+
+
+async def test_a_reader_whose_log_is_pruned_under_it_is_cut(tmp_path: Path) -> None:
+    async with running_app(tmp_path, event_retention_s=SOON) as server, http_client(server) as client:
+        done = await Api(client).create("count 20")
+        storage = server.context.storage
+        storage.records = partial(storage.records, limit_bytes=1)  # a page is one record
+        reader, stored = await server.context.runs.follow("local", done["id"])
+        assert stored.log_erased_at is None
+        frames, stream = reader.frames(ended=True), _frames(reader, -1, True, False)
+        await anext(frames)
+        await anext(stream)
+        await sweep(server)
+        with pytest.raises(EventsExpired):
+            await anext(frames)
+        with pytest.raises(StreamCut):
+            await anext(stream)
+        reader.close()
+
+
+async def test_limits_of_number_and_bytes(tmp_path: Path) -> None:
+    async with (
+        running_app(tmp_path, max_responses_per_owner=3, max_bytes_per_owner=1 << 30) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        conversation = await api.conversation()
+        ids = [(await api.create("say a", conversation=conversation))["id"]]
+        ids += [(await api.create(f"say {n}"))["id"] for n in range(5)]
+        before = await api.conversation_items(conversation)
+        assert await sweep(server) == Swept(responses=3)
+        assert [r["id"] for r in await api.pages("/v1/responses", order="asc")] == ids[3:]
+        assert await api.conversation_items(conversation) == before
+        assert text(await api.create("say on", conversation=conversation)) == "on"
+    async with running_app(tmp_path, max_bytes_per_owner=1) as server, http_client(server) as client:
+        assert await sweep(server) == Swept(responses=4)
+        assert await Api(client).pages("/v1/responses") == []
+
+
+async def test_what_went_is_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "antiphon.retention")
+    async with running_app(tmp_path, retention_s=SOON) as server, http_client(server) as client:
+        assert await sweep(server) == Swept()
+        assert not caplog.records
+        await Api(client).create("say hello")
+        await sweep(server)
+        assert [record.getMessage() for record in caplog.records] == [
+            "let go of 1 responses, 0 logs, 0 idempotent requests"
+        ]
+        assert "antiphon_retention_responses_total 1.0" in (await client.get("/metrics")).text
+
+
+async def test_deleting_everything_leaves_nothing(server_app: Running, client: httpx.AsyncClient) -> None:
+    api = Api(client)
+    storage = server_app.context.storage
+    conversation = await api.conversation({"role": "user", "content": "seed"})
+    keyed = {"Idempotency-Key": "once"}
+    reply = await client.post("/v1/responses", json={"input": "say keyed"}, headers=keyed)
+    ids = [reply.json()["id"]]
+    ids += [(await api.create("say a", conversation=conversation))["id"]]
+    ids += [(await api.create("say b", previous_response_id=ids[-1]))["id"]]
+    waits = {"tools": [WEATHER], "background": True, "await_tool_outputs": True}
+    ids += [(await api.create(call(), previous_response_id=ids[-1], **waits))["id"]]
+    assert (await client.delete(f"/v1/conversations/{conversation}")).status_code == 200
+    for id in ids:
+        await api.delete(id)
+    assert await rows(storage) == {}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The task
+
+
+def test_zero_seconds_stand_for_no_limit() -> None:
+    found = limits(Config(retention_s=0, event_retention_s=0, idempotency_ttl_s=2))
+    assert found == Limits(request_age=2_000_000)
+    assert limits(Config()).age == 30 * 86400 * 1_000_000
+
+
+class Troubled:
+    """A storage whose sweeps fail in every way before they work."""
+
+    def __init__(self) -> None:
+        self.troubles: list[Exception] = [StorageUnavailable("locked"), ValueError("a bug")]
+        self.swept = asyncio.Event()
+
+    async def sweep(self, limits: Limits, now: int) -> AsyncGenerator[Swept]:
+        if self.troubles:
+            raise self.troubles.pop(0)
+        yield Swept(responses=1)
+        self.swept.set()
+
+
+async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "EVERY_S", 0)
+    storage = Troubled()
+    sweeper = Retention(storage, Config())
+    sweeper.start()
+    async with asyncio.timeout(10):
+        await storage.swept.wait()
+    await sweeper.close()
+    assert sweeper.readings()["responses_total"] >= 1

@@ -1,0 +1,249 @@
+"""What the model is shown and how it may answer: the one way from items, tools and fields."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine import Constraint, ModelInfo, PromptTooLong, SamplingDefaults, closed_schema
+from server.errors import ApiError
+from server.prompting.messages import sampling, text_of, to_messages
+from server.prompting.tool_offer import offer
+from server.schema.fields import SamplingFields
+from tests.support.wire import Json
+
+
+def said(role: str, *texts: str) -> Json:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text} for text in texts]}
+
+
+def call(call_id: str, name: str = "f", arguments: str = "{}") -> Json:
+    return {"type": "function_call", "id": call_id, "call_id": call_id, "name": name, "arguments": arguments}
+
+
+def output(call_id: str, value: Any) -> Json:
+    return {"type": "function_call_output", "call_id": call_id, "output": value}
+
+
+def thought(text: str) -> Json:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Items to messages
+
+
+def test_roles_and_parts() -> None:
+    items = [said("developer", "a"), said("system", "b"), said("user", "c", "d")]
+    assert to_messages(items, "be brief") == [
+        {"role": "system", "content": "be brief"},
+        {"role": "system", "content": "a"},
+        {"role": "system", "content": "b"},
+        {"role": "user", "content": "c\nd"},
+    ]
+
+
+def test_one_assistant_turn_is_one_message() -> None:
+    items = [said("user", "q"), thought("hm"), said("assistant", "text"), call("c1"), call("c2")]
+    [_, turn] = to_messages(items)
+    assert (turn["role"], turn["reasoning_content"], turn["content"]) == ("assistant", "hm", "text")
+    assert [made["id"] for made in turn["tool_calls"]] == ["c1", "c2"]
+    assert turn["tool_calls"][0] == {
+        "id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}
+    }  # fmt: skip
+
+
+def test_what_follows_an_output_is_another_turn() -> None:
+    items = [call("c1", "look_up"), output("c1", "found"), said("assistant", "so"), said("assistant", "yes")]
+    messages = to_messages(items)
+    assert [message["role"] for message in messages] == ["assistant", "tool", "assistant", "assistant"]
+    assert messages[1] == {"role": "tool", "tool_call_id": "c1", "name": "look_up", "content": "found"}
+
+
+def test_an_output_of_parts_is_joined() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    assert to_messages([call("c1"), output("c1", parts)])[1]["content"] == "a\nb"
+
+
+def test_a_server_call_is_a_call_and_its_answer() -> None:
+    item: Json = {
+        "type": "mcp_call",
+        "id": "m",
+        "name": "calc",
+        "arguments": "{}",
+        "output": "4",
+        "error": None,
+    }
+    turn, answer, after = to_messages([item, said("assistant", "four")])
+    assert (turn["tool_calls"][0]["id"], answer["content"], after["content"]) == ("m", "4", "four")
+    error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "no"}]}
+    assert to_messages([{**item, "output": None, "error": error}])[1]["content"] == "error: no"
+
+
+def test_a_call_that_is_not_whole_is_shown_with_its_answer_only() -> None:
+    torn = {**call("c1", arguments='{"a'), "status": "incomplete"}
+    assert to_messages([torn, said("user", "and?")]) == [{"role": "user", "content": "and?"}]
+    assert [each["role"] for each in to_messages([torn, output("c1", "no JSON")])] == ["assistant", "tool"]
+
+
+def test_items_without_words_are_left_out() -> None:
+    listing: Json = {"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []}
+    hosted: Json = {"type": "web_search_call", "id": "w", "status": "completed", "action": {}}
+    assert to_messages([said("user", "q"), listing, hosted]) == [{"role": "user", "content": "q"}]
+
+
+def test_a_summary_stands_in_for_reasoning_that_is_hidden() -> None:
+    item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}]}
+    assert to_messages([item, said("assistant", "a")])[0]["reasoning_content"] == "short"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ("a", "a"),
+        ([], ""),
+        ([{"type": "refusal", "refusal": "no"}], "no"),
+        ([{"text": "a"}, {}], "a\n"),
+    ],
+)
+def test_text_of(content: Any, text: str) -> None:
+    assert text_of(content) == text
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Tools to an offer
+
+TOOLS: list[Json] = [{"type": "function", "name": name, "parameters": None} for name in ("a", "b")]
+
+
+def names(tools: Any) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]
+
+
+def test_auto_offers_everything_and_enforces_nothing() -> None:
+    offered = offer(TOOLS, "auto", True)
+    assert (names(offered.tools), offered.constraint, len(offered.shapes), offered.max_calls) == (
+        ["a", "b"], None, 2, None
+    )  # fmt: skip
+    assert offer(TOOLS, "auto", False).max_calls == 1
+    assert offered.tools[0]["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
+def test_values_are_read_by_the_client_s_types() -> None:
+    """Strict or not: a call whose values are bare text needs them."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    for strict in (True, False):
+        tool: Json = {"type": "function", "name": "f", "parameters": parameters, "strict": strict}
+        reader = offer([tool], "auto", True).reader("text")
+        assert reader.calls and [(each.name, json.loads(each.parameters)) for each in reader.tools] == [
+            ("f", parameters)
+        ]
+    assert offer([tool], "none", True).reader("text").tools == ()
+
+
+def test_none_and_no_tools_offer_nothing() -> None:
+    for tools, choice in ((TOOLS, "none"), ([], "auto"), ([], "none"), ([], None)):
+        offered = offer(tools, choice, True)
+        assert (offered.tools, offered.constraint, offered.shapes) == ((), None, ())
+
+
+def test_a_forced_call_shows_all_tools_and_allows_those_chosen() -> None:
+    required = offer(TOOLS, "required", True)
+    named = offer(TOOLS, {"type": "function", "name": "b"}, True)
+    assert names(required.tools) == names(named.tools) == ["a", "b"]
+    assert isinstance(required.constraint, Constraint) and isinstance(named.constraint, Constraint)
+    assert [tool.name for tool in required.constraint.tools] == ["a", "b"]
+    assert (required.constraint.max_calls, required.max_calls) == (None, None)
+    assert ([tool.name for tool in named.constraint.tools], named.constraint.max_calls) == (["b"], 1)
+    assert offer(TOOLS, "required", False).max_calls == 1
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "c"}, {"type": "web_search"}])
+def test_a_choice_of_nothing_is_refused(choice: Any) -> None:
+    with pytest.raises(ApiError) as refused:
+        offer([] if choice == "required" else TOOLS, choice, True)
+    assert (refused.value.status, refused.value.param) == (400, "tool_choice")
+
+
+def test_objects_that_list_properties_are_closed() -> None:
+    """Under strict, listed properties keep their `required`; a schema is never refused for its shape."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "at": {"type": "object", "properties": {"x": {"type": "number"}}},
+            "tags": {"type": "array", "items": {"type": "object", "properties": {}}},
+            "free": {"type": "object"},
+            "enum": {"enum": [{"properties": 1}]},
+            "open": {"type": "object", "properties": {}, "additionalProperties": True},
+        },
+        "required": ["at"],
+        "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
+    }
+    closed = json.loads(closed_schema(schema))
+    assert closed["additionalProperties"] is False and closed["required"] == ["at"]
+    properties = closed["properties"]
+    assert properties["at"]["additionalProperties"] is False
+    assert properties["tags"]["items"]["additionalProperties"] is False
+    assert "additionalProperties" not in properties["free"]
+    assert properties["enum"] == {"enum": [{"properties": 1}]}
+    assert properties["open"]["additionalProperties"] is True
+    assert closed["$defs"]["node"]["additionalProperties"] is False
+    assert "additionalProperties" not in schema, "the client's own is left alone"
+
+
+def test_parts_that_add_to_each_other_are_left_open() -> None:
+    part = {"type": "object", "properties": {"a": {"type": "string"}}}
+    for schema in (
+        {"allOf": [part, part]},
+        {"properties": {"b": {}}, "anyOf": [part]},
+        {"if": part, "then": part},
+    ):
+        closed = json.loads(closed_schema(schema))
+        assert "additionalProperties" not in json.dumps(closed)
+    choice = json.loads(closed_schema({"anyOf": [part, part]}))
+    assert all(one["additionalProperties"] is False for one in choice["anyOf"])
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Fields to sampling
+
+INFO = ModelInfo(
+    name="m",
+    max_model_len=100,
+    vocab_size=10,
+    fingerprint="f",
+    eos_token_ids=(0,),
+    defaults=SamplingDefaults(temperature=0.6, top_k=20),
+)
+
+
+def test_a_field_is_the_requests_then_the_checkpoints_then_the_apis() -> None:
+    unset = sampling(SamplingFields(), INFO, prompt_tokens=40, seed=5)
+    assert (unset.temperature, unset.top_k, unset.top_p, unset.seed, unset.max_tokens) == (
+        0.6,
+        20,
+        1.0,
+        5,
+        60,
+    )
+    fields = SamplingFields(temperature=0, top_k=0, seed=9, max_tokens=30, logit_bias={"7": -1, "3": 2})
+    given = sampling(fields, INFO, prompt_tokens=40, seed=5)
+    assert (given.temperature, given.top_k, given.seed, given.max_tokens) == (0, 0, 9, 30)
+    assert given.logit_bias == ((3, 2.0), (7, -1.0))
+
+
+def test_output_is_bounded_by_the_context() -> None:
+    fields = SamplingFields(max_tokens=1000)
+    assert sampling(fields, INFO, prompt_tokens=99, seed=1).max_tokens == 1
+    short = replace(INFO, defaults=SamplingDefaults(max_new_tokens=16))
+    for asked, found in ((None, 16), (30, 30), (1000, 60)):
+        own = sampling(SamplingFields(max_tokens=asked), short, prompt_tokens=40, seed=1)
+        assert own.max_tokens == found, "the checkpoint's limit is for those who name none"
+    with pytest.raises(PromptTooLong) as long:
+        sampling(fields, INFO, prompt_tokens=100, seed=1)
+    assert (long.value.num_tokens, long.value.limit) == (100, 100)

@@ -1,0 +1,95 @@
+"""Probes, versions and metrics, in every phase of a server's life."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine import EngineDead, ScriptedEngine
+from server.config import Config
+from server.process.app import create_app
+from server.process.lifecycle import Life
+from tests.support.running import Running, http_client, running_app
+
+
+async def test_ready(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/health")).json() == {"status": "ready"}
+    ready = await client.get("/ready")
+    assert ready.status_code == 200
+    assert ready.json()["models"] == ["antiphon-scripted"]
+    assert (await client.head("/ready")).status_code == 200
+    assert (await client.get("/version")).json()["version"]
+
+
+async def test_before_the_engine_has_started(tmp_path: Path) -> None:
+    life = Life(Config(data=tmp_path, engine="scripted"))
+    async with http_client(Running(life, create_app(life), "http://antiphon.test")) as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/version")).status_code == 200
+        for path in ("/ready", "/v1/models", "/v1/responses/resp_1"):
+            reply = await client.get(path)
+            assert reply.status_code == 503
+            assert reply.json()["error"]["code"] == "not_ready"
+            assert reply.headers["retry-after"] == "1"
+    await life.close()
+
+
+async def test_while_draining(server_app: Running, client: httpx.AsyncClient) -> None:
+    made = await client.post("/v1/responses", json={"input": "say hello"})
+    await server_app.life.drain(0)
+    assert (await client.get("/health")).status_code == 200
+    assert (await client.get("/ready")).status_code == 503
+    refused = await client.post("/v1/responses", json={"input": "say more"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert "retry-after" in refused.headers
+    assert (await client.get(f"/v1/responses/{made.json()['id']}")).status_code == 200
+    assert (await client.post("/v1/responses/resp_1/tool_outputs", json={})).status_code == 400
+
+
+async def test_after_the_engine_has_died(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine) as running, http_client(running) as client:
+        engine.kill(EngineDead("injected"))
+        await running.life.died.wait()
+        for path in ("/health", "/ready", "/v1/models"):
+            reply = await client.get(path)
+            assert reply.status_code == 503
+            assert reply.json()["error"]["code"] == "engine_dead"
+
+
+async def test_metrics(client: httpx.AsyncClient) -> None:
+    await client.post("/v1/responses", json={"input": "say one two three"})
+    await client.get("/v1/responses/resp_unknown")
+    text = (await client.get("/metrics")).text
+    assert 'antiphon_requests_total{method="POST",route="/v1/responses",status="200"} 1.0' in text
+    assert 'route="/v1/responses/{response_id}",status="404"' in text
+    assert "resp_unknown" not in text
+    for name in (
+        "antiphon_time_to_first_token_seconds_count 1.0",
+        "antiphon_inter_token_seconds_count",
+        "antiphon_engine_waiting 0.0",
+        "antiphon_engine_running 0.0",
+        "antiphon_engine_kv_blocks_used",
+        "antiphon_engine_prefix_hits_total",
+        "antiphon_storage_commits_total",
+        "antiphon_sse_readers 0.0",
+        'antiphon_runs_total{status="completed"} 1.0',
+    ):
+        assert name in text, name
+
+
+@pytest.mark.parametrize("name", ["antiphon-scripted", "other/name"])
+async def test_models(tmp_path: Path, name: str) -> None:
+    names = ("antiphon-scripted", "other/name")
+    async with running_app(tmp_path, served_model_name=names) as running, http_client(running) as client:
+        listed = (await client.get("/v1/models")).json()
+        assert [model["id"] for model in listed["data"]] == list(names)
+        one = await client.get(f"/v1/models/{name.replace('/', '%2F')}")
+        assert one.json() in listed["data"]
+        assert (await client.get(f"/v1/models/{name}")).json() == one.json()
+        missing = await client.get("/v1/models/nobody")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "model_not_found"
+        assert missing.json()["error"]["param"] == "model"

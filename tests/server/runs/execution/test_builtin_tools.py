@@ -1,0 +1,316 @@
+"""Tools that the server runs itself, in the official MCP form: items, events, limits, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tools
+from engine import Say, ScriptedEngine
+from server.runs.planning import steps
+from tests.support.running import http_client, live_app, running_app
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, prompts, saying, text
+from tests.support.wire import Json
+
+SUM = 'call calculator {"expression": "2+3"}'
+MARKUP = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2+3"}}\n</tool_call>'
+
+
+@pytest.fixture
+def api(client: httpx.AsyncClient) -> Api:
+    return Api(client)
+
+
+def kinds(response: Json) -> list[str]:
+    return [item["type"] for item in response["output"]]
+
+
+async def test_a_server_tool_is_listed_called_and_answered(api: Api) -> None:
+    stream = await api.stream(SUM, tools=[BUILTIN])
+    listing, made, message = stream.response["output"]
+    assert (listing["type"], listing["server_label"]) == ("mcp_list_tools", "antiphon")
+    assert {tool["name"] for tool in listing["tools"]} == {"calculator", "record_note"}
+    assert all(tool["input_schema"]["type"] == "object" for tool in listing["tools"])
+    assert (made["type"], made["status"], made["name"]) == ("mcp_call", "completed", "calculator")
+    assert (json.loads(made["arguments"]), made["output"], made["error"]) == (
+        {"expression": "2+3"},
+        "5",
+        None,
+    )
+    assert message["content"][0]["text"] == "The tool said: 5"
+    assert [t for t in stream.types if t.startswith("mcp_")] == [
+        "mcp_list_tools.in_progress",
+        "mcp_list_tools.completed",
+        "mcp_call.in_progress",
+        *[t for t in stream.types if t == "mcp_call_arguments.delta"],
+        "mcp_call_arguments.done",
+        "mcp_call.completed",
+    ]
+    assert await api.ended(stream.response["id"]) == stream.response
+
+
+async def test_tools_are_listed_once_per_chain(api: Api) -> None:
+    first = await api.create("say hi", tools=[BUILTIN])
+    assert kinds(first) == ["mcp_list_tools", "message"]
+    second = await api.create(SUM, tools=[BUILTIN], previous_response_id=first["id"])
+    assert kinds(second) == ["mcp_call", "message"]
+    relabelled = {**BUILTIN, "server_label": "other"}
+    third = await api.create("say hi", tools=[relabelled], previous_response_id=second["id"])
+    assert third["output"][0]["server_label"] == "other"
+    sent_back = [*second["output"], {"role": "user", "content": SUM}]
+    assert kinds(await api.create(sent_back, tools=[BUILTIN])) == ["mcp_list_tools", "mcp_call", "message"]
+
+
+async def test_tools_are_listed_once_per_conversation(api: Api) -> None:
+    conversation = await api.conversation()
+    await api.create("say hi", tools=[BUILTIN], conversation=conversation)
+    second = await api.create(SUM, tools=[BUILTIN], conversation=conversation)
+    assert kinds(second) == ["mcp_call", "message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [('{"expression": "1/0"}', "cannot compute"), ('{"expr": "1"}', "missing"), ("{}", "missing")],
+)
+async def test_errors_are_told_to_the_model(tmp_path: Path, arguments: str, told: str) -> None:
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        stream = await Api(client).stream(f"call calculator {arguments}", tools=[BUILTIN])
+        made = stream.response["output"][1]
+        assert (made["status"], made["output"]) == ("failed", None)
+        assert made["error"]["type"] == "mcp_tool_execution_error"
+        assert told in made["error"]["content"][0]["text"]
+        assert "mcp_call.failed" in stream.types and stream.response["status"] == "completed"
+        assert told in prompts(engine)[-1]
+
+
+async def test_arguments_that_are_no_json_are_told_to_the_model(api: Api) -> None:
+    response = await api.create("call calculator {not json", tools=[BUILTIN])
+    made = [item for item in response["output"] if item["type"] == "mcp_call"]
+    assert response["status"] == "completed"
+    assert made == [] or made[0]["status"] in ("failed", "incomplete")
+
+
+async def test_a_tool_that_crashes_does_not_crash_the_run(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def crash(expression: str) -> str:
+        raise ZeroDivisionError(expression)
+
+    broken = {**tools.BUILTIN, "calculator": replace(tools.BUILTIN["calculator"], run=crash)}
+    monkeypatch.setattr(tools, "BUILTIN", broken)
+    response = await api.create(SUM, tools=[BUILTIN])
+    assert response["status"] == "completed"
+    assert response["output"][1]["error"]["content"][0]["text"] == "calculator failed: ZeroDivisionError"
+
+
+async def test_several_calls_of_one_generation(api: Api) -> None:
+    response = await api.create(f'{SUM}\ncall record_note {{"note": "five"}}', tools=[BUILTIN])
+    assert [item.get("output") for item in response["output"][1:3]] == ["5", "Noted: five"]
+    assert kinds(response) == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
+
+
+async def test_the_model_sees_the_result_of_a_call_that_it_talked_on_after(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(f"{MARKUP}\nLet me compute.", "It is five."))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = (await Api(client).stream("hi", tools=[BUILTIN])).response
+    assert kinds(response) == ["mcp_list_tools", "mcp_call", "message", "message"]
+    assert text(response).endswith("It is five.")
+    assert len(engine.requests) == 2
+
+
+async def test_server_and_client_calls_of_one_generation(api: Api) -> None:
+    first = await api.create(f"{SUM}\n{call()}", tools=[BUILTIN, WEATHER])
+    assert kinds(first) == ["mcp_list_tools", "mcp_call", "function_call"]
+    assert first["output"][1]["output"] == "5", "ours is done, the client's is pending"
+    second = await api.outputs(first["id"], {calls(first)[0]["call_id"]: "rainy"})
+    assert text(second) == "The tool said: rainy"
+
+
+async def test_usage_counts_every_generation_and_input_tokens_the_first(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = await Api(client).create(SUM, tools=[BUILTIN])
+        assert len(engine.requests) == 2
+        spent = sum(len(request.prompt_ids) for request in engine.requests)
+        assert response["usage"]["input_tokens"] == spent
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Limits
+
+
+async def test_max_tool_calls_ends_the_calling(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(MARKUP, f"{MARKUP}\n{MARKUP}", "enough"))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = (await Api(client).stream("hi", tools=[BUILTIN], max_tool_calls=2)).response
+    made = [item for item in response["output"] if item["type"] == "mcp_call"]
+    assert [item["status"] for item in made] == ["completed", "completed", "failed"]
+    assert "no more than 2" in made[2]["error"]["content"][0]["text"]
+    assert (text(response), response["max_tool_calls"]) == ("enough", 2)
+
+
+async def test_a_loop_of_calls_ends_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "MAX_GENERATIONS", 5)
+    engine = ScriptedEngine(saying(MARKUP))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = (await Api(client).stream("hi", tools=[BUILTIN])).response
+    assert (response["status"], len(engine.requests)) == ("incomplete", 5)
+    assert kinds(response).count("mcp_call") == 5
+
+
+async def test_calls_that_are_broken_again_and_again_end_incomplete(tmp_path: Path) -> None:
+    torn = MARKUP.replace("}}", "")
+    engine = ScriptedEngine(saying(MARKUP, torn))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = (await Api(client).stream("hi", tools=[BUILTIN])).response
+        stored = (await client.get(f"/v1/responses/{response['id']}")).json()
+    assert (response["status"], len(engine.requests)) == ("incomplete", 1 + steps.MAX_BROKEN_CALLS)
+    made = [item for item in response["output"] if item["type"] == "mcp_call"]
+    assert [item["status"] for item in made] == ["completed", *["incomplete"] * steps.MAX_BROKEN_CALLS]
+    assert "not whole" in made[1]["error"]["content"][0]["text"]
+    assert made[-1]["error"]["content"][0]["text"].endswith("number 3 of such calls in a row.")
+    assert "number 2 of such calls in a row" in prompts(engine)[-1], "the model is told"
+    assert stored["output"] == response["output"]
+
+
+async def test_a_call_that_was_broken_may_be_mended(tmp_path: Path) -> None:
+    torn = MARKUP.replace("}}", "")
+    engine = ScriptedEngine(saying(f"{torn}\n" * 3, MARKUP, torn, torn, "enough"))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = (await Api(client).stream("hi", tools=[BUILTIN])).response
+    assert (response["status"], text(response)) == ("completed", "enough")
+
+
+async def test_max_output_tokens_count_over_all_generations(api: Api) -> None:
+    response = await api.create(SUM, tools=[BUILTIN], max_output_tokens=64)
+    assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", 64)
+    assert kinds(response)[-1] == "message"
+
+
+async def test_outputs_that_fill_the_context_end_the_run_incomplete(tmp_path: Path) -> None:
+    long = json.dumps({"note": "x" * 600})
+    markup = f'<tool_call>\n{{"name": "record_note", "arguments": {long}}}\n</tool_call>'
+    body = {"input": "hi", "tools": [BUILTIN]}
+    async with running_app(tmp_path / "counting") as server, http_client(server) as client:
+        counted = (await client.post("/v1/responses/input_tokens", json=body)).json()["input_tokens"]
+    engine = ScriptedEngine(saying(markup), max_model_len=counted + 1000)
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = (await Api(client).stream(**body)).response
+    assert (response["status"], kinds(response)[-1]) == ("incomplete", "mcp_call")
+    assert response["output"][-1]["status"] == "completed"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+async def test_parallel_tool_calls_false_makes_one_call_a_generation(api: Api) -> None:
+    asked = f'{SUM}\ncall record_note {{"note": "five"}}'
+    response = await api.create(asked, tools=[BUILTIN], parallel_tool_calls=False)
+    assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What is offered
+
+
+async def test_allowed_tools_of_a_server(api: Api) -> None:
+    for allowed in (["calculator"], {"tool_names": ["calculator"]}):
+        response = await api.create("say hi", tools=[{**BUILTIN, "allowed_tools": allowed}])
+        assert [tool["name"] for tool in response["output"][0]["tools"]] == ["calculator"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "mcp", "server_label": "antiphon", "name": "calculator"},
+        {"type": "function", "name": "calculator"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp", "server_label": "antiphon"}]},
+        {"type": "mcp", "server_label": "antiphon"},
+    ],
+)
+async def test_a_server_tool_can_be_forced(api: Api, choice: Json) -> None:
+    response = await api.create("say hi", tools=[BUILTIN, WEATHER], tool_choice=choice)
+    assert kinds(response)[:2] == ["mcp_list_tools", "mcp_call"]
+    assert response["tool_choice"] == choice
+    assert response["status"] == "completed", "forced once"
+
+
+async def test_allowed_tools_are_forced_once_and_allowed_throughout(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "mcp", "server_label": "antiphon"}],
+    }
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = await Api(client).create("say hi", tools=[BUILTIN, WEATHER], tool_choice=allowed)
+        first, second = prompts(engine)
+        assert "get_weather" in first, "what is forced is enforced, not hidden"
+        assert "calculator" in second and "get_weather" not in second
+        assert response["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("offered", "param"),
+    [
+        ([BUILTIN, {**WEATHER, "name": "calculator"}], "tools"),
+        ([BUILTIN, {**BUILTIN, "server_label": "again"}], "tools"),
+        ([{**BUILTIN, "require_approval": "always"}], "tools[0].require_approval"),
+        ([{**BUILTIN, "allowed_tools": {"read_only": True}}], "tools[0].allowed_tools.read_only"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused(api: Api, offered: list[Json], param: str) -> None:
+    error = await api.refused(400, "hi", tools=offered)
+    assert error["param"] == param
+
+
+async def test_approval_never_is_what_happens_anyway(api: Api) -> None:
+    response = await api.create(SUM, tools=[{**BUILTIN, "require_approval": "never"}])
+    assert text(response) == "The tool said: 5"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Calls that are interrupted
+
+
+async def test_a_call_is_in_the_log_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+
+    async def held(expression: str) -> str:
+        gate.reached.set()
+        await gate.release.wait()
+        return "5"
+
+    slow = {**tools.BUILTIN, "calculator": replace(tools.BUILTIN["calculator"], run=held)}
+    monkeypatch.setattr(tools, "BUILTIN", slow)
+    async with live_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        begun = await api.create(SUM, tools=[BUILTIN], background=True)
+        await gate.reached.wait()
+        records = await server.context.storage.records(begun["id"], after=-1)
+        assert b"response.mcp_call_arguments.done" in records[-1].events
+        cancelled = await api.cancel(begun["id"])
+        made = cancelled["output"][1]
+        assert (made["status"], made["output"]) == ("failed", None)
+        assert cancelled["status"] == "cancelled"
+        await api.ended(begun["id"])
+
+
+async def test_a_slow_tool_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(expression: str) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    slow = {**tools.BUILTIN, "calculator": replace(tools.BUILTIN["calculator"], run=never, timeout_s=0.01)}
+    monkeypatch.setattr(tools, "BUILTIN", slow)
+
+    def script(request: Any, prompt: str) -> Any:
+        yield Say(MARKUP if request.generation == 0 else "too slow")
+
+    async with running_app(tmp_path, ScriptedEngine(script)) as server, http_client(server) as client:
+        response = await Api(client).create("hi", tools=[BUILTIN])
+    assert "took longer" in response["output"][1]["error"]["content"][0]["text"]
+    assert text(response) == "too slow"

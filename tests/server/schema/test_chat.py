@@ -1,0 +1,134 @@
+"""Chat messages become the items that Responses would have; no body whatever is anything but read or a
+400."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.errors import ApiError
+from server.schema.chat import parse_chat
+from server.schema.completions import parse_completion
+from server.schema.messages import to_items, unsupported_in
+from tests.support import wire
+
+Json = dict[str, Any]
+
+
+def items(*messages: Json) -> list[Json]:
+    found = to_items(list(messages), new_id=lambda prefix: f"{prefix}1")
+    for item in found:
+        wire.validate_item(item, "ItemResource")
+    return found
+
+
+def test_an_assistant_turn_is_an_item_for_each_thing_it_did() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    found = items({"role": "assistant", "reasoning": "hm", "content": "well", "tool_calls": [call, call]})
+    assert [item["type"] for item in found] == ["reasoning", "message", "function_call", "function_call"]
+    assert found[0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert (found[2]["call_id"], found[2]["name"]) == ("call_1", "f")
+    for content in (None, ""):
+        only = items({"role": "assistant", "content": content, "tool_calls": [call]})
+        assert [item["type"] for item in only] == ["function_call"]
+    custom = {"id": "call_1", "type": "custom", "custom": {"name": "f", "input": "x"}}
+    assert items({"role": "assistant", "tool_calls": [custom]})[0]["type"] == "custom_tool_call"
+
+
+def test_messages_keep_their_roles_and_parts() -> None:
+    for role in ("system", "developer", "user"):
+        (item,) = items({"role": role, "content": [{"type": "text", "text": "x"}]})
+        assert (item["role"], item["content"]) == (role, [{"type": "input_text", "text": "x"}])
+    (refusal,) = items({"role": "assistant", "content": None, "refusal": "no"})
+    assert refusal["content"] == [{"type": "refusal", "refusal": "no"}]
+    (output,) = items({"role": "tool", "tool_call_id": "c", "content": "sunny"})
+    assert (output["type"], output["output"]) == ("function_call_output", "sunny")
+    (empty,) = items({"role": "assistant", "content": ""})
+    assert empty["content"][0]["text"] == ""
+
+
+def test_parts_that_are_not_text_are_found_where_they_stand() -> None:
+    parts: list[Json] = [
+        {"type": "text", "text": "x"},
+        {"type": "image_url", "image_url": {"url": "u", "detail": "low"}},
+        {"type": "file", "file": {"file_id": "f"}},
+    ]
+    messages: list[Json] = [{"role": "user", "content": "x"}, {"role": "user", "content": parts}]
+    assert [part["type"] for part in items(*messages)[1]["content"]] == [
+        "input_text",
+        "input_image",
+        "input_file",
+    ]
+    found = unsupported_in(messages, modalities=frozenset({"text"}))
+    assert found == [("messages[1].content[1]", "image"), ("messages[1].content[2]", "file")]
+    assert unsupported_in(messages, modalities=frozenset({"text", "image", "file"})) == []
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400)
+WORDS = [
+    "user",
+    "assistant",
+    "tool",
+    "function",
+    "text",
+    "image_url",
+    "file",
+    "custom",
+    "input_audio",
+    "refusal",
+    "allowed_tools",
+]
+KEYS = [
+    "role",
+    "content",
+    "type",
+    "text",
+    "image_url",
+    "url",
+    "file",
+    "tool_calls",
+    "id",
+    "function",
+    "name",
+    "arguments",
+    "tool_call_id",
+    "refusal",
+    "reasoning",
+    "custom",
+    "input",
+    "mode",
+    "tools",
+    "allowed_tools",
+]
+JSON: st.SearchStrategy[Any] = st.recursive(
+    LEAVES | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=15,
+)
+MESSAGE = st.builds(
+    lambda role, rest: {**rest, "role": role},
+    st.sampled_from(["user", "assistant", "tool"]),
+    st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4),
+)
+FIELDS = sorted(wire.properties(wire.schema("CreateChatCompletionRequest")))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(MESSAGE, min_size=1, max_size=2) | JSON,
+    st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
+)
+def test_no_body_whatever_raises_anything_but_a_400(messages: Any, fields: Json) -> None:
+    for attempt in (
+        lambda: parse_chat({**fields, "messages": messages}),
+        lambda: parse_chat({**fields, "messages": [{"role": "user", "content": "x"}]}),
+        lambda: parse_completion({**fields, "prompt": messages}),
+        lambda: parse_completion({"prompt": "x", **fields}),
+    ):
+        try:
+            attempt()
+        except ApiError as error:
+            assert error.status == 400
+            wire.validate_error({"error": error.error()})

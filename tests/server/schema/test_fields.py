@@ -1,0 +1,160 @@
+"""No field is ignored in silence: every official field has its kind, and unknown ones are named."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import ApiError
+from server.schema.fields import FIELDS, Api, SamplingFields, ignored_header, sampling_fields, screen
+from tests.support import wire
+
+OFFICIAL = {
+    "responses": "CreateResponse",
+    "input_tokens": "TokenCountsBody",
+    "chat": "CreateChatCompletionRequest",
+    "completions": "CreateCompletionRequest",
+}
+
+NOT_HONOURED = {
+    "responses": {
+        "hint": "metadata user safety_identifier prompt_cache_key prompt_cache_retention "
+        "reasoning stream_options prompt_cache_options",
+        "refused": "prompt moderation context_management",
+    },
+    "input_tokens": {"hint": "reasoning", "refused": "personality"},
+    "chat": {
+        "hint": "metadata user safety_identifier prompt_cache_key prompt_cache_retention "
+        "prompt_cache_options modalities prediction verbosity reasoning_effort",
+        "refused": "store audio web_search_options moderation functions function_call",
+    },
+    "completions": {"hint": "user", "refused": "suffix"},
+}
+"""Every official field that does less than its name says; all others must be honoured."""
+
+
+@pytest.mark.parametrize("api", OFFICIAL)
+def test_every_official_field_has_its_kind(api: str) -> None:
+    expected = dict.fromkeys(wire.properties(wire.schema(OFFICIAL[api])), "honoured")
+    for kind, names in NOT_HONOURED[api].items():
+        expected |= dict.fromkeys(names.split(), kind)
+    assert {name: FIELDS[api][name].kind for name in expected} == expected
+
+
+@pytest.mark.parametrize("api", OFFICIAL)
+def test_fields_that_are_not_official_are_extensions_or_refused(api: str) -> None:
+    official = wire.properties(wire.schema(OFFICIAL[api]))
+    others = {name: rule.kind for name, rule in FIELDS[api].items() if name not in official}
+    assert {name for name, kind in others.items() if kind not in ("extension", "refused")} <= {
+        "client_metadata"
+    }
+
+
+@pytest.mark.parametrize("api", OFFICIAL)
+def test_a_refused_field_is_400_unless_it_asks_for_the_default(api: str) -> None:
+    for name, rule in FIELDS[api].items():
+        if rule.accepts is None:
+            continue
+        with pytest.raises(ApiError) as caught:
+            screen(cast(Api, api), {name: "something else entirely"})
+        assert (caught.value.status, caught.value.code, caught.value.param) == (
+            400,
+            "unsupported_parameter",
+            name,
+        )
+        for accepted in rule.accepts:
+            screen(cast(Api, api), {name: accepted})
+
+
+@pytest.mark.parametrize("api", OFFICIAL)
+def test_null_means_absent(api: str) -> None:
+    screened = screen(cast(Api, api), dict.fromkeys([*FIELDS[api], "unheard_of"]))
+    assert (screened.body, screened.ignored) == ({}, [])
+
+
+def test_unknown_fields_pass_and_are_named() -> None:
+    screened = screen("responses", {"input": "x", "frobnicate": 1, "max_tokens": 3})
+    assert (screened.body, screened.ignored) == ({"input": "x"}, ["frobnicate", "max_tokens"])
+
+
+def test_a_default_is_the_same_json_value() -> None:
+    with pytest.raises(ApiError):
+        screen("chat", {"store": 0})  # 0 is not false
+    with pytest.raises(ApiError):
+        screen("responses", {"best_of": True})  # true is not 1
+    assert screen("responses", {"prompt": None, "best_of": 1.0}).body == {}
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)))
+def test_the_header_is_bounded_and_ascii(names: list[str]) -> None:
+    value = ignored_header(names)
+    if value is None:
+        assert not names or len(names[0].encode()) > 100
+        return
+    assert value.isascii() and value.isprintable() and len(value) <= 512
+    told = value.split(",")
+    assert len(told) <= 16
+    assert [unquote(name) for name in told] == list(dict.fromkeys(names))[: len(told)]
+
+
+def test_no_names_no_header() -> None:
+    assert ignored_header([]) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 2.1),
+        ("temperature", -0.1),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("temperature", float("nan")),
+        ("temperature", 10**400),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": "1"}),
+        ("logit_bias", [1]),
+        ("logit_bias", {str(n): 1 for n in range(1025)}),
+        ("seed", 1 << 63),
+        ("seed", 1.5),
+        ("stop", ""),
+        ("stop", ["a"] * 17),
+        ("stop", ["a", 1]),
+        ("stop", {"a": 1}),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", "1"),
+        ("min_tokens", -1),
+        ("ignore_eos", "yes"),
+    ],
+)
+def test_a_sampling_field_out_of_bounds_is_400_with_its_name(field: str, value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        sampling_fields({field: value}, max_tokens=None)
+    assert caught.value.status == 400
+    assert str(caught.value.param).startswith(field)
+    wire.validate_error({"error": caught.value.error()})
+
+
+def test_sampling_fields_survive_their_own_dump() -> None:
+    body = {
+        "stop": "x",
+        "logit_bias": {"5": 3},
+        "top_k": -1,
+        "top_p": 0,
+        "seed": -(1 << 63),
+        "temperature": 1,
+    }
+    fields = sampling_fields(body, max_tokens=5, logprobs=2)
+    assert (fields.stop, fields.logit_bias, fields.top_k) == (["x"], {"5": 3.0}, 0)
+    assert fields.top_p is not None and 0 < fields.top_p < 1e-3
+    assert SamplingFields.model_validate(fields.model_dump()) == fields

@@ -1,0 +1,387 @@
+"""The bodies of the Responses API: rules between fields, tools, and an echo that the official schema
+takes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.errors import ApiError
+from server.schema.responses import echo, parse_create, parse_include, parse_input_tokens, parse_tool_outputs
+from server.schema.tools import is_builtin, parse_tool_choice, parse_tools, unoffered
+from tests.support import wire
+
+Json = dict[str, Any]
+
+FUNCTION: Json = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+# What these clients send, as recorded: nothing of it may fail or be lost in silence.
+CODEX: Json = {
+    "model": "m",
+    "stream": True,
+    "store": False,
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
+        {
+            "type": "message",
+            "id": "msg_0b1c",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "hi"}],
+        },
+    ],
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"summary": "auto"},
+    "parallel_tool_calls": True,
+    "prompt_cache_key": "k",
+    "client_metadata": {"x": "y"},
+    "tools": [
+        {**FUNCTION, "strict": False},
+        {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
+        {"type": "web_search", "external_web_access": False},
+    ],
+    "tool_choice": "auto",
+}
+LLAMA_INDEX: Json = {
+    "model": "m",
+    "input": "x",
+    "include": None,
+    "instructions": None,
+    "metadata": None,
+    "previous_response_id": None,
+    "user": None,
+    "tools": [],
+    "temperature": 0.1,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "store": False,
+}
+VERCEL: Json = {
+    "model": "m",
+    "input": [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "x"}],
+    "tools": [
+        {**FUNCTION, "strict": False, "parameters": {"$schema": "http://json-schema.org/draft-07/schema#"}},
+    ],
+    "stop": ["a", "b"],
+}
+AGENTS: Json = {
+    "model": "m",
+    "input": [{"content": "x", "role": "user"}],
+    "include": [],
+    "tools": [{**FUNCTION, "description": "", "strict": True}],
+}
+
+
+@pytest.mark.parametrize("body", [CODEX, LLAMA_INDEX, VERCEL, AGENTS])
+def test_what_clients_send_passes(body: Json) -> None:
+    request, ignored = parse_create(body)
+    assert set(ignored) <= {"tools.namespace", "tools.web_search"}
+    check_echo(echo(request, model="m", temperature=1.0, top_p=1.0))
+
+
+def check_echo(echoed: Json) -> None:
+    head = {"id": "resp_1", "object": "response", "created_at": 1, "status": "in_progress"}
+    head |= dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+    wire.validate_response({**head, **echoed, "output": []})
+
+
+def test_the_echo_has_everything_at_its_effective_value() -> None:
+    request, ignored = parse_create(
+        {
+            "input": "x",
+            "conversation": "conv_1",
+            "metadata": {"a": "b"},
+            "reasoning": {"effort": "high", "summary": "auto", "unheard": 1},
+            "service_tier": "flex",
+            "frequency_penalty": 0.5,
+            "max_output_tokens": 16,
+            "max_tool_calls": 2,
+            "user": "u",
+            "tools": [FUNCTION],
+            "tool_choice": {"type": "function", "name": "f"},
+            "text": {"verbosity": "low"},
+        }
+    )
+    echoed = echo(request, model="resolved", temperature=0.5, top_p=0.9)
+    check_echo(echoed)
+    assert ignored == ["reasoning.unheard"]
+    assert echoed["conversation"] == {"id": "conv_1"}
+    assert echoed["service_tier"] == "flex"
+    assert echoed["reasoning"]["effort"] == "high" and echoed["reasoning"]["summary"] is None
+    assert echoed["tools"] == [{**FUNCTION, "description": None, "strict": True}]
+    assert (echoed["model"], echoed["temperature"], echoed["top_p"]) == ("resolved", 0.5, 0.9)
+    assert (echoed["frequency_penalty"], echoed["presence_penalty"]) == (0.5, 0.0)
+    assert (echoed["user"], echoed["text"]["verbosity"]) == ("u", "low")
+    plain, _ = parse_create({"input": "x"})
+    assert "user" not in echo(plain, model="m", temperature=1.0, top_p=1.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "input", "missing_required_parameter"),
+        ({"input": "x", "conversation": "c", "previous_response_id": "r"}, "previous_response_id", None),
+        ({"input": "x", "background": True, "store": False}, "background", "invalid_value"),
+        ({"input": "x", "stream_options": {}}, "stream_options", "invalid_value"),
+        ({"input": "x", "await_tool_outputs": True}, "await_tool_outputs", "invalid_value"),
+        ({"input": "x", "max_output_tokens": 15}, "max_output_tokens", "invalid_value"),
+        ({"input": "x", "metadata": {str(n): "" for n in range(17)}}, "metadata", "invalid_value"),
+        ({"input": "x", "metadata": {"k" * 65: ""}}, None, "invalid_value"),
+        ({"input": "x", "metadata": {"k": 1}}, "metadata.k", "invalid_type"),
+        ({"input": "x", "include": ["nothing"]}, "include[0]", "invalid_value"),
+        ({"input": "x", "include": "x"}, "include", "invalid_type"),
+        (
+            {"input": "x", "text": {"format": {"type": "json_schema"}}},
+            "text.format.name",
+            "missing_required_parameter",
+        ),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
+        ({"input": "x", "prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
+        ({"input": "x", "guided_json": 5}, "guided_json", "invalid_type"),
+        ({"input": "x", "conversation": {"id": 1}}, "conversation.id", "invalid_type"),
+        ({"input": "x", "conversation": 1}, "conversation", "invalid_type"),
+        ({"input": "x", "previous_response_id": "a\x00"}, "previous_response_id", "invalid_value"),
+        ({"input": "x", "store": "yes"}, "store", "invalid_type"),
+        ({"input": "x", "truncation": "some"}, "truncation", "invalid_value"),
+        ({"input": "x", "tools": {}}, "tools", "invalid_type"),
+        ({"input": "x", "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
+        ({"input": "x", "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", None),
+        ({"input": "x", "tool_timeout_s": 0}, "tool_timeout_s", "invalid_value"),
+        ({"input": "x", "reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
+    ],
+)
+def test_rules(body: Json, param: str | None, code: str | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_create(body)
+    assert caught.value.status == 400
+    assert param is None or caught.value.param == param
+    assert code is None or caught.value.code == code
+
+
+def test_what_may_stand_without_input() -> None:
+    assert parse_create({"previous_response_id": "resp_1"})[0].input is None
+    assert parse_create({"conversation": {"id": "conv_1"}})[0].conversation_id == "conv_1"
+    assert parse_input_tokens({})[0].input is None
+    assert parse_input_tokens({"model": None, "input": "x", "tools": None})[0].tools == ()
+
+
+def test_include_is_the_official_list() -> None:
+    enum = wire.schema("IncludeEnum")["enum"]
+    assert parse_include(list(enum)) == tuple(enum)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Tools
+
+TOOLS: list[Json] = [
+    FUNCTION,
+    {"type": "custom", "name": "c", "format": {"type": "text"}},
+    {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
+    {"type": "tool_search"},
+    {"type": "web_search", "filters": None, "user_location": None, "search_context_size": "low"},
+    {"type": "web_search_2025_08_26"},
+    {"type": "web_search_preview"},
+    {"type": "web_search_preview_2025_03_11"},
+    {"type": "file_search", "vector_store_ids": ["vs_1"]},
+    {"type": "code_interpreter", "container": {"type": "auto"}},
+    {"type": "image_generation"},
+    {"type": "mcp", "server_label": "s", "server_url": "https://example.org/mcp"},
+    {"type": "computer"},
+    {"type": "computer_use_preview", "environment": "linux", "display_width": 1, "display_height": 1},
+    {"type": "shell"},
+    {"type": "local_shell"},
+    {"type": "apply_patch"},
+    {"type": "programmatic_tool_calling"},
+]
+
+
+def test_every_official_tool_is_taken_and_echoed() -> None:
+    official = set().union(*(wire.tags(part, "type") for part in wire.schema("Tool")["oneOf"]))
+    assert official == {tool["type"] for tool in TOOLS}
+    tools = parse_tools(TOOLS)
+    for tool in tools:
+        wire.validate("Tool", tool)
+    assert parse_tools(tools) == tools
+    unheard = [tool["type"] for tool in TOOLS if tool["type"] not in ("function", "custom")]
+    assert unoffered(tools) == [f"tools.{kind}" for kind in unheard]
+
+
+def test_functions_are_flat_and_strict_unless_told() -> None:
+    nested = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    flat = {**FUNCTION, "description": None}
+    assert parse_tools([nested, FUNCTION, {**FUNCTION, "strict": None}]) == [{**flat, "strict": True}] * 3
+    assert parse_tools([nested], strict=False) == [{**flat, "strict": False}]
+    (kept,) = parse_tools([{**FUNCTION, "strict": False, "defer_loading": True, "async": True}])
+    assert (kept["strict"], kept["defer_loading"], kept["async"]) == (False, True, True)
+
+
+def test_unknown_tools_pass_and_are_named() -> None:
+    assert unoffered(parse_tools([{"type": "teleport"}, {"type": "teleport"}])) == ["tools.teleport"]
+
+
+def test_mcp_keeps_no_credentials_and_knows_the_builtin_server() -> None:
+    builtin = {"type": "mcp", "server_label": "antiphon", "server_url": "builtin:"}
+    remote = {"type": "mcp", "server_label": "s", "server_url": "https://x", "authorization": "secret"}
+    tools = parse_tools([builtin, {**remote, "headers": {"x-key": "secret"}}])
+    assert [is_builtin(tool) for tool in tools] == [True, False]
+    assert "secret" not in str(tools)
+    assert unoffered(tools) == ["tools.mcp"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([1], "tools[0]"),
+        ([{}], "tools[0].type"),
+        ([{"type": 1}], "tools[0].type"),
+        ([{"type": "function"}], "tools[0].name"),
+        ([{"type": "function", "function": {"name": "a b"}}], "tools[0].function.name"),
+        ([{"type": "function", "name": ""}], "tools[0].name"),
+        ([{"type": "function", "name": "f", "parameters": []}], "tools[0].parameters"),
+        ([{"type": "function", "name": "f", "strict": 1}], "tools[0].strict"),
+        ([{"type": "file_search"}], "tools[0].vector_store_ids"),
+        ([{"type": "custom", "name": "c", "format": {"type": "grammar"}}], "tools[0].format.syntax"),
+        ([{"type": "mcp", "server_label": "s"}], "tools[0].server_url"),
+        ([FUNCTION] * 129, "tools"),
+        ([{**FUNCTION, "description": "x" * (1 << 20)}], "tools"),
+        ([{**FUNCTION, "parameters": {"maximum": 10**400}}], "tools"),
+    ],
+)
+def test_wrong_tools_are_400(tools: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_tools(tools)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("choice", "flat"),
+    [
+        ("none", "none"),
+        ("auto", "auto"),
+        ("required", "required"),
+        ({"type": "function", "name": "f"}, {"type": "function", "name": "f"}),
+        ({"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"}),
+        ({"type": "custom", "name": "c"}, {"type": "custom", "name": "c"}),
+        ({"type": "mcp", "server_label": "s", "name": None}, {"type": "mcp", "server_label": "s"}),
+        ({"type": "web_search"}, {"type": "web_search"}),
+        ({"type": "shell"}, {"type": "shell"}),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+        ),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "f"}}, {"type": "image_generation"}],
+                },
+            },
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "f"}, {"type": "image_generation"}],
+            },
+        ),
+    ],
+)
+def test_tool_choices(choice: Any, flat: Any) -> None:
+    assert parse_tool_choice(choice) == flat
+    assert parse_tool_choice(flat) == flat
+    if choice not in ({"type": "web_search"},):  # clients send it, the schema has no name for it
+        wire.validate("ToolChoiceParam", flat)
+
+
+@pytest.mark.parametrize(
+    "choice", [1, [], {}, {"type": "x"}, {"type": "function"}, {"type": "allowed_tools"}]
+)
+def test_wrong_tool_choices_are_400(choice: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_tool_choice(choice)
+    assert str(caught.value.param).startswith("tool_choice")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Tool outputs
+
+
+def outputs(body: Json) -> list[Json]:
+    numbers = itertools.count(1)
+    parsed, _ = parse_tool_outputs(body, new_id=lambda prefix: f"{prefix}{next(numbers)}")
+    return list(parsed.items)
+
+
+def test_both_forms_of_tool_outputs() -> None:
+    listed = outputs(
+        {"tool_outputs": [{"call_id": "c", "output": "x"}, {"tool_call_id": "d", "output": "y"}]}
+    )
+    assert [(item["call_id"], item["output"]) for item in listed] == [("c", "x"), ("d", "y")]
+    single = outputs({"tool_call_id": "c", "output": [{"type": "output_text", "text": "x"}]})
+    assert single[0]["output"] == [{"type": "input_text", "text": "x"}]
+    for item in (*listed, *single):
+        wire.validate_item(item, "ItemResource")
+    parsed, ignored = parse_tool_outputs(
+        {"tool_call_id": "c", "output": "", "stream": True, "more": 1}, new_id=lambda prefix: prefix
+    )
+    assert (parsed.stream, ignored) == (True, ["more"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "call_id"),
+        ({"tool_outputs": []}, "tool_outputs"),
+        ({"tool_outputs": {}}, "tool_outputs"),
+        ({"tool_outputs": [1]}, "tool_outputs[0]"),
+        ({"tool_outputs": [{"output": ""}]}, "tool_outputs[0].call_id"),
+        ({"tool_outputs": [{"call_id": "c"}]}, "tool_outputs[0].output"),
+        ({"tool_outputs": [{"call_id": "c", "output": 1}]}, "tool_outputs[0].output"),
+        ({"tool_outputs": [{"call_id": "c", "output": ""}] * 2}, "tool_outputs[1].call_id"),
+        ({"tool_call_id": "c", "output": "", "stream": 1}, "stream"),
+    ],
+)
+def test_wrong_tool_outputs_are_400(body: Json, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        outputs(body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Anything at all
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400)
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=12,
+)
+NAMES = sorted(wire.properties(wire.schema("CreateResponse")))
+BODY = st.dictionaries(
+    st.sampled_from([*NAMES, "seed", "stop", "logit_bias", "cache_salt"]), JSON, max_size=5
+)
+BAG = st.dictionaries(
+    st.sampled_from(
+        ["type", "name", "function", "tools", "mode", "allowed_tools", "format", "call_id", "output"]
+    ),
+    JSON | st.sampled_from(["function", "custom", "mcp", "allowed_tools", "f"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(BODY, st.lists(BAG, max_size=2), BAG)
+def test_no_body_whatever_raises_anything_but_a_400(body: Json, tools: list[Json], bag: Json) -> None:
+    for attempt in (
+        lambda: parse_create({"input": "x", **body}),
+        lambda: parse_create({"input": "x", "tools": tools, "tool_choice": bag}),
+        lambda: parse_input_tokens(body),
+        lambda: outputs({"tool_outputs": tools}),
+        lambda: outputs(bag),
+    ):
+        try:
+            attempt()
+        except ApiError as error:
+            assert error.status == 400
+            wire.validate_error({"error": error.error()})

@@ -1,0 +1,445 @@
+"""PostgreSQL: a server that goes away, commits of which nobody heard, rows that another process holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import Connection, select, text
+
+from storage import BadText, NotFound, RunAppend, Storage, StorageUnavailable, open_storage
+from storage.drivers import postgres, writer
+from storage.drivers.database import CommitUnknown, Trouble
+from storage.drivers.postgres import ConnectionLost, Line, trouble
+from storage.tables import conversations
+from tests.support.blocking import gathered, is_unready, note, notes, until
+from tests.support.making import OWNER, check, finish, message, new, now, query, record
+from tests.support.postgres import Postgres
+
+
+@pytest.fixture
+async def where(postgres: Postgres) -> AsyncIterator[str]:
+    """An empty database, by its URL; checked at the end."""
+    fresh = await postgres.fresh()
+    yield fresh
+    check(fresh)
+    await postgres.give_back(fresh)
+
+
+@pytest.fixture
+async def pair(where: str) -> AsyncIterator[tuple[Storage, Storage]]:
+    """Two processes' views of one database."""
+    async with AsyncExitStack() as stack:
+        opened = [await open_storage(where, runner=name) for name in ("a", "b")]
+        for storage in opened:
+            stack.push_async_callback(storage.close)
+        yield opened[0], opened[1]
+
+
+@pytest.fixture
+def a(pair: tuple[Storage, Storage]) -> Storage:
+    return pair[0]
+
+
+@pytest.fixture
+def b(pair: tuple[Storage, Storage]) -> Storage:
+    return pair[1]
+
+
+def session(storage: Storage) -> int:
+    """The server's process behind the connection that writes."""
+    pid = storage._writer._writing._earlier  # type: ignore[attr-defined]
+    assert isinstance(pid, int)
+    return pid
+
+
+def busy(storage: Storage, since: int) -> bool:
+    return storage.commit_stats().commits > since + 5
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The server goes away
+
+
+async def test_a_crash_of_the_server_loses_nothing(postgres: Postgres, a: Storage) -> None:
+    claim = await a.start_response(new("r1"))
+    stop = asyncio.Event()
+
+    async def write() -> int:
+        seq = 2
+        while not stop.is_set():
+            assert not await a.append([RunAppend("r1", claim.fence, records=(record(seq),))])
+            seq += 1
+        return seq
+
+    writing = asyncio.create_task(write())
+    for _ in range(3):
+        before = a.commit_stats().commits
+        await until(partial(busy, a, before))
+        await asyncio.to_thread(postgres.control, "restart", "-m", "immediate")
+    before = a.commit_stats().commits
+    await until(partial(busy, a, before))
+    stop.set()
+    end = await writing
+    assert [r.first_seq for r in await a.records("r1", after=-1)] == [0, *range(2, end)]
+    await a.ready()
+
+
+async def test_new_work_is_refused_and_streams_wait_while_it_is_away(
+    postgres: Postgres, a: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PATIENCE_S", 0.3)
+    monkeypatch.setattr("storage.drivers.postgres.READ_PATIENCE_S", 0.3)
+    claim = await a.start_response(new("r1"))
+    await asyncio.to_thread(postgres.control, "stop", "-m", "fast")
+    try:
+        stream = asyncio.create_task(a.append([RunAppend("r1", claim.fence, records=(record(2),))]))
+        with pytest.raises(StorageUnavailable):
+            await a.start_response(new("r2"))
+        with pytest.raises(StorageUnavailable):
+            await a.get_response(OWNER, "r1")
+        await until(lambda: is_unready(a))
+        assert not stream.done()
+    finally:
+        await asyncio.to_thread(postgres.start)
+    async with asyncio.timeout(2):
+        assert await stream == {}
+    await a.ready()
+    with pytest.raises(NotFound):  # who was told of a failure finds nothing done later
+        await a.get_response(OWNER, "r2")
+    assert [r.first_seq for r in await a.records("r1", after=-1)] == [0, 2]
+
+
+async def test_close_does_not_wait_for_a_server_that_is_away(
+    postgres: Postgres, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PATIENCE_S", 0.2)
+    storage = await open_storage(where, runner="x")
+    await storage.start_response(new("r1"))
+    await asyncio.to_thread(postgres.control, "stop", "-m", "fast")
+    try:
+        stream = asyncio.create_task(storage.append([RunAppend("r1", 1, records=(record(2),))]))
+        await until(lambda: storage._writer._blocked_since is not None)
+        await storage.close()
+        with pytest.raises(StorageUnavailable):
+            await stream
+    finally:
+        await asyncio.to_thread(postgres.start)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Commits of which nobody heard
+
+
+def breaking(
+    monkeypatch: pytest.MonkeyPatch, *, sent: bool, meanwhile: Callable[[], None] = lambda: None
+) -> list[str]:
+    """The connection breaks once at a COMMIT: before the server has it (sent=False), or before its answer."""
+    said: list[str] = []
+    say = Line.say
+
+    def breaks(line: Line, sql: str) -> None:
+        if said or not sql.endswith("; COMMIT"):
+            return say(line, sql)
+        said.append(sql)
+        if sent:
+            say(line, sql)
+        line._raw.terminate()
+        meanwhile()
+        raise ConnectionResetError("injected")
+
+    monkeypatch.setattr(Line, "say", breaks)
+    return said
+
+
+@pytest.mark.parametrize("sent", [False, True])
+async def test_a_commit_without_an_answer_happens_once(
+    a: Storage, monkeypatch: pytest.MonkeyPatch, sent: bool
+) -> None:
+    await a.start_response(new("r1"))
+    commits = a.commit_stats().commits
+    said = breaking(monkeypatch, sent=sent)
+    assert not await a.append([RunAppend("r1", 1, records=(record(2),))])
+    assert said and a.commit_stats().commits == commits + 1
+    said.clear()
+    assert not await a.append([RunAppend("r1", 1, records=(record(3),), finish=finish())])
+    assert said and [r.first_seq for r in await a.records("r1", after=-1)] == [0, 2, 3]
+    said.clear()
+    assert (await a.create_key("k1", OWNER, "n", b"h", "", 1)).id == "k1"
+    assert said and await notes(a) == ["k1"]
+
+
+async def test_a_commit_that_is_still_on_its_way_is_waited_for_or_stopped(
+    a: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has the COMMIT but has not read it: it must not take place behind a second try's back."""
+    await a.start_response(new("r1"))
+    pid = session(a)
+    monkeypatch.setattr("storage.drivers.postgres.LOCK_MS", 100)
+    said: list[str] = []
+    say = Line.say
+
+    def late(line: Line, sql: str) -> None:
+        if said or not sql.endswith("; COMMIT"):
+            return say(line, sql)
+        said.append(sql)
+        os.kill(pid, signal.SIGSTOP)
+        line._raw._transport.write(b"Q" + (len(sql) + 5).to_bytes(4, "big") + sql.encode() + b"\0")
+        raise TimeoutError
+
+    monkeypatch.setattr(Line, "say", late)
+    append = asyncio.create_task(a.append([RunAppend("r1", 1, records=(record(2),))]))
+    try:
+        await until(lambda: is_unready(a))
+        assert not append.done()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert await append == {}
+    assert session(a) != pid
+    assert [r.first_seq for r in await a.records("r1", after=-1)] == [0, 2]
+
+
+async def test_nobody_is_told_of_a_commit_until_it_is_known(
+    postgres: Postgres, a: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PATIENCE_S", 0.0)
+    breaking(monkeypatch, sent=True, meanwhile=lambda: postgres.control("stop", "-m", "immediate"))
+    starting = asyncio.create_task(a.start_response(new("r1")))
+    try:
+        await until(lambda: a._writer._unsure)
+        with pytest.raises(StorageUnavailable):
+            await a.start_response(new("r2"))
+        assert not starting.done()
+    finally:
+        await asyncio.to_thread(postgres.start)
+    assert (await starting).response_id == "r1"
+    assert (await a.get_response(OWNER, "r1")).status == "in_progress"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Rows that another process holds
+
+
+async def test_a_process_that_stops_in_a_transaction_does_not_hold_the_others(
+    a: Storage, b: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await a.create_conversation(OWNER, "c1", now(), b"{}")
+    stopped, go_on = threading.Event(), threading.Event()
+
+    def stop(conn: Connection) -> None:
+        conn.execute(select(conversations).where(conversations.c.id == "c1").with_for_update()).all()
+        stopped.set()
+        assert go_on.wait(20)
+
+    late = a._writer.submit(stop, promise=True, patient=True)
+    try:
+        await until(stopped.is_set)
+        free = [asyncio.create_task(b.start_response(new(f"free{number}"))) for number in range(4)]
+        held = asyncio.create_task(b.start_response(new("held", conversation="c1")))
+        await asyncio.gather(*free)
+        async with asyncio.timeout(5):
+            assert (await held).state == "running"
+    finally:
+        go_on.set()
+    await late  # it began anew, on another connection
+    await b.append([RunAppend("held", 1, finish=finish())])
+
+
+async def test_a_row_that_is_held_stops_only_who_needs_it(where: str, a: Storage) -> None:
+    await a.create_conversation(OWNER, "c1", now(), b"{}")
+    holder = await asyncpg.connect(where.replace("+asyncpg", ""))
+    try:
+        async with holder.transaction():
+            await holder.execute("SELECT * FROM conversations FOR UPDATE")
+            held = asyncio.create_task(a.update_conversation(OWNER, "c1", b'{"a":1}'))
+            others = [asyncio.create_task(a.start_response(new(f"r{number}"))) for number in range(8)]
+            await asyncio.gather(*others)
+            assert not held.done()
+        assert (await held).metadata == b'{"a":1}'
+    finally:
+        await holder.close()
+
+
+async def test_waiting_in_a_circle_ends(where: str, a: Storage, b: Storage) -> None:
+    def both(first: str, second: str) -> Callable[[Connection], None]:
+        def job(conn: Connection) -> None:
+            for id in (first, second):
+                conn.execute(text(f"UPDATE api_keys SET name = name || 'x' WHERE id = '{id}'"))
+                met.append(first)
+                if len(met) < 2:
+                    both_began.wait(5)
+                both_began.set()
+
+        return job
+
+    met: list[str] = []
+    both_began = threading.Event()
+    for name in ("k1", "k2"):
+        await a._write(partial(note, name=name))
+    await asyncio.gather(
+        a._writer.submit(both("k1", "k2"), promise=True, patient=True),
+        b._writer.submit(both("k2", "k1"), promise=True, patient=True),
+    )
+    assert [key.name for key in await a.list_keys()] == ["xx", "xx"]
+
+
+async def test_who_was_overtaken_sees_by_whom(a: Storage, b: Storage) -> None:
+    """Both store one and the same item at once: its second writer finds it, or finds a conflict."""
+    first_wrote, second_waits = threading.Event(), threading.Event()
+    put = a._writer.submit
+
+    def slow(conn: Connection) -> None:
+        note(conn, "k1")
+        first_wrote.set()
+        second_waits.wait(0.2)
+
+    def careful(conn: Connection) -> str:
+        found = conn.execute(text("SELECT hint FROM api_keys WHERE id = 'k1'")).scalar()
+        return "found" if found is not None else note(conn, "k1")
+
+    one = put(slow, promise=True)
+    await until(first_wrote.is_set)
+    assert await b._writer.submit(careful, promise=True) == "found"
+    await one
+    claims = await asyncio.gather(
+        *(s.start_response(new(f"{s.runner}{n}", message("same"))) for n in range(20) for s in (a, b))
+    )
+    assert len(claims) == 40
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Opening
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_two_that_start_at_once_on_an_empty_database(postgres: Postgres, number: int) -> None:
+    blank = await postgres.blank()
+    opened = await asyncio.gather(*(open_storage(blank, runner=f"r{n}") for n in range(3)))
+    await opened[0].start_response(new("r1"))
+    assert [(await s.get_response(OWNER, "r1")).id for s in opened] == ["r1"] * 3
+    for storage in opened:
+        assert storage.shared
+        await storage.close()
+    assert query(blank, "SELECT * FROM commits") == []
+    await postgres.drop(blank)
+
+
+async def test_a_server_that_does_not_let_us_in(postgres: Postgres) -> None:
+    for url, why in (
+        (postgres.url("nowhere"), 'database "nowhere" does not exist'),
+        (postgres.url("postgres").replace("postgres@", "nobody:secret@"), 'role "nobody" does not exist'),
+        ("postgresql+asyncpg://me:secret@127.0.0.1:9/db", "127.0.0.1"),
+        ("postgresql://me:secret@/db?host=/nowhere", "No such file"),
+        (postgres.url("postgres") + "&nonsense=1", "nonsense"),
+    ):
+        with pytest.raises(StorageUnavailable, match=why) as refused:
+            await open_storage(url, runner="x")
+        assert "secret" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+async def test_a_wrong_password(postgres: Postgres) -> None:
+    admin = await postgres.connect()
+    await admin.execute("CREATE ROLE guest LOGIN PASSWORD 'right'")
+    rules = postgres.socket_folder / "pg_hba.conf"
+    before = rules.read_text()
+    rules.write_text("local all guest scram-sha-256\n" + before)
+    postgres.control("reload")
+    try:
+        url = postgres.url("postgres").replace("postgres@", "guest:wrong@")
+        with pytest.raises(StorageUnavailable, match="password authentication failed") as refused:
+            await open_storage(url, runner="x")
+        assert "wrong" not in str(refused.value) and "guest:***@" in str(refused.value)
+    finally:
+        rules.write_text(before)
+        postgres.control("reload")
+        await admin.execute("DROP ROLE guest")
+        await admin.close()
+
+
+async def test_every_session_says_what_it_needs(a: Storage) -> None:
+    def settings(conn: Connection) -> dict[str, Any]:
+        names = ("synchronous_commit", "lock_timeout", "idle_in_transaction_session_timeout")
+        return {name: conn.execute(text(f"SHOW {name}")).scalar() for name in names}
+
+    assert await a._write(settings) == {
+        "synchronous_commit": "on",
+        "lock_timeout": "500ms",
+        "idle_in_transaction_session_timeout": "4s",
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Hints
+
+
+async def test_hints(postgres: Postgres, a: Storage, b: Storage) -> None:
+    async with asyncio.timeout(10):
+        seen = await b.hinted(0, 10)  # it listens
+        own = await a.hinted(0, 10)
+        await a.start_response(new("r1"))
+        seen = await b.hinted(seen, 10)
+        for seq in range(2, 40):
+            assert not await a.append([RunAppend("r1", 1, records=(record(seq),))])
+        heard = await b.hinted(seen, 10)
+        assert seen < heard < seen + 38  # not one for each commit
+        assert await a.hinted(own, 0.05) == own  # its own are none
+        heard = await b.hinted(heard, 0.05)
+        await asyncio.to_thread(postgres.control, "restart", "-m", "fast")
+        heard = await b.hinted(heard, 10)  # it listens again, and may have missed something
+        waiting = asyncio.create_task(b.hinted(heard + 1, 10))
+        await a.revoke_key("none", 1)
+        await waiting
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The rest
+
+
+async def test_more_keys_than_a_statement_has_parameters(a: Storage) -> None:
+    many = [message(f"m{number}") for number in range(33_000)]
+    await a.create_conversation(OWNER, "c1", now(), b"{}", many)
+    assert len(await a.history(OWNER, conversation_id="c1")) == 33_000
+    assert len(await a.get_items(OWNER, [item.id for item in many])) == 33_000
+    refused = await a.append([RunAppend(f"r{number}", 1) for number in range(33_000)])
+    assert len(refused) == 33_000
+    await a.delete_conversation(OWNER, "c1", now())
+
+
+async def test_text_that_it_cannot_hold(a: Storage) -> None:
+    await a.create_conversation(OWNER, "c1", now(), b"{}")
+    for verb in (
+        a.get_response(OWNER, "r\0"),
+        a.start_response(new("r1", message("m\0"))),
+        a.add_conversation_items(OWNER, "c1", [message("m\0")]),
+    ):
+        with pytest.raises(BadText):
+            await verb
+    await a.add_conversation_items(OWNER, "c1", [message("m1", b"\0")])
+
+
+async def test_a_broken_job_takes_nobody_with_it(a: Storage) -> None:
+    def broken(conn: Connection) -> None:
+        conn.execute(text("SELECT 1/0"))
+
+    results = await gathered(a, lambda conn: note(conn, "k1"), broken, lambda conn: note(conn, "k2"))
+    assert [type(result).__name__ for result in results] == ["str", "DBAPIError", "str"]
+    assert await notes(a) == ["k1", "k2"]
+
+
+def test_the_kinds_of_trouble() -> None:
+    assert trouble(asyncpg.LockNotAvailableError("x")) is Trouble.CONTENDED
+    assert trouble(asyncpg.DeadlockDetectedError("x")) is Trouble.CONTENDED
+    assert trouble(asyncpg.SerializationError("x")) is Trouble.CONTENDED
+    assert trouble(asyncpg.DiskFullError("x")) is Trouble.REFUSED
+    assert trouble(asyncpg.ReadOnlySQLTransactionError("x")) is Trouble.REFUSED
+    assert trouble(ConnectionLost(OSError("x"))) is trouble(CommitUnknown([], OSError())) is Trouble.LOST
+    assert trouble(asyncpg.UniqueViolationError("x")) is trouble(NotFound("a", "b")) is None
+    assert postgres.sqlstate(OSError()) == ""

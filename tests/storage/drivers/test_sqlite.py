@@ -1,0 +1,185 @@
+"""SQLite: what reaches the disk when, a WAL that stays small, a full disk, a broken one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from storage import NotFound, RunAppend, Storage, StorageUnavailable, open_storage
+from storage.drivers import sqlite
+from storage.drivers.database import Trouble
+from storage.drivers.sqlite import SQLiteWriting, trouble
+from tests.support.blocking import gathered, note, notes, until
+from tests.support.making import OWNER, RUNNER, check, message, new, record, url
+
+
+@pytest.fixture
+async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
+    """An empty database file, open."""
+    opened = await open_storage(url(tmp_path), runner=RUNNER)
+    yield opened
+    await opened.close()
+    check(opened.url)
+
+
+def written(storage: Storage) -> SQLiteWriting:
+    writing = storage._writer._writing
+    assert isinstance(writing, SQLiteWriting)
+    return writing
+
+
+def database(storage: Storage) -> str:
+    return storage.url.removeprefix("sqlite+aiosqlite:///")
+
+
+async def test_deltas_reach_the_disk_soon(storage: Storage) -> None:
+    await storage.start_response(new("r1"))
+    assert written(storage)._dirty_since is None  # a promise was on the disk when it returned
+    for step in range(2, 5):
+        synced = storage.commit_stats().synced
+        assert not await storage.append([RunAppend("r1", 1, records=(record(step),))])
+        await until(lambda: written(storage)._dirty_since is None)
+        assert storage.commit_stats().synced == synced + 1
+
+
+async def test_deltas_can_be_on_the_disk_before_they_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "SYNC_DELAY_S", 3600.0)  # no idle moment ever comes
+    storage = await open_storage(url(tmp_path), runner=RUNNER, synced=True)
+    await storage.start_response(new("r1"))
+    synced = storage.commit_stats().synced
+    for step in range(2, 7):
+        assert not await storage.append([RunAppend("r1", 1, records=(record(step),))])
+    assert storage.commit_stats().synced == synced + 5
+    await storage.close()
+
+
+async def test_a_busy_writer_does_not_put_the_disk_off(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "SYNC_LIMIT_S", 0.0)
+    monkeypatch.setattr(sqlite, "SYNC_DELAY_S", 3600.0)  # no idle moment ever comes
+    await storage.start_response(new("r1"))
+    synced = storage.commit_stats().synced
+    for step in range(2, 12):
+        assert not await storage.append([RunAppend("r1", 1, records=(record(step),))])
+    assert storage.commit_stats().synced >= synced + 5
+
+
+async def test_the_wal_stays_small(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "WAL_OPPORTUNE", 1 << 20)
+    monkeypatch.setattr(sqlite, "WAL_LIMIT", 2 << 20)
+    monkeypatch.setattr(sqlite, "CHECKPOINT_STEP", 1 << 20)
+    await storage.start_response(new("r1"))
+    seen = 0
+    for step in range(2, 120):
+        large = type(record(0))(step, 1, b"x" * 200_000)
+        assert not await storage.append([RunAppend("r1", 1, records=(large,))])
+        seen = max(seen, storage.commit_stats().wal_bytes)
+    assert seen < 4 << 20 and storage.commit_stats().checkpoints > 5
+    wal = Path(f"{database(storage)}-wal")
+    assert wal.stat().st_size < 5 << 20
+    checkpoints = storage.commit_stats().checkpoints
+    await until(lambda: storage.commit_stats().checkpoints > checkpoints)  # and once more when idle
+
+
+async def test_a_reader_can_hold_the_wal_back_and_does_not_stop_writes(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "WAL_OPPORTUNE", 1 << 18)
+    await storage.start_response(new("r1"))
+    reader = sqlite3.connect(database(storage), isolation_level=None)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM records").fetchone() == (1,)
+    for step in range(2, 60):
+        large = type(record(0))(step, 1, b"x" * 50_000)
+        assert not await storage.append([RunAppend("r1", 1, records=(large,))])
+    assert reader.execute("SELECT count(*) FROM records").fetchone() == (1,)  # one moment
+    reader.close()
+    assert len(await storage.records("r1", after=-1, limit_bytes=1 << 30)) == 59
+
+
+async def test_a_full_disk(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    await storage.start_response(new("r1"))
+
+    def allow(conn: Connection, more: int) -> None:
+        pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
+        conn.exec_driver_sql(f"PRAGMA max_page_count={pages + more}")
+
+    await storage._write(lambda conn: allow(conn, 3))
+    large = type(record(0))(2, 1, b"x" * 100_000)
+    stream = asyncio.create_task(storage.append([RunAppend("r1", 1, records=(large,))]))
+    await until(lambda: storage._writer._blocked_since is not None)
+    with pytest.raises(StorageUnavailable, match="full"):
+        await storage.start_response(new("r2", message("m", b"x" * 100_000)))
+    assert (await storage.get_response(OWNER, "r1")).status == "in_progress"
+    assert not stream.done()
+    await storage._writer.submit(lambda conn: allow(conn, 1 << 20), promise=False, patient=True)
+    assert await stream == {}
+    assert len(await storage.records("r1", after=-1)) == 2
+    await storage.start_response(new("r2"))
+
+
+async def test_a_failed_sync_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await storage.start_response(new("r1"))
+    death = asyncio.create_task(storage.dead())
+
+    def broken(_fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("storage.drivers.wal.os.fdatasync", broken)
+    assert await storage.append([RunAppend("r1", 1, records=(record(2),))]) == {}
+    error = await asyncio.wait_for(death, 10)
+    assert isinstance(error, OSError) and error.errno == errno.EIO
+    with pytest.raises(StorageUnavailable):
+        await storage.append([RunAppend("r1", 1, records=(record(3),))])
+    with pytest.raises(StorageUnavailable):
+        await storage.ready()
+    assert await storage.dead() is error
+    await storage.close()
+    check(storage.url)
+
+
+async def test_a_broken_disk_fails_whoever_waits(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+
+    def broken(_conn: Connection) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+        raise error
+
+    results = await gathered(storage, lambda conn: note(conn, "a"), broken, lambda conn: note(conn, "b"))
+    assert [type(result) for result in results] == [StorageUnavailable] * 3
+    assert isinstance(await storage.dead(), sqlite3.OperationalError)
+    assert await notes(storage) == []
+    await storage.close()
+
+
+def test_the_kinds_of_trouble() -> None:
+    def error(code: int) -> sqlite3.Error:
+        made = sqlite3.OperationalError("x")
+        made.sqlite_errorcode = code
+        return made
+
+    assert trouble(error(sqlite3.SQLITE_BUSY_SNAPSHOT)) is Trouble.BLOCKED
+    assert trouble(error(sqlite3.SQLITE_FULL)) is Trouble.REFUSED
+    assert trouble(error(sqlite3.SQLITE_IOERR_SHMSIZE)) is Trouble.REFUSED
+    assert trouble(error(sqlite3.SQLITE_IOERR_WRITE)) is Trouble.FATAL
+    assert trouble(error(sqlite3.SQLITE_CORRUPT)) is Trouble.FATAL
+    assert trouble(error(sqlite3.SQLITE_CONSTRAINT)) is None
+    assert trouble(NotFound("a", "b")) is None
+
+
+async def test_close_leaves_no_wal(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await storage.start_response(new("r1"))
+    await storage.close()
+    assert Path(f"{database(storage)}-wal").exists() is False  # all is in the database file

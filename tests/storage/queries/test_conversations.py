@@ -1,0 +1,105 @@
+"""Conversations: the client's verbs."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage import ItemConflict, NotFound, Storage
+from tests.support.making import OWNER, message, new, now, turn
+
+
+async def test_create_read_update_delete(storage: Storage) -> None:
+    created = await storage.create_conversation(
+        OWNER, "c1", 123, b'{"a":"\\u0000"}', [message("m1"), message("m2")]
+    )
+    assert (created.id, created.created_at, created.head, created.active_response_id) == ("c1", 123, 2, None)
+    assert await storage.get_conversation(OWNER, "c1") == created
+    updated = await storage.update_conversation(OWNER, "c1", b"{}")
+    assert updated.metadata == b"{}" and await storage.get_conversation(OWNER, "c1") == updated
+    await storage.delete_conversation(OWNER, "c1", now())
+    for verb in (
+        storage.get_conversation(OWNER, "c1"),
+        storage.update_conversation(OWNER, "c1", b"{}"),
+        storage.delete_conversation(OWNER, "c1", now()),
+        storage.add_conversation_items(OWNER, "c1", [message("m3")]),
+        storage.list_conversation_items(OWNER, "c1", limit=1),
+        storage.get_conversation_item(OWNER, "c1", "m1"),
+        storage.delete_conversation_item(OWNER, "c1", "m1", now()),
+        storage.history(OWNER, conversation_id="c1"),
+        storage.start_response(new("r1", conversation="c1")),
+    ):
+        with pytest.raises(NotFound) as missing:
+            await verb
+        assert missing.value.kind == "conversation"
+    assert await storage.get_items(OWNER, ["m1"]) == {}
+
+
+async def test_items_page_both_ways(storage: Storage) -> None:
+    names = [f"m{number}" for number in range(7)]
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", [message(name) for name in names[:4]])
+    added = await storage.add_conversation_items(OWNER, "c1", [message(name) for name in names[4:]])
+    assert [item.id for item in added] == names[4:]
+    for order, expected in (("asc", names), ("desc", names[::-1])):
+        found: list[str] = []
+        after = None
+        while True:
+            page = await storage.list_conversation_items(
+                OWNER,
+                "c1",
+                limit=3,
+                order=order,
+                after=after,  # type: ignore[arg-type]
+            )
+            found += [item.id for item in page.data]
+            if not page.has_more:
+                break
+            after = found[-1]
+        assert found == expected
+    with pytest.raises(NotFound) as missing:
+        await storage.list_conversation_items(OWNER, "c1", limit=3, after="nope")
+    assert missing.value.kind == "item"
+
+
+async def test_an_item_is_in_a_conversation_once(storage: Storage) -> None:
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("m1"), message("m2")])
+    assert [
+        i.id for i in await storage.add_conversation_items(OWNER, "c1", [message("m1"), message("m3")])
+    ] == [
+        "m1",
+        "m3",
+    ]
+    page = await storage.list_conversation_items(OWNER, "c1", limit=10, order="asc")
+    assert [item.id for item in page.data] == ["m1", "m2", "m3"]
+    with pytest.raises(ItemConflict):
+        await storage.add_conversation_items(OWNER, "c1", [message("m4"), message("m1", b"other")])
+    with pytest.raises(NotFound):
+        await storage.get_conversation_item(OWNER, "c1", "m4")
+    with pytest.raises(ItemConflict):
+        await storage.create_conversation(OWNER, "c2", now(), b"{}", [message("m1", b"other")])
+    with pytest.raises(NotFound):
+        await storage.get_conversation(OWNER, "c2")
+
+
+async def test_deleting_items(storage: Storage) -> None:
+    await storage.create_conversation(
+        OWNER, "c1", now(), b"{}", [message("m1"), message("m2"), message("m3")]
+    )
+    await turn(storage, "r1", message("m4"), conversation="c1")
+    left = await storage.delete_conversation_item(OWNER, "c1", "m2", now())
+    assert left.id == "c1"
+    await storage.delete_conversation_item(OWNER, "c1", "r1.out", now())
+    for verb in (
+        storage.get_conversation_item(OWNER, "c1", "m2"),
+        storage.delete_conversation_item(OWNER, "c1", "m2", now()),
+        storage.list_conversation_items(OWNER, "c1", limit=1, after="m2"),
+    ):
+        with pytest.raises(NotFound) as missing:
+            await verb
+        assert missing.value.kind == "item"
+    page = await storage.list_conversation_items(OWNER, "c1", limit=10, order="asc")
+    assert [item.id for item in page.data] == ["m1", "m3", "m4"]
+    assert [item.id for item in (await storage.get_response(OWNER, "r1")).output] == ["r1.out"]
+    await storage.add_conversation_items(OWNER, "c1", [message("m2")])  # it comes back at the end
+    page = await storage.list_conversation_items(OWNER, "c1", limit=1)
+    assert [item.id for item in page.data] == ["m2"]
+    assert (await storage.get_conversation_item(OWNER, "c1", "m2")).body == message("m2").body

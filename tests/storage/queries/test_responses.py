@@ -1,0 +1,159 @@
+"""Responses: lists, input items, deletion and what it leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage import ClosedItem, ConversationLocked, NotFound, RunAppend, RunLost, Storage
+from tests.support.making import (
+    OTHER,
+    OWNER,
+    call,
+    claim_all,
+    counts,
+    finish,
+    message,
+    new,
+    now,
+    output,
+    record,
+    turn,
+)
+
+
+async def ids_of(storage: Storage, **filters: object) -> list[str]:
+    """All pages of a list, put together; each page is checked on the way."""
+    found: list[str] = []
+    after = None
+    while True:
+        page = await storage.list_responses(OWNER, limit=2, after=after, **filters)  # type: ignore[arg-type]
+        found += [response.id for response in page.data]
+        assert len(page.data) == 2 or not page.has_more
+        if not page.has_more:
+            return found
+        after = found[-1]
+
+
+async def test_lists(storage: Storage) -> None:
+    # Two share a microsecond: then the id decides.
+    for id, at in (("a", 10), ("d", 20), ("b", 20), ("c", 30), ("e", 40)):
+        await storage.start_response(new(id, message(f"{id}.in"), created_at=at, model=f"model-{id}"))
+    out = (ClosedItem(0, message("c.out")),)
+    assert not await storage.append([RunAppend("c", 1, records=(record(2),), closed=out, finish=finish())])
+    await storage.start_response(new("foreign", owner=OTHER))
+    await storage.create_conversation(OWNER, "conv", now(), b"{}")
+    await storage.start_response(new("unstored", store=False, conversation="conv"))
+    await storage.start_response(new("gone"))
+    await storage.delete_response(OWNER, "gone", now())
+
+    assert await ids_of(storage) == ["e", "c", "d", "b", "a"]
+    assert await ids_of(storage, order="asc") == ["a", "b", "d", "c", "e"]
+    assert await ids_of(storage, status="completed") == ["c"]
+    assert await ids_of(storage, model="model-d") == ["d"]
+    assert await ids_of(storage, created_after=10, created_before=40) == ["c", "d", "b"]
+    assert await ids_of(storage, conversation_id="conv") == []
+    page = await storage.list_responses(OWNER, limit=2, after="e")
+    assert [[item.id for item in response.output] for response in page.data] == [["c.out"], []]
+    for unknown in ("foreign", "unstored", "gone", "nope"):
+        with pytest.raises(NotFound):
+            await storage.list_responses(OWNER, limit=2, after=unknown)
+
+
+async def test_input_items_page_both_ways(storage: Storage) -> None:
+    await storage.start_response(new("r1", *(message(f"m{n}") for n in range(5)), message("m1")))
+    page = await storage.input_items(OWNER, "r1", limit=2)
+    assert ([item.id for item in page.data], page.has_more) == (["m1", "m4"], True)
+    page = await storage.input_items(OWNER, "r1", limit=10, after="m3")
+    assert ([item.id for item in page.data], page.has_more) == (["m2", "m1", "m0"], False)
+    page = await storage.input_items(OWNER, "r1", limit=3, order="asc", after="m0")
+    assert ([item.id for item in page.data], page.has_more) == (["m1", "m2", "m3"], True)
+    # Listed twice, an item is a cursor at its last place: paging ends.
+    page = await storage.input_items(OWNER, "r1", limit=3, order="asc", after="m1")
+    assert ([item.id for item in page.data], page.has_more) == ([], False)
+    with pytest.raises(NotFound) as missing:
+        await storage.input_items(OWNER, "r1", limit=2, after="nope")
+    assert missing.value.kind == "item"
+
+
+async def test_a_deleted_response_is_gone(storage: Storage) -> None:
+    await turn(storage, "r1", message("m1"))
+    assert await storage.delete_response(OWNER, "r1", now()) is False
+    for verb in (
+        storage.get_response(OWNER, "r1"),
+        storage.delete_response(OWNER, "r1", now()),
+        storage.input_items(OWNER, "r1", limit=1),
+        storage.history(OWNER, previous_response_id="r1"),
+        storage.start_response(new("r2", previous="r1")),
+        storage.request_cancel(OWNER, "r1"),
+    ):
+        with pytest.raises(NotFound):
+            await verb
+    assert await storage.records("r1", after=-1) == ()
+    assert await storage.get_items(OWNER, ["m1", "r1.out"]) == {}
+    assert counts(storage.url) == {}
+
+
+async def test_descendants_keep_answering(storage: Storage) -> None:
+    await turn(storage, "r1", message("m1"))
+    await turn(storage, "r2", message("m2"), previous="r1")
+    await turn(storage, "r3", message("m3"), previous="r2")
+    await turn(storage, "fork", message("m4"), previous="r1")
+    before = await storage.history(OWNER, previous_response_id="r3")
+    assert [h.item.id for h in before] == ["m1", "r1.out", "m2", "r2.out", "m3", "r3.out"]
+
+    await storage.delete_response(OWNER, "r1", now())
+    await storage.delete_response(OWNER, "r2", now())
+    assert await storage.history(OWNER, previous_response_id="r3") == before
+    assert counts(storage.url)["responses"] == 4 and await storage.records("r1", after=-1) == ()
+    # What only the dead refer to can no longer be named.
+    assert set(await storage.get_items(OWNER, ["m1", "m2", "m3"])) == {"m3"}
+    await turn(storage, "r4", message("m5"), previous="r3")
+
+    await storage.delete_response(OWNER, "r4", now())
+    await storage.delete_response(OWNER, "r3", now())  # r2 goes with it, r1 stays for the fork
+    assert counts(storage.url)["responses"] == 2
+    assert [h.item.id for h in await storage.history(OWNER, previous_response_id="fork")] == [
+        "m1",
+        "r1.out",
+        "m4",
+        "fork.out",
+    ]
+    await storage.delete_response(OWNER, "fork", now())
+    assert counts(storage.url) == {}
+
+
+async def test_deleting_a_run_in_flight(storage: Storage) -> None:
+    await storage.create_conversation(OWNER, "c1", now(), b"{}")
+    await storage.start_response(new("r1", message("m1"), conversation="c1"))
+    with pytest.raises(ConversationLocked):
+        await storage.start_response(new("r2", conversation="c1"))
+    assert await storage.delete_response(OWNER, "r1", now()) is True
+    assert isinstance((await storage.append([RunAppend("r1", 1, records=(record(2),))]))["r1"], RunLost)
+    assert await storage.claim("r1") is None and await claim_all(storage) == ()
+    await storage.start_response(new("r2", message("m2"), conversation="c1"))
+    assert await storage.claim("unknown") is None
+
+
+async def test_deleting_a_waiting_run(storage: Storage) -> None:
+    from storage import Park
+
+    await storage.start_response(new("r1"))
+    closed = (ClosedItem(0, call("fc1", "a")), ClosedItem(1, call("fc2", "b")))
+    assert not await storage.append([RunAppend("r1", 1, closed=closed, park=Park(5))])
+    await storage.add_tool_outputs(OWNER, "r1", [output("a")], now())
+    assert await storage.delete_response(OWNER, "r1", now()) is True
+    assert not (await storage.look(10**17)).has_due
+    assert counts(storage.url) == {}
+
+
+async def test_items_stay_while_somebody_lists_them(storage: Storage) -> None:
+    await storage.create_conversation(OWNER, "c1", now(), b"{}")
+    await turn(storage, "r1", message("m1"), message("shared"), conversation="c1")
+    await turn(storage, "r2", message("shared"))
+    await storage.delete_response(OWNER, "r1", now())
+    items = await storage.list_conversation_items(OWNER, "c1", limit=10, order="asc")
+    assert [item.id for item in items.data] == ["m1", "shared", "r1.out"]
+    await storage.delete_conversation(OWNER, "c1", now())
+    assert set(await storage.get_items(OWNER, ["m1", "shared", "r1.out"])) == {"shared"}
+    await storage.delete_response(OWNER, "r2", now())
+    assert counts(storage.url) == {}

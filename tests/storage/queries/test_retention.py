@@ -1,0 +1,379 @@
+"""Retention: what goes by itself goes in order, in short steps, and takes nothing with it that is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from storage import (
+    ClosedItem,
+    EventsExpired,
+    Limits,
+    NotFound,
+    Notice,
+    Park,
+    Record,
+    RunAppend,
+    Storage,
+    StoredWebhook,
+    Swept,
+    open_storage,
+)
+from storage.queries.retention import RESPONSES, SEGMENTS
+from tests.support.making import (
+    OTHER,
+    OWNER,
+    RUNNER,
+    call,
+    check,
+    finish,
+    message,
+    new,
+    now,
+    output,
+    record,
+    rows,
+    turn,
+    url,
+)
+
+SECOND = 1_000_000
+
+
+async def sweep(storage: Storage, at: int | None = None, **limits: int) -> Swept:
+    """A whole sweep; what went."""
+    total = Swept()
+    async for step in storage.sweep(Limits(**limits), now() if at is None else at):
+        total += step
+    return total
+
+
+async def alive(storage: Storage, owner: str = OWNER) -> list[str]:
+    return [r.id for r in (await storage.list_responses(owner, limit=1000, order="asc")).data]
+
+
+async def ended_at(storage: Storage, id: str) -> int:
+    at = (await storage.get_response(OWNER, id)).completed_at
+    assert at is not None
+    return at
+
+
+async def sizes(storage: Storage) -> dict[str, int]:
+    """What retention measured of each response."""
+    query = text("SELECT id, num_bytes FROM responses")
+    return await storage._read(lambda conn: {id: size for id, size in conn.execute(query)})
+
+
+async def write_log(storage: Storage, id: str, num_segments: int) -> None:
+    """A whole run whose log has about so many segments."""
+    claim = await storage.start_response(new(id))
+    for begin in range(2, 2 + 40 * num_segments, 40):
+        log = tuple(record(seq) for seq in range(begin, begin + 40))
+        assert not await storage.append([RunAppend(id, claim.fence, records=log)])
+    assert not await storage.append([RunAppend(id, claim.fence, finish=finish())])
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Responses
+
+
+async def test_responses_go_at_their_age_counted_from_their_end(storage: Storage) -> None:
+    claim = await storage.start_response(new("slow"))
+    for id in ("r1", "r2", "r3"):
+        await turn(storage, id, message(f"{id}.in"))
+    await storage.start_response(new("running"))
+    assert not await storage.append([RunAppend("slow", claim.fence, finish=finish("failed"))])
+    at = await ended_at(storage, "r2")
+    assert await sweep(storage, at + SECOND, age=SECOND) == Swept(responses=2)
+    assert await alive(storage) == ["slow", "r3", "running"]
+    with pytest.raises(NotFound):
+        await storage.get_response(OWNER, "r2")
+    assert await sweep(storage, at + SECOND, age=SECOND) == Swept()
+    assert await sweep(storage, now() + 3600 * SECOND, age=SECOND) == Swept(responses=2)
+    assert await alive(storage) == ["running"]
+
+
+async def test_no_limit_lets_nothing_go(storage: Storage) -> None:
+    await turn(storage, "r1")
+    assert await sweep(storage, now() + 10**15) == Swept()
+    assert await alive(storage) == ["r1"]
+
+
+async def test_the_oldest_go_beyond_an_owners_number(storage: Storage) -> None:
+    await storage.start_response(new("running"))
+    for number in range(2 * RESPONSES + 5):
+        await turn(storage, f"r{number}", message(f"m{number}"))
+        await turn(storage, f"o{number}", message(f"m{number}"), owner=OTHER)
+    await storage.delete_response(OTHER, "o0", now())
+    assert await sweep(storage, max_responses=3) == Swept(responses=4 * RESPONSES + 3)
+    last = 2 * RESPONSES + 4
+    assert await alive(storage) == ["running", *(f"r{n}" for n in range(last - 2, last + 1))]
+    assert await alive(storage, OTHER) == [f"o{n}" for n in range(last - 2, last + 1)]
+
+
+async def test_the_oldest_go_beyond_an_owners_bytes(storage: Storage) -> None:
+    for number in range(20):
+        await turn(storage, f"r{number:02}", message(f"m{number:02}", b"x" * 10_000))
+    await turn(storage, "other", message("m", b"x" * 50_000), owner=OTHER)
+    assert await sweep(storage, max_bytes=1 << 30) == Swept()
+    [size] = {num for id, num in (await sizes(storage)).items() if id.startswith("r")}
+    assert 10_000 < size < 10_200
+    assert await sweep(storage, max_bytes=6 * size) == Swept(responses=14)
+    assert await alive(storage) == [f"r{number}" for number in range(14, 20)]
+    assert await alive(storage, OTHER) == ["other"]
+    # What comes later is measured later.
+    await turn(storage, "r20", message("m20", b"x" * 10_000))
+    assert await sweep(storage, max_bytes=6 * size) == Swept(responses=1)
+
+
+async def test_a_size_is_that_of_request_items_and_log_and_shrinks_with_the_log(storage: Storage) -> None:
+    first = new("r1", message("m1", b"i" * 100))
+    claim = await storage.start_response(replace(first, head=b"h" * 10, echo=b"e" * 20, plan=b"p" * 30))
+    log = (Record(2, 1, b"v" * 1000, token_ids=(1, 2, 3)),)
+    assert not await storage.append([RunAppend("r1", claim.fence, records=log, finish=finish())])
+    await sweep(storage, max_bytes=1 << 30)
+    opening = len(record(0, 2).events)
+    assert await sizes(storage) == {"r1": 10 + 20 + 30 + 100 + opening + 1000 + 12}
+    await sweep(storage, now() + SECOND, log_age=1, max_bytes=1 << 30)
+    await sweep(storage, max_bytes=1 << 30)
+    assert await sizes(storage) == {"r1": 10 + 20 + 30 + 100}
+
+
+async def test_what_lives_keeps_its_history(storage: Storage) -> None:
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("seed")])
+    await turn(storage, "t1", message("m1"), conversation="c1")
+    await turn(storage, "t2", message("m2"), conversation="c1", status="incomplete")
+    await turn(storage, "r1", message("m3"))
+    await turn(storage, "r2", message("m4"), previous="r1")
+    running = new("r3", message("m5"), previous="r2")
+    await storage.start_response(running)
+    await storage.start_response(new("t3", message("m6"), conversation="c1"))
+    before = await storage.history(OWNER, conversation_id="c1")
+    assert await sweep(storage, now() + SECOND, age=1) == Swept(responses=4)
+    assert await storage.history(OWNER, conversation_id="c1") == before
+    assert [h.response_status for h in before][1:] == ["completed"] * 2 + ["incomplete"] * 2
+    pinned = await storage.history(OWNER, previous_response_id="r3", as_of=running.created_at)
+    assert [h.item.id for h in pinned] == ["m3", "r1.out", "m4", "r2.out", "m5"]
+    assert await alive(storage) == ["r3", "t3"]
+
+
+async def test_a_chain_is_gone_when_its_last_response_goes(storage: Storage) -> None:
+    previous = None
+    for number in range(60):
+        await turn(storage, f"r{number}", message(f"m{number}"), previous=previous)
+        previous = f"r{number}"
+    await turn(storage, "fork", message("f"), previous="r20")
+    await sweep(storage, max_responses=2)
+    assert await alive(storage) == ["r59", "fork"]
+    assert len(await storage.history(OWNER, previous_response_id="fork")) == 44
+    await storage.delete_response(OWNER, "r59", now())
+    assert len(await storage.history(OWNER, previous_response_id="fork")) == 44
+    assert (await rows(storage))["responses"] == 22
+    await sweep(storage, now() + SECOND, age=1)
+    assert await rows(storage) == {}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Logs
+
+
+async def test_a_log_goes_after_its_own_time_and_the_response_stays(storage: Storage) -> None:
+    await turn(storage, "r1", message("m1"))
+    running = await storage.start_response(new("running"))
+    await turn(storage, "r2", message("m2"))
+    at = await ended_at(storage, "r1")
+    stored = await storage.get_response(OWNER, "r1")
+    assert await sweep(storage, at + SECOND, log_age=SECOND) == Swept(logs=1)
+    with pytest.raises(EventsExpired) as expired:
+        await storage.records("r1", after=-1)
+    assert (expired.value.response_id, expired.value.erased_at) == ("r1", at + SECOND)
+    with pytest.raises(EventsExpired):
+        await storage.records("r1", after=2)  # whether something would follow is not known any more
+    assert await storage.get_response(OWNER, "r1") == replace(stored, log_erased_at=at + SECOND)
+    assert [i.id for i in (await storage.input_items(OWNER, "r1", limit=9)).data] == ["m1"]
+    await turn(storage, "r3", message("m3"), previous="r1")
+    history = await storage.history(OWNER, previous_response_id="r3")
+    assert [h.item.id for h in history] == ["m1", "r1.out", "m3", "r3.out"]
+    assert await storage.records("r2", after=-1)
+    # A run in flight has a log for as long as it takes.
+    assert await sweep(storage, now() + 3600 * SECOND, log_age=SECOND) == Swept(logs=2)
+    assert len(await storage.records("running", after=-1)) == 1
+    assert not await storage.append(
+        [RunAppend("running", running.fence, records=(record(2),), finish=finish())]
+    )
+    assert await sweep(storage, now() + 7200 * SECOND, log_age=SECOND) == Swept(logs=1)
+
+
+async def test_a_long_log_goes_in_short_steps_and_a_cut_sweep_is_taken_up(storage: Storage) -> None:
+    await write_log(storage, "long", 3 * SEGMENTS)
+    await turn(storage, "short")
+    async with aclosing(storage.sweep(Limits(log_age=1), now() + SECOND)) as steps:
+        assert await anext(steps) == Swept(logs=1)
+    assert (await rows(storage))["segments"] > SEGMENTS
+    for after in (-1, 50):
+        with pytest.raises(EventsExpired):
+            await storage.records("long", after=after)
+    # Whoever has got that far already is not stopped.
+    assert (await storage.records("long", after=80 * SEGMENTS))[0].first_seq == 80 * SEGMENTS + 1
+    assert await sweep(storage, now() + SECOND, log_age=1) == Swept(logs=1)
+    assert not (await rows(storage)).keys() & {"segments", "records"}
+
+
+async def test_a_response_with_a_long_log_goes_in_short_steps_too(storage: Storage) -> None:
+    await write_log(storage, "long", 3 * SEGMENTS)
+    async with aclosing(storage.sweep(Limits(age=1), now() + SECOND)) as steps:
+        assert await anext(steps) == Swept(logs=1)
+        assert (await storage.get_response(OWNER, "long")).log_erased_at is not None
+    assert await sweep(storage, now() + SECOND, age=1) == Swept(responses=1)
+    assert await rows(storage) == {}
+
+
+async def test_the_walk_over_logs_ends_at_the_first_that_is_too_young(storage: Storage) -> None:
+    old = [f"a{n}" for n in range(SEGMENTS + 5)]
+    for id in old:
+        await turn(storage, id)
+    waiting = new("waiting")
+    await storage.start_response(waiting)
+    at = now()
+    for number in range(3 * SEGMENTS):
+        await turn(storage, f"b{number}")
+    num_reads = 0
+    read = storage._read
+
+    async def counted(job: object) -> object:
+        nonlocal num_reads
+        num_reads += 1
+        return await read(job)
+
+    storage._read = counted
+    assert await sweep(storage, at + SECOND, log_age=SECOND) == Swept(logs=len(old))
+    assert num_reads <= 4
+
+
+async def test_posted_outputs_go_with_the_log(storage: Storage) -> None:
+    claim = await storage.start_response(new("r1"))
+    calls = (ClosedItem(0, call("i1", "call_1")),)
+    assert not await storage.append([RunAppend("r1", claim.fence, closed=calls, park=Park(now()))])
+    await storage.add_tool_outputs(OWNER, "r1", [output("call_1")], now())
+    again = await storage.claim("r1")
+    assert again is not None
+    assert await sweep(storage, now() + SECOND, log_age=1, age=1) == Swept()
+    assert (await rows(storage))["run_inputs"] == 1
+    assert not await storage.append([RunAppend("r1", again.fence, finish=finish())])
+    assert await sweep(storage, now() + SECOND, log_age=1) == Swept(logs=1)
+    assert "run_inputs" not in (await rows(storage))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Together
+
+
+async def test_two_sweepers_do_each_other_no_harm(storage: Storage) -> None:
+    for number in range(50):
+        await turn(
+            storage, f"r{number}", message(f"m{number}"), previous=f"r{number - 1}" if number % 5 else None
+        )
+    both = await asyncio.gather(*(sweep(storage, log_age=10**12, max_responses=7) for _ in range(2)))
+    assert both[0].responses + both[1].responses == 43
+    assert len(await alive(storage)) == 7
+
+
+async def test_nothing_is_left_of_what_an_owner_has_deleted(storage: Storage) -> None:
+    hook = StoredWebhook("wh_1", OWNER, "https://example.com", b"s", ("response.completed",), now())
+    await storage.add_webhook(hook)
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("seed")])
+    await turn(storage, "t1", message("m1"), conversation="c1")
+    await turn(storage, "r1", message("m2"))
+    await turn(storage, "r2", message("m3"), previous="r1")
+    claim = await storage.start_response(new("r3", message("m4"), previous="t1"))
+    notice = Notice("evt_1", "response.completed", b"{}", now())
+    end = replace(finish(), notice=notice)
+    assert not await storage.append([RunAppend("r3", claim.fence, records=(record(2),), finish=end)])
+    await storage.start_response(new("r4", message("m5"), previous="r2"))
+    await storage.start_response(new("t2", message("m6"), conversation="c1"))
+    assert (await rows(storage))["deliveries"] == 1
+    await storage.delete_conversation(OWNER, "c1", now())
+    for id in ("r1", "t1", "r4", "r2", "r3", "t2"):
+        await storage.delete_response(OWNER, id, now())
+    await storage.remove_webhook("wh_1")
+    assert await rows(storage) == {}
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ("chain", "turn", "start", "finish", "drop", "drop_conversation", "count", "age", "logs", "bytes")
+        ),
+        st.integers(0, 30),
+    ),
+    max_size=25,
+)
+
+
+@given(operations=OPERATIONS)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_sweeps_never_change_what_lives(
+    operations: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    storage = await open_storage(url(tmp_path_factory.mktemp("swept")), runner=RUNNER)
+    histories: dict[str, list[str]] = {}
+    held: dict[str, list[str]] = {}
+    running: dict[str, int] = {}
+
+    async def history(id: str) -> list[str]:
+        return [h.item.id for h in await storage.history(OWNER, previous_response_id=id)]
+
+    for number, (operation, choice) in enumerate(operations):
+        id, known = f"r{number}", sorted(histories)
+        ends = [end for r in known if (end := (await storage.get_response(OWNER, r)).completed_at)]
+        match operation:
+            case "chain":
+                await turn(storage, id, message(id), previous=known[choice % len(known)] if known else None)
+            case "turn":
+                name = f"c{number}" if choice % 2 or not held else sorted(held)[-1]
+                if name not in held:
+                    await storage.create_conversation(OWNER, name, now(), b"{}")
+                    held[name] = []
+                await turn(storage, id, message(id), conversation=name)
+                held[name] += [id, f"{id}.out"]
+            case "start":
+                previous = known[choice % len(known)] if known else None
+                running[id] = (await storage.start_response(new(id, message(id), previous=previous))).fence
+            case "finish" if running:
+                ending = sorted(running)[choice % len(running)]
+                assert not await storage.append([RunAppend(ending, running.pop(ending), finish=finish())])
+            case "drop" if known:
+                gone = known[choice % len(known)]
+                await storage.delete_response(OWNER, gone, now())
+                running.pop(gone, None)
+            case "drop_conversation" if held:
+                name = sorted(held)[choice % len(held)]
+                await storage.delete_conversation(OWNER, name, now())
+                del held[name]
+            case "count":
+                await sweep(storage, max_responses=choice + 1)
+                assert len(set(await alive(storage)) - running.keys()) <= choice + 1
+            case "age" if ends:
+                at = ends[choice % len(ends)]
+                await sweep(storage, at, age=1)
+            case "logs":
+                await sweep(storage, now() + SECOND, log_age=1)
+            case "bytes":
+                await sweep(storage, max_bytes=1 + choice * 100)
+        living = await alive(storage)
+        assert running.keys() <= set(living)
+        for response in living:
+            assert await history(response) == histories.setdefault(response, await history(response))
+        histories = {response: histories[response] for response in living}
+        for name, items in held.items():
+            assert [h.item.id for h in await storage.history(OWNER, conversation_id=name)] == items
+        for response in running:
+            assert await storage.records(response, after=-1)
+    await storage.close()
+    check(storage.url)

@@ -1,0 +1,95 @@
+"""A whole server inside a test: over ASGI, or on a real socket.
+
+ASGITransport buffers a reply until it is whole, so streams that a test looks into need the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from engine import Engine, ScriptedEngine
+from server.config import Config
+from server.http.request import Context
+from server.process.app import create_app
+from server.process.lifecycle import Life
+from server.process.serve import base_url, bind, web_server
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server at work. `base_url` ends without a slash; over ASGI it is a name that leads nowhere."""
+
+    life: Life
+    app: FastAPI
+    base_url: str
+
+    @property
+    def context(self) -> Context:
+        """The server's insides."""
+        assert self.life.context is not None
+        return self.life.context
+
+
+async def database(folder: Path) -> dict[str, str]:
+    """A server's database: SQLite in its folder, or one on PostgreSQL with ANTIPHON_TEST_DB=postgresql."""
+    if os.environ.get("ANTIPHON_TEST_DB") != "postgresql":
+        return {}
+    from tests.support.postgres import the_server
+
+    if folder not in _databases:
+        _databases[folder] = await the_server().fresh()
+    return {"db": _databases[folder]}
+
+
+_databases: dict[Path, str] = {}
+
+
+@asynccontextmanager
+async def running_app(folder: Path, engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
+    """A started server over ASGI, its data in `folder`; a second one on the same folder is a restart."""
+    config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
+    life = Life(config, engine=engine or ScriptedEngine())
+    try:
+        await life.start()
+        yield Running(life, create_app(life), "http://antiphon.test")
+    finally:
+        await life.close()
+
+
+@asynccontextmanager
+async def live_app(folder: Path, engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
+    """The same on a socket of its own, on this event loop."""
+    config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
+    life = Life(config, engine=engine or ScriptedEngine())
+    app = create_app(life)
+    server = web_server(app, config)
+    sock = bind("127.0.0.1", 0)
+    url = base_url(sock)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        await life.start()
+        yield Running(life, app, url)
+    finally:
+        server.should_exit = True
+        await serving
+        await life.close()
+
+
+@asynccontextmanager
+async def http_client(running: Running, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of a running server, over ASGI where it has no socket."""
+    over_asgi = running.base_url.endswith(".test")
+    transport = httpx.ASGITransport(running.app) if over_asgi else httpx.AsyncHTTPTransport()
+    async with httpx.AsyncClient(
+        transport=transport, base_url=running.base_url, headers=headers, timeout=30.0
+    ) as client:
+        yield client
