@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
+THREADED_BYTES = 64 * 1024
+"""Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
 SHIPPED_MODEL = "antiphon-tiny"
 """The model that comes with the package; every other value of `model` is a folder or a Hugging Face id."""
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from server.clock import now_us
-from server.http.request import THREADED_BYTES
+from server.config import THREADED_BYTES
 from server.schema.items import Item
 from server.schema.shapes import refuse
 from storage import SealingKey

@@ -18,7 +18,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
-from storage.drivers.database import Database, Writing, database, unavailable
+from storage.drivers.connect import database
+from storage.drivers.interface import Database, Writing, unavailable
 from storage.drivers.readers import Readers
 from storage.drivers.writer import Writer
 from storage.migrate import migrated

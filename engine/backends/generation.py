@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.core.messages import RowLogprobs, RowOutput
 from engine.dialects.spec import Dialect
 from engine.parsing.output_reader import Reader
+from engine.step import RowLogprobs, RowOutput
 from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import (
     Chunk,

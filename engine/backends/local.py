@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.backends.generation import Generation, Mailbox, check_request, end_of_prefix, is_last
 from engine.config import Device, Dtype, EngineSettings, KVDtype, Quantization
-from engine.core.messages import Abort, Call, Close, Credit, Inbox, RowOutput, Submit
+from engine.core.messages import Abort, Call, Close, Credit, Inbox, Submit
 from engine.model_folder import find_folder, read_sampling_defaults
+from engine.step import RowOutput
 from engine.tokenizer.renderer import Prompts, open_dialect
 from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from engine.core.messages import RowLogprobs, RowOutput
+from engine.step import RowLogprobs, RowOutput
 from engine.types import Done, GenerateRequest, RequestFailed, SamplingParams
 
 ID_MARK = "token_id:"  # how `return_tokens_as_token_ids` writes a token

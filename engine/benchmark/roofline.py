@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.core.kv_cache import LayerGroup
 from engine.models import Model
 from engine.models.compiled import Mapped
+from engine.step import LayerGroup
 
 _ON_CPU = 256 << 20  # bytes that are read: far more than any cache holds
 _ON_GPU = 2 << 30

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from engine.config import EngineSettings
-from engine.core.batch_state import Ints, Rows
+from engine.core.batch_state import Rows
 from engine.core.kv_cache import KVCache
 from engine.executor.runner import Runner, kv_dtype_for, size_pools
 from engine.models import load_model
+from engine.step import Ints
 from engine.types import LoadError
 
 CATCH_UP = 512  # tokens of a prompt that it reads beside one step of the model, so that nobody waits for it

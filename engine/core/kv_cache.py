@@ -14,21 +14,12 @@ import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """Layers that share block tables; `window` counts the token itself, None is full attention."""
-
-    layers: tuple[int, ...]
-    num_kv_heads: int
-    head_dim: int
-    window: int | None = None
+from engine.step import LayerGroup
 
 
 class BlockKey(NamedTuple):

@@ -23,17 +23,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.core.batch_state import Ints, Rows, StepPlan
+from engine.core.batch_state import Rows
+from engine.core.determinism_check import prove
 from engine.core.draft_model import open_assistant
 from engine.core.kv_cache import KVCache
-from engine.core.messages import Abort, Call, Close, Command, Credit, Inbox, RowLogprobs, RowOutput, Submit
+from engine.core.messages import Abort, Call, Close, Command, Credit, Inbox, Submit
 from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence
 from engine.core.speculation import ROOM, Guesser, Lookup, Speculation
 from engine.core.token_masks import make_ahead, make_masks
-from engine.executor import deterministic
 from engine.executor.runner import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
 from engine.models import ModelSpec, load_model
+from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
 from engine.types import DeadlineExceeded, Done, RequestFailed
 
 if TYPE_CHECKING:
@@ -375,7 +376,7 @@ def build_loop(
     kv = KVCache(model.spec.groups, num_blocks, settings.block_size, max_num_seqs, max_model_len)
     rows = Rows(max_num_seqs, max_model_len)
     if settings.deterministic:
-        deterministic.prove(runner, kv, rows)
+        prove(runner, kv, rows)
     scheduler = Scheduler(
         kv,
         rows,

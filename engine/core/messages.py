@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from engine.types import Done, EngineError, GenerateRequest
+from engine.types import GenerateRequest
 
 if TYPE_CHECKING:
     from engine.structured.grammar import Matcher
@@ -57,29 +57,3 @@ class Close:
 
 Command = Submit | Abort | Credit | Call | Close
 Inbox = SimpleQueue[Command]
-
-
-@dataclass(frozen=True, slots=True)
-class RowLogprobs:
-    """Log probabilities of one position: the token's id and own value, and the best ids with theirs, best
-    first.
-    """
-
-    token_id: int
-    logprob: float
-    top_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
-
-
-class RowOutput(NamedTuple):
-    """What one step did for one request; `finish` or `error` makes it the last. The first carries
-    `cached_tokens`.
-    """
-
-    handle: int
-    token_ids: tuple[int, ...] = ()
-    finish: Done | None = None
-    logprobs: tuple[RowLogprobs, ...] = ()
-    error: EngineError | None = None
-    cached_tokens: int | None = None
-    prompt_logprobs: tuple[RowLogprobs, ...] | None = None

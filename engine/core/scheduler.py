@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.core.batch_state import PROMPT_LOGPROBS_CHUNK, Ints, Rows, noise_key
+from engine.core.batch_state import PROMPT_LOGPROBS_CHUNK, Rows, noise_key
 from engine.core.kv_cache import BlockHasher, BlockKey, Hit, KVCache
 from engine.core.messages import Submit
 from engine.core.prefill_budget import Pace
 from engine.core.sequences import Sequence, WaitingQueue
+from engine.step import Ints
 from engine.types import GenerateRequest
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.kv_cache import BlockKey
-from engine.core.messages import RowLogprobs
+from engine.step import RowLogprobs
 from engine.types import GenerateRequest
 
 if TYPE_CHECKING:

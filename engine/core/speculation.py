@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.batch_state import Ints, Rows, ragged
+from engine.core.batch_state import Rows, ragged
+from engine.step import Ints
 
 if TYPE_CHECKING:
     from engine.core.sequences import Sequence

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.batch_state import Ints, Rows
+from engine.core.batch_state import Rows
 from engine.core.sequences import Sequence
+from engine.step import Ints
 
 if TYPE_CHECKING:
     from engine.structured.grammar import Matcher

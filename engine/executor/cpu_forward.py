@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.batch_state import StepPlan
 from engine.kernels.cpu.library import (
     MOST_DIM,
     MOST_HEADS,
+    PANEL,
     STRIP,
     Batch,
     Cache,
@@ -32,7 +32,8 @@ from engine.kernels.cpu.panels import Panels
 from engine.models import Model
 from engine.models.decoder import MAPS, NativeDecoder
 from engine.models.linear import Linear
-from engine.models.lora import Adapted
+from engine.models.lora import Adapted, Stack
+from engine.step import StepPlan
 
 
 def fits(model: Model, kv_dtype: torch.dtype) -> TypeGuard[NativeDecoder]:
@@ -48,6 +49,25 @@ def fits(model: Model, kv_dtype: torch.dtype) -> TypeGuard[NativeDecoder]:
 
 def _inner(linear: Linear) -> Linear:
     return linear.inner if isinstance(linear, Adapted) else linear
+
+
+def beside(panels: Panels, stack: Stack, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A stack of `count` adapters of a map, as the library takes it: down [count, rank, inputs], up [count,
+    panels, rank, PANEL] f32, and the ranks that reach a panel [panels, 2].
+    """
+    num_panels, rank = len(panels.weight), stack.rank
+    whole = torch.zeros(count, rank, panels.outputs)
+    for up in stack.ups:
+        columns = slice(0, rank) if up.columns is None else up.columns
+        whole[:, columns, up.outputs] = up.weight.view(count, -1, up.weight.shape[1])
+    spread = torch.zeros(count, rank, num_panels * PANEL)
+    spread[:, :, slice(0, panels.outputs) if panels.places is None else panels.places] = whole
+    own = spread.view(count, rank, num_panels, PANEL).transpose(1, 2).contiguous()
+    reaches = own.ne(0).any(dim=3).any(dim=0)  # [panels, rank]
+    ranks = torch.arange(rank)
+    first = torch.where(reaches, ranks, rank).amin(dim=1)
+    last = torch.where(reaches, ranks + 1, 0).amax(dim=1)
+    return stack.down.view(count, rank, panels.inputs), own, torch.stack((first, last), dim=1)
 
 
 class Forward:
@@ -156,7 +176,7 @@ class Forward:
         assert isinstance(inner, Panels)
         found = inner.map(gated=inner.places is not None)
         if isinstance(linear, Adapted):
-            down, up, used = inner.beside(linear.stack, linear.adapters.count)
+            down, up, used = beside(inner, linear.stack, linear.adapters.count)
             rank = down.shape[1]
             self._most_ranks = max(self._most_ranks, rank)
             own = LowRank(down=self._at(down), up=self._at(up), used=self._at(used), rank=rank)

@@ -1,34 +1,28 @@
 """The same numbers for a token, whatever is computed beside it.
 
 Owns: the fixed shapes that make it so (every forward has `ROWS` tokens, every piece of attention `KEYS`
-keys), and the trial at load that shows it for this model on this machine. Refuses to know: models, queues,
-draws.
+keys). Refuses to know: models, queues, draws.
 
 Rounding follows the shape of an operation: a matrix product of one row adds in another order than one of two.
 Where every operation always has the same shape, and a row's result does not depend on its place among the
 rows, a token's numbers are a function of the tokens before it alone: not of the batch, of how a prompt was
-chunked, or of what was cached. How a shape is computed is the library's business; the trial asks it. A CPU's
-own kernels add in one order whatever the shape: they need the trial alone.
+chunked, or of what was cached. How a shape is computed is the library's business; a trial at load asks it. A
+CPU's own kernels add in one order whatever the shape: they need the trial alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.batch_state import Ints, Rows, StepPlan
-from engine.core.kv_cache import KVCache
 from engine.kernels.torch_attention import GroupStep, Tile, Workspace, gather, pieces_of
-from engine.types import GenerateRequest, LoadError, ReaderParams, SamplingParams
-
-if TYPE_CHECKING:
-    from engine.executor.runner import Runner
+from engine.step import Ints, StepPlan
 
 ROWS = 16  # tokens of a forward: more cost a lone sequence, fewer cost a full batch
 KEYS = 128  # at least, of one piece of attention; whole blocks
@@ -154,48 +148,3 @@ def _attend(
     total = weights.sum(dim=-1, keepdim=True).clamp(min=1.0)  # the peak itself weighs 1
     mixed = torch.matmul(weights.to(v.dtype), v).float() / total
     return mixed, (peak + total.log())[..., 0]
-
-
-# ------------------------------------------------------------------------------------------------------------
-# The trial
-
-
-def prove(runner: Runner, kv: KVCache, rows: Rows) -> None:
-    """See that a token's logits do not depend on its place and neighbours, before anything is served.
-
-    A CPU's threads share an operation by its size, and where a share ends another loop may compute a few
-    elements: then fewer threads are tried, down to one. Raises LoadError when none will do.
-    """
-    threads = runner.num_threads or runner.threads_for(ROWS)
-    while True:
-        runner.num_threads = threads
-        whole, parts = _trial(runner, kv, rows, ROWS), _trial(runner, kv, rows, 5)
-        if torch.equal(whole, parts):
-            return
-        if threads == 1 or runner.device.type != "cpu":
-            name = runner.model.spec.architecture
-            raise LoadError(f"{name} cannot be deterministic here: a token's logits depend on its neighbours")
-        threads //= 2
-
-
-@torch.inference_mode()
-def _trial(runner: Runner, kv: KVCache, rows: Rows, chunk: int) -> Tensor:
-    """Logits of a short text computed `chunk` tokens at a time; leaves no trace."""
-    count = min(ROWS, rows.tokens.shape[1] - 1)
-    ids = np.random.default_rng(0).integers(runner.vocab_size, size=count + 1)
-    sampling = SamplingParams(seed=0, max_tokens=1)
-    request = GenerateRequest("trial", tuple(ids.tolist()), sampling, ReaderParams(dialect=False))
-    adapters = runner.model.adapters  # their products are among what must not vary
-    adapter = 0 if adapters is None else adapters.count
-    slot = rows.take(request, ids.astype(np.int32), 0, np.zeros(0, np.int64), False, adapter)
-    grown = kv.grow(slot, count)
-    assert grown, "the cache holds at least one sequence"
-    logits = []
-    for start in range(0, count, chunk):
-        rows.num_computed[slot] = start
-        counts = np.array([min(chunk, count - start)])
-        plan = rows.plan(kv, np.array([slot]), counts, [(0, 0)])
-        logits.append(runner.forward(plan).logits)
-    runner.clear(kv.release(slot, forget=True))
-    rows.give_back(slot)
-    return torch.cat(logits)

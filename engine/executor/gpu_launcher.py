@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.batch_state import DrawPlan, Ints, Rows, StepPlan
 from engine.executor.cuda_graphs import Capture, DecodeGraphs, call_capture, cuda_capture
 from engine.executor.fused_forward import PLAIN, FusedDecoder, Ops, Paged, triton_ops
 from engine.kernels.torch_attention import GroupStep
 from engine.models import Model
 from engine.models.decoder import NativeDecoder
+from engine.step import DrawPlan, Ints, StepPlan, no_draws
 
 WARM_TOKENS = 16
 
@@ -114,7 +114,7 @@ class Launcher:
             slot_offsets=zeros,
             num_draws=np.ones_like(counts),
             logits_at=ends - 1,
-            draw=Rows(1, 1).draw_plan(none, none),
+            draw=no_draws(),
             prompt_targets=none,
             prompt_counts=(),
             prompt_top=0,

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config import KVDtype
-from engine.core.batch_state import StepPlan
-from engine.core.messages import RowLogprobs
 from engine.executor import deterministic as exact
 from engine.executor.cpu_forward import Forward, fits
 from engine.executor.gpu_launcher import Launcher, kernels_for
@@ -38,6 +36,7 @@ from engine.kernels.torch_attention import (
     write_kv,
 )
 from engine.models import Model
+from engine.step import RowLogprobs, StepPlan
 from engine.types import LoadError
 
 TAKEN = 4  # times the weights: so much memory of a CPU's pools is taken at once, see `Reserve`

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.batch_state import DrawPlan
+from engine.step import DrawPlan
 
 _CANDIDATES = (64, 1024)  # sizes tried, in turn, for the set that top-k and top-p leave, before a full sort
 Pick = Callable[[Tensor, DrawPlan], Tensor]

@@ -16,17 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config import Quantization
-from engine.core.kv_cache import LayerGroup
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.panels import Panels
 from engine.kernels.torch_attention import Workspace
-from engine.models import Attention, ModelSpec
 from engine.models.checkpoint import Checkpoint
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed
 from engine.models.fp8 import AS_NUMBERS, Stored
+from engine.models.interface import Attention, ModelSpec
 from engine.models.linear import Blocked, Int8, Linear, is_int8, make_linear
 from engine.models.lora import Adapted, Adapters, Place, Stack
 from engine.models.rope import inverse_frequencies, rotate
+from engine.step import LayerGroup
 from engine.types import LoadError
 
 log = logging.getLogger("antiphon.engine")

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from engine.config import Quantization
-from engine.core.kv_cache import LayerGroup
 from engine.kernels.torch_attention import Workspace
-from engine.models import Attention, ModelSpec
 from engine.models.checkpoint import Checkpoint
 from engine.models.compiled import Compiled, Mapped
+from engine.models.interface import Attention, ModelSpec
 from engine.models.linear import Plain, make_linear
 from engine.models.lora import Adapters, Place, Stack
 from engine.models.trial_run import TRIAL, Seen, Trial, tolerance
+from engine.step import LayerGroup
 from engine.types import LoadError
 
 log = logging.getLogger("antiphon.engine")

@@ -10,26 +10,17 @@ long run of tokens of one adapter, a prompt say, has one of its own, and tokens 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.core.batch_state import Ints
-from engine.models.peft import LowRank, read_adapter
-from engine.types import LoadError
-
-if TYPE_CHECKING:
-    from engine.models import Model
-    from engine.models.linear import Linear
-
-log = logging.getLogger("antiphon.engine")
+from engine.models.linear import Linear
+from engine.models.peft import LowRank
+from engine.step import Ints
 
 LONG = 64  # tokens of one adapter, next to each other, that are worth products of their own
 
@@ -156,34 +147,6 @@ class Adapted:
 Parts = dict[Place, LowRank]  # what one adapter adds to the parts of a map
 
 
-def attach(
-    model: Model, lora: Mapping[str, str | Path], *, device: torch.device, deterministic: bool
-) -> None:
-    """Read these adapters, by name, and have the model serve them.
-
-    Raises LoadError for one that cannot be read or does not fit.
-    """
-    places = model.places()
-    sizes = {path: (place.inputs, place.outputs) for path, place in places.items()}
-    found = [read_adapter(name, where, sizes) for name, where in lora.items()]
-    parts: dict[str, list[Parts]] = {}
-    for i, adapter in enumerate(found):
-        for path, own in adapter.maps.items():
-            parts.setdefault(places[path].map, [{} for _ in found])[i][places[path]] = own
-    # a product of its own for each part of a map; on a GPU one more launch costs more than adding zeros
-    apart = device.type == "cpu"
-    stacks = {name: make_stack(own, model.spec.dtype, device, apart=apart) for name, own in parts.items()}
-    for i, adapter in enumerate(found):
-        if not all(_is_finite(stack, i, len(found)) for stack in stacks.values()):
-            # a product with it would be no number for those who are not under it, too
-            dtype = str(model.spec.dtype).removeprefix("torch.")
-            raise LoadError(f"the adapter {adapter.name!r} has weights that are not finite in {dtype}")
-    model.adapt(Adapters(len(found), device, fixed=deterministic), stacks)
-    model.spec = replace(model.spec, adapters=tuple((own.name, own.fingerprint) for own in found))
-    held = sum(weight.nbytes for stack in stacks.values() for weight in _weights(stack)) / 2**20
-    log.info("adapters: %s (%.0f MiB)", ", ".join(lora), held)
-
-
 def make_stack(
     of_adapters: Sequence[Parts], dtype: torch.dtype, device: torch.device, *, apart: bool
 ) -> Stack:
@@ -219,11 +182,3 @@ def make_stack(
         own_columns = None if len(groups) == 1 else slice(begin, end)
         ups.append(Up(own_columns, slice(first, last), weight.flatten(0, 1).to(device)))
     return Stack(down.flatten(0, 1).to(device), tuple(ups), rank)
-
-
-def _weights(stack: Stack) -> list[Tensor]:
-    return [stack.down, *(up.weight for up in stack.ups)]
-
-
-def _is_finite(stack: Stack, i: int, count: int) -> bool:
-    return all(bool(weight.view(count, -1)[i].isfinite().all()) for weight in _weights(stack))

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from server.admin.database_access import AdminError, carry_out
+from server.api_keys import hash_key, new_key
 from server.clock import now_us
 from server.config import Config
-from server.http.authentication import hash_key, new_key
 from storage import Storage, StoredKey
 
 # ------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from server.errors import ApiError, to_api_error
 from server.http.sse import StreamCut
 
 if TYPE_CHECKING:
-    from server.process.lifecycle import Life
+    from server.http.state import ServerState
 
 log = logging.getLogger("antiphon")
 access = logging.getLogger("antiphon.access")
@@ -39,7 +39,7 @@ CLIENT_LEFT = 499  # nginx's number for a request whose client did not wait; it 
 class Envelope:
     """ASGI, outermost: gives each request an id and a clock, each reply its headers, and counts both."""
 
-    def __init__(self, app: ASGIApp, life: Life) -> None:
+    def __init__(self, app: ASGIApp, life: ServerState) -> None:
         self._app = app
         self._life = life
 
@@ -94,7 +94,7 @@ class Envelope:
 class Boundary:
     """ASGI: turns exceptions into replies, or, once headers are out, into a dropped connection."""
 
-    def __init__(self, app: ASGIApp, life: Life) -> None:
+    def __init__(self, app: ASGIApp, life: ServerState) -> None:
         self._app = app
         self._life = life
 

@@ -23,14 +23,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.clock import now_us
+from server.config import THREADED_BYTES
 from server.errors import ApiError, to_api_error
 from server.http.authentication import ADMIN_PATHS
-from server.http.request import THREADED_BYTES, parse_object, receive_body, while_connected
+from server.http.body import parse_object, receive_body
+from server.http.request import while_connected
 from storage import KeyedRequest, KnownRequest, RequestKnown, StorageUnavailable
 
 if TYPE_CHECKING:
     from server.config import Config
-    from server.process.lifecycle import Life
+    from server.http.state import ServerState
     from storage import Storage
 
 HEADER = b"idempotency-key"
@@ -92,7 +94,7 @@ def keyed(request: Request) -> Keyed:
 class OnlyOnce:
     """ASGI: has a POST with an `Idempotency-Key` done once, and answers its repeats with what came of it."""
 
-    def __init__(self, app: ASGIApp, life: Life) -> None:
+    def __init__(self, app: ASGIApp, life: ServerState) -> None:
         self._app = app
         self._life = life
         self._at_work: dict[tuple[str, str, str], Keyed] = {}

@@ -24,13 +24,6 @@ class StreamCut(Exception):
     """Raised by a stream's frames to drop the connection, so that the client sees that the end is missing."""
 
 
-def frame(event_type: str | None, data: bytes) -> bytes:
-    """One event; `data` is JSON on one line. Without a type (chat) only the data line is sent."""
-    if event_type is None:
-        return b"data: " + data + b"\n\n"
-    return b"event: " + event_type.encode() + b"\ndata: " + data + b"\n\n"
-
-
 class Pulse:
     """The one task that watches all streams: comments into silence, and the cut of readers that take
     nothing."""

@@ -13,15 +13,14 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Iterator
-from typing import Literal
 
 from engine import Engine
+from server.api_keys import Keys
 from server.config import Config
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
-from server.http.authentication import Keys
-from server.http.request import Context
 from server.http.sse import Pulse
+from server.http.state import Context, Phase
 from server.metrics import Telemetry
 from server.model_registry import Models, build_engine, served_names
 from server.process.retention import Retention
@@ -30,7 +29,6 @@ from storage import CommitStats, Storage, open_storage
 
 log = logging.getLogger("antiphon")
 
-Phase = Literal["starting", "ready", "draining", "dead"]
 
 _REFUSALS = {
     "starting": ("not_ready", "The server is starting.", "1"),

@@ -10,8 +10,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.http.body import read_body
 from server.http.replies import json_reply
-from server.http.request import context, owner, read_body, while_connected
+from server.http.request import context, owner, while_connected
 from server.http.sse import EventStream
 from server.schema.chat import parse_chat
 from server.schema.fields import ignored_headers

@@ -18,9 +18,11 @@ from starlette.responses import Response
 
 from server.clock import now_us
 from server.errors import invalid_value
+from server.http.body import read_body
 from server.http.query_params import include, page_args
 from server.http.replies import conversation_json, json_reply, page_json
-from server.http.request import Context, context, owner, read_body
+from server.http.request import context, owner
+from server.http.state import Context
 from server.item_ids import identify
 from server.routes.responses import new_id
 from server.runs.execution.run import new_item

@@ -17,11 +17,13 @@ from starlette.responses import Response
 
 from server import encrypted_reasoning
 from server.errors import ApiError
+from server.http.body import read_body
 from server.http.idempotency import keyed
 from server.http.query_params import PageArgs, choice, flag, include, integer, number, page_args, timestamp
 from server.http.replies import json_reply, page_json
-from server.http.request import Context, context, owner, read_body, while_connected
+from server.http.request import context, owner, while_connected
 from server.http.sse import EventStream, StreamCut
+from server.http.state import Context
 from server.prompting.messages import answering
 from server.runs import Started, interrupted
 from server.runs.events.channel import Frames

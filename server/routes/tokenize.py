@@ -15,8 +15,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.http.body import read_body
 from server.http.replies import json_reply
-from server.http.request import context, read_body
+from server.http.request import context
 from server.model_registry import ServedModel
 from server.schema.chat import parse_chat
 from server.schema.shapes import missing, mistyped, refuse

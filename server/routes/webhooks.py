@@ -11,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.admin import webhooks
+from server.api_keys import LOCAL_OWNER
 from server.errors import ApiError
-from server.http.authentication import LOCAL_OWNER
+from server.http.body import read_body
 from server.http.replies import json_reply
-from server.http.request import context, read_body
+from server.http.request import context
 from server.schema.shapes import array, boolean, text
 
 router = APIRouter(prefix="/admin/webhooks")

@@ -18,10 +18,10 @@ import orjson
 
 from engine import Chunk, Engine, GenerateRequest, beam_search, best_of
 from server.errors import ApiError, to_api_error
-from server.http.sse import frame
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.schema.search import Search
+from server.sse_frame import frame
 
 Part = dict[str, Any]
 T = TypeVar("T")

@@ -32,7 +32,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from storage.drivers.database import CommitUnknown, Trouble, Work
+from storage.drivers.interface import CommitUnknown, Trouble, Work
 from storage.drivers.notifications import Notifications
 from storage.records import BadText
 from storage.tables import commits

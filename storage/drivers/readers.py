@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import LifoQueue
 from typing import TypeVar
 
-from storage.drivers.database import Database, Reading, Work, unavailable
+from storage.drivers.interface import Database, Reading, Work, unavailable
 from storage.records import StorageUnavailable
 
 T = TypeVar("T")

@@ -27,8 +27,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from storage.drivers.database import Trouble, Work, unavailable
 from storage.drivers.hints import Silence
+from storage.drivers.interface import Trouble, Work, unavailable
 from storage.drivers.wal import Wal
 from storage.records import FolderHeld
 

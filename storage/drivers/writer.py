@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from storage.drivers.database import CommitUnknown, Database, Trouble, Work, Writing, unavailable
+from storage.drivers.interface import CommitUnknown, Database, Trouble, Work, Writing, unavailable
 from storage.records import CommitStats, StorageUnavailable
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from engine.config import Quantization
 from engine.core.batch_state import Rows
 from engine.core.kv_cache import KVCache
 from engine.core.loop import EngineLoop
-from engine.core.messages import Inbox, RowOutput, Submit
+from engine.core.messages import Inbox, Submit
 from engine.core.scheduler import Scheduler
 from engine.core.speculation import ROOM, Lookup, Speculation
 from engine.executor.runner import Runner, size_pools
@@ -26,6 +26,7 @@ from engine.models import ModelSpec
 from engine.models.decoder import NativeDecoder, _groups, _layer
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, parse
 from engine.models.linear import make_linear
+from engine.step import RowOutput
 from engine.types import GenerateRequest, SamplingParams
 
 BLOCK_SIZE = 16

@@ -12,7 +12,8 @@ import torch
 
 from engine.config import EngineSettings
 from engine.core.loop import EngineLoop, build_loop
-from engine.core.messages import Abort, Inbox, RowOutput, Submit
+from engine.core.messages import Abort, Inbox, Submit
+from engine.step import RowOutput
 from engine.types import Done, GenerateRequest, SamplingParams
 from tests.support.checkpoints import VOCAB_SIZE
 

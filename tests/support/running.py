@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from engine import Engine, ScriptedEngine
 from server.config import Config
-from server.http.request import Context
+from server.http.state import Context
 from server.process.app import create_app
 from server.process.lifecycle import Life
 from server.process.serve import base_url, bind, web_server

@@ -7,16 +7,13 @@ layers, and how a product is computed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.kernels.cpu.library import GROUP, PANEL, Library, Map
 from engine.kernels.large_pages import large_pages
-
-if TYPE_CHECKING:
-    from engine.models.lora import Stack
 
 AS_COMPUTED, INT8, INT4 = 0, 1, 2
 HALF = PANEL // 2
@@ -76,24 +73,6 @@ class Panels:
             gated=gated,
             adapters=None,
         )
-
-    def beside(self, stack: Stack, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A stack of `count` adapters as the library takes it: down [count, rank, inputs], up [count, panels,
-        rank, PANEL] f32, and the ranks that reach a panel [panels, 2].
-        """
-        panels, rank = len(self.weight), stack.rank
-        whole = torch.zeros(count, rank, self.outputs)
-        for up in stack.ups:
-            columns = slice(0, rank) if up.columns is None else up.columns
-            whole[:, columns, up.outputs] = up.weight.view(count, -1, up.weight.shape[1])
-        spread = torch.zeros(count, rank, panels * PANEL)
-        spread[:, :, slice(0, self.outputs) if self.places is None else self.places] = whole
-        own = spread.view(count, rank, panels, PANEL).transpose(1, 2).contiguous()
-        reaches = own.ne(0).any(dim=3).any(dim=0)  # [panels, rank]
-        ranks = torch.arange(rank)
-        first = torch.where(reaches, ranks, rank).amin(dim=1)
-        last = torch.where(reaches, ranks + 1, 0).amax(dim=1)
-        return stack.down.view(count, rank, self.inputs), own, torch.stack((first, last), dim=1)
 
 
 def fits(weight: Tensor) -> bool:

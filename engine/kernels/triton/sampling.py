@@ -22,8 +22,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.batch_state import DrawPlan
 from engine.kernels.sampler import draw_keys
+from engine.step import DrawPlan
 
 PIECE = 2048  # ids of one program
 FIELDS = 6  # int32 of one row's numbers: temperature, top_p, min_p, top_k, and the key's halves

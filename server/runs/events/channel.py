@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from server.http.sse import frame
+from server.sse_frame import frame
 from storage import ECHO_MARK, Record, RunGlance
 
 TAIL_BYTES = 1 << 20

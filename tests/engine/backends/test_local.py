@@ -18,7 +18,7 @@ import torch
 
 from engine import LocalEngine
 from engine.backends.generation import is_last
-from engine.core.messages import RowOutput
+from engine.step import RowOutput
 from engine.types import (
     CallArgs,
     CallStart,

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from engine.core.batch_state import Rows, noise_key
-from engine.core.kv_cache import KVCache, LayerGroup
+from engine.core.kv_cache import KVCache
+from engine.step import LayerGroup
 from engine.types import GenerateRequest, SamplingParams
 
 GROUPS = (LayerGroup((0,), 1, 8), LayerGroup((1,), 1, 8, window=6))

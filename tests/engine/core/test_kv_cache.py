@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.kv_cache import BlockHasher, BlockKey, BlockPool, KVCache, LayerGroup
+from engine.core.kv_cache import BlockHasher, BlockKey, BlockPool, KVCache
+from engine.step import LayerGroup
 
 FULL = LayerGroup((0, 1), 2, 16)
 WINDOW = LayerGroup((2,), 2, 16, window=10)

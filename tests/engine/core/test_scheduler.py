@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from engine.core.batch_state import Rows
-from engine.core.kv_cache import KVCache, LayerGroup
+from engine.core.kv_cache import KVCache
 from engine.core.messages import Submit
 from engine.core.prefill_budget import Pace
 from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence, WaitingQueue
+from engine.step import LayerGroup
 from engine.types import GenerateRequest, SamplingParams
 
 

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from engine import Constraint, LocalEngine, RenderInput, Shape
-from engine.core.batch_state import Ints, Rows, noise_key
+from engine.core.batch_state import Rows, noise_key
 from engine.core.draft_model import Assistant
-from engine.core.kv_cache import KVCache, LayerGroup
+from engine.core.kv_cache import KVCache
 from engine.core.speculation import LONGEST_REST, Lookup, Speculation, follows
+from engine.step import Ints, LayerGroup
 from engine.tiny import CHECKPOINT
 from engine.types import Done, GenerateRequest, LoadError, ReaderParams, RequestFailed, SamplingParams, Text
 from tests.support.checkpoints import oracle_logits, write_tokenizer

@@ -186,7 +186,7 @@ def test_a_whole_step_is_that_of_torch(
 ) -> None:
     """The logits of every token of prompts of all lengths, in chunks beside sequences that decode."""
     need_kernels()
-    monkeypatch.setattr("engine.models.open_library", lambda: library.build(march))
+    monkeypatch.setattr("engine.models.loader.open_library", lambda: library.build(march))
     logits = []
     for cpu_kernels in (True, False):
         driver = Driver(
@@ -311,7 +311,7 @@ def test_without_a_compiler_torch_computes(
 ) -> None:
     monkeypatch.setattr(library, "COMPILERS", ("no-such-compiler",))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("engine.models.open_library", library.open_library.__wrapped__)
+    monkeypatch.setattr("engine.models.loader.open_library", library.open_library.__wrapped__)
     driver = Driver(CHECKPOINT, vocab_size=3072, kv_cache_bytes=16 << 20)
     assert driver.loop.runner.fused is None
     assert "none of no-such-compiler was found" in caplog.text and "g++" in caplog.text

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from engine import LocalEngine
-from engine.core.messages import RowLogprobs
+from engine.core.determinism_check import prove
 from engine.executor import deterministic
 from engine.kernels.torch_attention import GroupStep, Workspace
 from engine.models.general import GeneralDecoder
+from engine.step import RowLogprobs
 from engine.tiny import CHECKPOINT
 from engine.types import Done, GenerateRequest, LoadError, ReaderParams, RenderInput, SamplingParams
 from tests.engine.kernels.test_torch_attention import plain
@@ -217,10 +218,10 @@ def test_a_machine_on_which_neighbours_show_is_refused(
     monkeypatch.setattr(runner.model, "forward", meddling)
     before = [pool.clone() for pool in runner.pools]
     runner.num_threads = 4
-    deterministic.prove(runner, loop.scheduler.kv, loop.scheduler.rows)
+    prove(runner, loop.scheduler.kv, loop.scheduler.rows)
     assert runner.num_threads == 1  # fewer threads were tried until it held
     held.clear()
     with pytest.raises(LoadError, match="cannot be deterministic here"):
-        deterministic.prove(runner, loop.scheduler.kv, loop.scheduler.rows)
+        prove(runner, loop.scheduler.kv, loop.scheduler.rows)
     loop.scheduler.check_integrity()
     assert all(torch.equal(pool, own) for pool, own in zip(runner.pools, before, strict=True))

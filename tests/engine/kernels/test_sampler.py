@@ -14,9 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.batch_state import DrawPlan, noise_key
+from engine.core.batch_state import noise_key
 from engine.kernels import sampler
 from engine.kernels.sampler import draw, draw_keys, gumbel, noise_bits, score
+from engine.step import DrawPlan
 
 NONE = np.zeros(0, np.int64)
 

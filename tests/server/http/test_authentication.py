@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.http import authentication
-from server.http.authentication import hash_key, new_key, owner_of_flag_key
+from server import api_keys
+from server.api_keys import hash_key, new_key, owner_of_flag_key
 from tests.support.running import Running, http_client, running_app
 
 ANN, BOB = "sk-ann-0123456789abcdef", "sk-bob-0123456789abcdef"
@@ -150,8 +150,8 @@ async def test_stored_keys_come_and_go(server_app: Running, client: httpx.AsyncC
 async def test_a_key_revoked_elsewhere_stops_working_within_seconds(
     server_app: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert authentication.FRESH_S <= 5
-    monkeypatch.setattr(authentication, "FRESH_S", 0.0)
+    assert api_keys.FRESH_S <= 5
+    monkeypatch.setattr(api_keys, "FRESH_S", 0.0)
     made = await make_key(client, server_app)
     assert (await client.get("/v1/models", headers=bearer(made["key"]))).status_code == 200
     await server_app.context.storage.revoke_key(made["id"], 1)
@@ -173,4 +173,4 @@ async def test_admin_routes_need_the_admin_token(server_app: Running, client: ht
 def test_keys_are_long_and_never_twice_the_same() -> None:
     keys = {new_key() for _ in range(100)}
     assert len(keys) == 100
-    assert all(len(key) >= 43 + len(authentication.KEY_PREFIX) for key in keys)
+    assert all(len(key) >= 43 + len(api_keys.KEY_PREFIX) for key in keys)

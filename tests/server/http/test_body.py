@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from server.errors import ApiError
 from server.http import bounded_protocol
-from server.http.request import parse_object
+from server.http.body import parse_object
 from tests.support.running import Running, http_client, live_app, running_app
 
 MALFORMED = [

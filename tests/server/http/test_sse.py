@@ -13,7 +13,8 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from server.http.sse import KEEPALIVE, EventStream, StreamCut, frame
+from server.http.sse import KEEPALIVE, EventStream, StreamCut
+from server.sse_frame import frame
 from tests.support.running import Running, http_client, live_app
 
 

@@ -17,8 +17,8 @@ from openai import InvalidWebhookSignatureError, OpenAI
 
 from server.admin import webhooks as hooks
 from server.admin.database_access import leave_address
+from server.api_keys import owner_of_flag_key
 from server.cli.commands import main
-from server.http.authentication import owner_of_flag_key
 from server.metrics import Telemetry
 from server.webhooks import deliveries as webhooks
 from server.webhooks import sender

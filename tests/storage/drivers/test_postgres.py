@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select, text
 
 from storage import BadText, NotFound, RunAppend, Storage, StorageUnavailable, open_storage
 from storage.drivers import postgres, writer
-from storage.drivers.database import CommitUnknown, Trouble
+from storage.drivers.interface import CommitUnknown, Trouble
 from storage.drivers.postgres import ConnectionLost, Line, trouble
 from storage.tables import conversations
 from tests.support.blocking import gathered, is_unready, note, notes, until

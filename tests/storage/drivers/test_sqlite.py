@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from storage import NotFound, RunAppend, Storage, StorageUnavailable, open_storage
 from storage.drivers import sqlite
-from storage.drivers.database import Trouble
+from storage.drivers.interface import Trouble
 from storage.drivers.sqlite import SQLiteWriting, trouble
 from tests.support.blocking import gathered, note, notes, until
 from tests.support.making import OWNER, RUNNER, check, message, new, record, url

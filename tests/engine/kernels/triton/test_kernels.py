@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.core.batch_state import DrawPlan
 from engine.kernels import sampler
 from engine.kernels.fp8 import FP8, quantize_rows, to_fp8
 from engine.kernels.torch_attention import GroupStep
 from engine.kernels.triton import reference
+from engine.step import DrawPlan
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

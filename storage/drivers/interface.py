@@ -1,7 +1,7 @@
 """What a database is to storage: connections that write or read, and what its errors ask for.
 
-Owns: the protocols that SQLite (`sqlite`) and PostgreSQL (`postgres`) fill, the way from a URL to one of
-them, and the insert that may find its key taken. Refuses to know: which tables there are, jobs, and
+Owns: the protocols that SQLite (`sqlite`) and PostgreSQL (`postgres`) fill, and the insert that may find its
+key taken. Refuses to know: which tables there are, jobs, and
 everything that only one of the two has.
 
 All of it is synchronous: a connection belongs to one thread at a time, the writer's or a reader's.
@@ -15,8 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 
 from storage.drivers.hints import Hints
 from storage.records import StorageUnavailable
@@ -125,26 +124,6 @@ class Database(Protocol):
 
     def trouble(self, error: BaseException) -> Trouble | None:
         """The kind of trouble behind an exception; None where the database is not to blame."""
-
-
-def database(url: str) -> Database:
-    """The database of a URL. ValueError for one that names none."""
-    try:
-        parsed = make_url(url)
-        name = parsed.get_backend_name()
-    except (ArgumentError, ValueError) as error:
-        raise ValueError(
-            "not a database URL: it begins with sqlite+aiosqlite:/// or postgresql+asyncpg://"
-        ) from error
-    if name == "sqlite":
-        from storage.drivers.sqlite import SQLite
-
-        return SQLite(parsed)
-    if name == "postgresql":
-        from storage.drivers.postgres import PostgreSQL
-
-        return PostgreSQL(parsed)
-    raise ValueError(f"only sqlite+aiosqlite:///PATH and postgresql+asyncpg:// are supported, not {name}")
 
 
 def insert_unless_taken(conn: Connection, table: Table, values: dict[str, Any]) -> bool:

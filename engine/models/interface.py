@@ -1,0 +1,71 @@
+"""The interface that every model has towards the runner, native families and the general tier alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.models.lora import Adapters, Place, Stack
+from engine.step import LayerGroup
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What the rest of the engine needs to know of a loaded model.
+
+    `vocab_size` counts rows of the embedding; `max_positions` is where the positions end that it was made
+    for; `groups` partition the layers by the kind of KV they keep; `adapters`: name and fingerprint of those
+    beside it, numbered from 1.
+    """
+
+    architecture: str
+    vocab_size: int
+    max_positions: int
+    num_parameters: int
+    groups: tuple[LayerGroup, ...]
+    dtype: torch.dtype
+    fingerprint: bytes
+    adapters: tuple[tuple[str, bytes], ...] = ()
+
+
+class Attention(Protocol):
+    """What a model calls once a layer: stores `k` and `v` in the paged cache and attends over it."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
+        ...
+
+
+class Model(Protocol):
+    """A decoder over flattened tokens; it holds weights and no state of any request."""
+
+    spec: ModelSpec
+    adapters: Adapters | None  # told before each forward which of its tokens are under which
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor
+    ) -> Tensor:
+        """token_ids [T], positions [T], logits_at [R] (indices into T) -> logits [R, vocab_size]."""
+        ...
+
+    def places(self) -> dict[str, Place]:
+        """The linear maps that adapters can add to, by the paths that transformers gives their modules."""
+        ...
+
+    def adapt(self, adapters: Adapters, stacks: Mapping[str, Stack]) -> None:
+        """Serve adapters from now on: `stacks` by `Place.map`."""
+        ...

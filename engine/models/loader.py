@@ -1,0 +1,163 @@
+"""A model folder to a model: the choice of tier, and the adapters beside it.
+
+Owns: which tier serves a folder: a native family (rows of flags in `families`, computed by `decoder`), or any
+other transformers decoder through its attention interface (`general`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.config import Quantization
+from engine.kernels.cpu.library import open_library
+from engine.model_folder import read_config
+from engine.models.checkpoint import Checkpoint
+from engine.models.interface import Model
+from engine.models.lora import Adapters, Parts, Stack, make_stack
+from engine.models.peft import read_adapter
+from engine.types import LoadError
+
+log = logging.getLogger("antiphon.engine")
+
+
+# parameters: below, `dtype="auto"` computes in f32, so that a resumed run repeats itself exactly
+F32_BELOW = 200_000_000
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: str,
+    device: torch.device,
+    max_model_len: int | None,
+    quantization: Quantization = "none",
+    compile: bool = False,
+    deterministic: bool = False,
+    lora: Mapping[str, str | Path] | None = None,
+    cpu_kernels: bool = False,
+) -> Model:
+    """Load the decoder of `folder`; `dtype` is auto, float32, bfloat16 or float16.
+
+    `quantization`: none, fp8, or on a CPU int8 or int4; computes in bfloat16. `compile`: by torch.compile,
+    where the general tier serves it without adapters. `deterministic`: refuse what cannot compute a token
+    apart from those beside it. `lora`: adapters beside it, by name. `cpu_kernels`: by our own, for
+    native families on a CPU.
+
+    Raises LoadError, in one line, for what cannot be served.
+    """
+    from engine.models import families
+    from engine.models.fp8 import AS_NUMBERS, how_stored
+
+    config = read_config(folder)
+    _refuse(config, deterministic)
+    stored = how_stored(config, _architecture(config))
+    checkpoint = Checkpoint(folder)
+    compute = _compute_dtype(dtype, checkpoint, quantization)
+    if quantization in ("int8", "int4") and device.type != "cpu":
+        raise LoadError(f"quantization {quantization} is not served on {device.type}; fp8 is")
+    if families.is_native(config):
+        from engine.models.decoder import NativeDecoder
+
+        shape = families.parse(config, max_model_len)
+        library = open_library() if cpu_kernels and device.type == "cpu" else None
+        model: Model = NativeDecoder.load(shape, checkpoint, compute, device, quantization, stored, library)
+    else:
+        from engine.models.general import GeneralDecoder
+
+        if stored is not AS_NUMBERS:
+            raise LoadError(
+                f"{_architecture(config)} is quantized, and that is read of "
+                f"{', '.join(families.FAMILIES)} only; load the unquantized checkpoint"
+            )
+        if compile and lora:
+            log.warning("%s has adapters, so it is not compiled", _architecture(config))
+            compile = False
+        model = GeneralDecoder.load(
+            folder, checkpoint, compute, device, quantization=quantization, compile=compile
+        )
+    if lora:
+        attach(model, lora, device=device, deterministic=deterministic)
+    return model
+
+
+def attach(
+    model: Model, lora: Mapping[str, str | Path], *, device: torch.device, deterministic: bool
+) -> None:
+    """Read these adapters, by name, and have the model serve them.
+
+    Raises LoadError for one that cannot be read or does not fit.
+    """
+    places = model.places()
+    sizes = {path: (place.inputs, place.outputs) for path, place in places.items()}
+    found = [read_adapter(name, where, sizes) for name, where in lora.items()]
+    parts: dict[str, list[Parts]] = {}
+    for i, adapter in enumerate(found):
+        for path, own in adapter.maps.items():
+            parts.setdefault(places[path].map, [{} for _ in found])[i][places[path]] = own
+    # a product of its own for each part of a map; on a GPU one more launch costs more than adding zeros
+    apart = device.type == "cpu"
+    stacks = {name: make_stack(own, model.spec.dtype, device, apart=apart) for name, own in parts.items()}
+    for i, adapter in enumerate(found):
+        if not all(_is_finite(stack, i, len(found)) for stack in stacks.values()):
+            # a product with it would be no number for those who are not under it, too
+            dtype = str(model.spec.dtype).removeprefix("torch.")
+            raise LoadError(f"the adapter {adapter.name!r} has weights that are not finite in {dtype}")
+    model.adapt(Adapters(len(found), device, fixed=deterministic), stacks)
+    model.spec = replace(model.spec, adapters=tuple((own.name, own.fingerprint) for own in found))
+    held = sum(weight.nbytes for stack in stacks.values() for weight in _weights(stack)) / 2**20
+    log.info("adapters: %s (%.0f MiB)", ", ".join(lora), held)
+
+
+def _compute_dtype(dtype: str, checkpoint: Checkpoint, quantization: Quantization) -> torch.dtype:
+    named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if quantization != "none":
+        if dtype not in ("auto", "bfloat16"):
+            raise LoadError(f"quantization {quantization} computes in bfloat16, not in {dtype}")
+        return torch.bfloat16
+    if dtype in named:
+        return named[dtype]
+    if dtype != "auto":
+        raise LoadError(f"dtype {dtype!r} is none of auto, {', '.join(named)}")
+    if checkpoint.num_parameters < F32_BELOW or checkpoint.dtype is torch.float64:
+        return torch.float32
+    return checkpoint.dtype
+
+
+def _refuse(config: dict[str, Any], deterministic: bool) -> None:
+    """Refuse, before anything is read, what no tier serves."""
+    architecture = _architecture(config)
+    if config.get("is_encoder_decoder"):
+        raise LoadError(f"{architecture} is an encoder-decoder; only decoders are served")
+    if deterministic and _has_experts(config):
+        # each computes as many tokens at once as chose it: a shape that neighbours change
+        raise LoadError(f"{architecture} is a mixture of experts, which is not served with deterministic")
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    name: str = (config.get("architectures") or [config.get("model_type", "?")])[0]
+    return name
+
+
+def _has_experts(config: dict[str, Any]) -> bool:
+    """Whether a field, also one of the text model's own part, gives a model several experts."""
+    for name, value in config.items():
+        if isinstance(value, dict) and _has_experts(value):
+            return True
+        if "expert" in name and isinstance(value, int) and value > 1:
+            return True
+    return False
+
+
+def _weights(stack: Stack) -> list[Tensor]:
+    return [stack.down, *(up.weight for up in stack.ups)]
+
+
+def _is_finite(stack: Stack, i: int, count: int) -> bool:
+    return all(bool(weight.view(count, -1)[i].isfinite().all()) for weight in _weights(stack))

@@ -1,0 +1,57 @@
+"""What outlives a request, as routes and middlewares reach it.
+
+Owns the bundle of long-lived objects, and what may be asked of the process that serves.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from server.http.sse import Pulse
+
+if TYPE_CHECKING:
+    from server.api_keys import Keys
+    from server.config import Config
+    from server.encrypted_reasoning import Sealing
+    from server.errors import ApiError
+    from server.metrics import Telemetry
+    from server.model_registry import Models
+    from server.runs import Runs
+    from storage import Storage
+
+Phase = Literal["starting", "ready", "draining", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything that outlives a request. It exists once storage is open and the engine has started."""
+
+    config: Config
+    storage: Storage
+    models: Models
+    sealing: Sealing
+    runs: Runs
+    telemetry: Telemetry
+
+
+class ServerState(Protocol):
+    """The process that serves, as far as a request may ask it; `server.process` has it."""
+
+    config: Config
+    telemetry: Telemetry
+    pulse: Pulse
+    keys: Keys
+    admin_token: str
+    phase: Phase
+    context: Context | None  # None: the server cannot serve yet, or no longer
+
+    def admit(self, method: str, path: str) -> None:
+        """ApiError 503 for what this phase no longer, or not yet, takes."""
+
+    def refusal(self) -> ApiError:
+        """Why the server does not serve in its present phase."""
+
+    def at_work(self, method: str) -> AbstractContextManager[None]:
+        """Held around each request, so that a drain knows when new work has gone quiet."""
