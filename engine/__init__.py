@@ -6,11 +6,10 @@ is asked for by name, so that `antiphon --help`, migrations and API tests start 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from engine.late import late
 from engine.search import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
-from engine.structured.close_schema import closed_schema
 from engine.types import (
     CallArgs,
     CallEnd,
@@ -48,31 +47,30 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.backends.local import LocalEngine
-    from engine.backends.script import Fail, Say, Tick, Wait
-    from engine.backends.scripted import ScriptedEngine
-    from engine.backends.upstream import UpstreamEngine
-    from engine.benchmark.environment import describe_machine
-    from engine.benchmark.random_weights import SIZES, write_random_model
+    from engine.backends import Fail, LocalEngine, Say, ScriptedEngine, Tick, UpstreamEngine, Wait
+    from engine.benchmark import SIZES, describe_machine, write_random_model
     from engine.llm import LLM, Call, Result
     from engine.llm_options import Options
-
-_LATE = {
-    "LocalEngine": "engine.backends.local",
-    "LLM": "engine.llm",
-    "Call": "engine.llm",
-    "Options": "engine.llm_options",
-    "describe_machine": "engine.benchmark.environment",
-    "Result": "engine.llm",
-    "SIZES": "engine.benchmark.random_weights",
-    "write_random_model": "engine.benchmark.random_weights",
-    "ScriptedEngine": "engine.backends.scripted",
-    "UpstreamEngine": "engine.backends.upstream",
-    "Say": "engine.backends.script",
-    "Wait": "engine.backends.script",
-    "Fail": "engine.backends.script",
-    "Tick": "engine.backends.script",
-}
+    from engine.structured import closed_schema
+else:
+    __getattr__ = late(
+        __name__,
+        {
+            "engine.backends": (
+                "Fail",
+                "LocalEngine",
+                "Say",
+                "ScriptedEngine",
+                "Tick",
+                "UpstreamEngine",
+                "Wait",
+            ),
+            "engine.benchmark": ("SIZES", "describe_machine", "write_random_model"),
+            "engine.llm": ("LLM", "Call", "Result"),
+            "engine.llm_options": ("Options",),
+            "engine.structured": ("closed_schema",),
+        },
+    )
 
 __all__ = [
     "LLM",
@@ -129,10 +127,3 @@ __all__ = [
     "describe_machine",
     "write_random_model",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import an engine when it is first asked for (PEP 562)."""
-    if name in _LATE:
-        return getattr(import_module(_LATE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from tqdm import tqdm
 
 from engine.llm_options import Options
-from engine.structured.close_schema import closed_schema
+from engine.structured import closed_schema
 from engine.tiny import CHECKPOINT
 from engine.types import (
     CallArgs,
@@ -96,7 +96,7 @@ class LLM:
 
     def __init__(self, model: str | Path | Engine = SHIPPED, **settings: Any) -> None:
         if isinstance(model, str | Path):
-            from engine.backends.local import LocalEngine
+            from engine.backends import LocalEngine
 
             folder = CHECKPOINT if model == SHIPPED else model
             self._engine: Engine = LocalEngine(folder, **{"name": Path(model).name, **settings})

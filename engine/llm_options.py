@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.structured.close_schema import closed_schema
+from engine.structured import closed_schema
 from engine.types import ModelInfo, SamplingParams, Shape
 
 

@@ -26,8 +26,7 @@ import orjson
 
 from server.clock import now_us
 from server.config import THREADED_BYTES
-from server.schema.items import Item
-from server.schema.shapes import refuse
+from server.schema import Item, refuse
 from storage import SealingKey
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from server.errors import ApiError
-from server.schema.items import Item, normalize_item
-from server.schema.kinds import PREFIXES
+from server.schema import PREFIXES, Item, normalize_item
 
 if TYPE_CHECKING:
     from storage import Storage

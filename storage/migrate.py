@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
-from storage.drivers.interface import Database, Writing
+from storage.drivers import Database, Writing
 from storage.records import SchemaTooNew
 
 HEAD = "0003"

@@ -18,10 +18,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
-from storage.drivers.connect import database
-from storage.drivers.interface import Database, Writing, unavailable
-from storage.drivers.readers import Readers
-from storage.drivers.writer import Writer
+from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
 from storage.migrate import migrated
 from storage.queries import (
     conversations,

@@ -1,1 +1,25 @@
 """What answers a request: the model in this process, other servers, or a script."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.late import late
+
+if TYPE_CHECKING:
+    from engine.backends.local import LocalEngine
+    from engine.backends.script import Fail, Say, Tick, Wait
+    from engine.backends.scripted import ScriptedEngine
+    from engine.backends.upstream import UpstreamEngine
+else:
+    __getattr__ = late(
+        __name__,
+        {
+            "engine.backends.local": ("LocalEngine",),
+            "engine.backends.script": ("Fail", "Say", "Tick", "Wait"),
+            "engine.backends.scripted": ("ScriptedEngine",),
+            "engine.backends.upstream": ("UpstreamEngine",),
+        },
+    )
+
+__all__ = ["Fail", "LocalEngine", "Say", "ScriptedEngine", "Tick", "UpstreamEngine", "Wait"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.dialects.spec import Dialect
-from engine.parsing.output_reader import Reader
+from engine.dialects import Dialect
+from engine.parsing import Reader
 from engine.step import RowLogprobs, RowOutput
-from engine.tokenizer.tokenizer import Tokenizer
+from engine.tokenizer import Tokenizer
 from engine.types import (
     Chunk,
     Done,

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.backends.generation import Generation, Mailbox, check_request, end_of_prefix, is_last
 from engine.config import Device, Dtype, EngineSettings, KVDtype, Quantization
-from engine.core.messages import Abort, Call, Close, Credit, Inbox, Submit
+from engine.core import Abort, Call, Close, Credit, Inbox, Submit
 from engine.model_folder import find_folder, read_sampling_defaults
 from engine.step import RowOutput
-from engine.tokenizer.renderer import Prompts, open_dialect
-from engine.tokenizer.tokenizer import Tokenizer
+from engine.tokenizer import Prompts, Tokenizer, open_dialect
 from engine.types import (
     Chunk,
     Constraint,
@@ -43,8 +42,8 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.core.loop import EngineLoop
-    from engine.structured.grammar import Grammars, Matcher
+    from engine.core import EngineLoop
+    from engine.structured import Grammars, Matcher
 
 T = TypeVar("T")
 
@@ -157,7 +156,7 @@ class LocalEngine:
     def _run(self, folder: Path, tokenizer: Future[Tokenizer], loaded: asyncio.Future[EngineLoop]) -> None:
         """The engine thread: load, say so, then step until closed or dead."""
         try:
-            from engine.core.loop import build_loop
+            from engine.core import build_loop
 
             text = tokenizer.result()
             loop = build_loop(
@@ -310,7 +309,7 @@ class LocalEngine:
         measured: asyncio.Future[float] = self._asyncio.create_future()
 
         def measure() -> None:
-            from engine.benchmark.roofline import read_rate
+            from engine.benchmark import read_rate
 
             rate: float | BaseException
             try:
@@ -324,7 +323,7 @@ class LocalEngine:
 
     def step_bytes(self, num_seqs: int, context: int) -> int:
         """Bytes that one decode step of so many sequences reads, each `context` tokens long."""
-        from engine.benchmark.roofline import step_bytes
+        from engine.benchmark import step_bytes
 
         runner = self._loop.runner
         return step_bytes(runner.model, num_seqs, context, runner.kv_dtype)
@@ -433,7 +432,7 @@ class LocalEngine:
         if self._grammars is None:
 
             def load() -> Grammars:
-                from engine.structured.grammar import (
+                from engine.structured import (
                     Grammars,  # llguidance is only imported where it is needed
                 )
 

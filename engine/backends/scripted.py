@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.backends.script import Fail, Script, Tick, Wait, obey
 from engine.backends.scripted_tokens import Speech, Tokens, scripted_tokenizer
-from engine.dialects.spec import Dialect
-from engine.dialects.table import dialect_named
-from engine.parsing.output_reader import Reader
+from engine.dialects import Dialect, dialect_named
+from engine.parsing import Reader
 from engine.types import (
     Chunk,
     Constraint,
@@ -46,7 +45,7 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.structured.grammar import Grammar, Grammars
+    from engine.structured import Grammar, Grammars
 
 _T = TypeVar("_T")
 
@@ -345,7 +344,7 @@ class ScriptedEngine:
             self._end.set_result(error)
 
     def _compile(self, constraint: Constraint, reader: ReaderParams) -> Grammar:
-        from engine.structured.grammar import Grammars  # llguidance, only where it is needed
+        from engine.structured import Grammars  # llguidance, only where it is needed
 
         if self._grammars is None:
             self._grammars = Grammars(self.tokenizer, self._dialect)

@@ -19,13 +19,12 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from engine.backends.script import Fail, Say, Script, Tick, Wait
-from engine.dialects.spec import Dialect
-from engine.dialects.table import dialect_named
-from engine.tokenizer.tokenizer import BYTE_ALPHABET, Tokenizer
+from engine.dialects import Dialect, dialect_named
+from engine.tokenizer import BYTE_ALPHABET, Tokenizer
 from engine.types import Done, GenerateRequest, RequestFailed, SamplingParams
 
 if TYPE_CHECKING:
-    from engine.structured.grammar import Matcher
+    from engine.structured import Matcher
 
 TEMPLATE = Path(__file__).parents[1] / "tiny" / "checkpoint" / "chat_template.jinja"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

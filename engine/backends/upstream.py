@@ -28,11 +28,10 @@ from typing import Literal, TypeVar
 from engine.backends.generation import Generation, check_request, end_of_prefix, is_last
 from engine.backends.upstream_peers import PROBE_TEXT, Facts, Peer, PeerBusy, PeerDown, Peers
 from engine.backends.upstream_wire import Answer, completion_body, salt
-from engine.dialects.spec import Dialect
+from engine.dialects import Dialect
 from engine.model_folder import find_folder, read_json, read_sampling_defaults
 from engine.step import RowOutput
-from engine.tokenizer.renderer import Prompts, open_dialect
-from engine.tokenizer.tokenizer import Tokenizer
+from engine.tokenizer import Prompts, Tokenizer, open_dialect
 from engine.types import (
     Chunk,
     Constraint,

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed, parse
+from engine.models import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed, parse
 from engine.tiny import CHECKPOINT
 
 _QWEN3: Mapping[str, Any] = {

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.models import Model
-from engine.models.compiled import Mapped
+from engine.models import Mapped, Model
 from engine.step import LayerGroup
 
 _ON_CPU = 256 << 20  # bytes that are read: far more than any cache holds

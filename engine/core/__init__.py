@@ -3,3 +3,23 @@
 Owns the engine thread, the scheduler, the paged KV cache as accounting, the running sequences as arrays, and
 speculative decoding.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.late import late
+
+if TYPE_CHECKING:
+    from engine.core.loop import EngineLoop, build_loop
+    from engine.core.messages import Abort, Call, Close, Credit, Inbox, Submit
+else:
+    __getattr__ = late(
+        __name__,
+        {
+            "engine.core.loop": ("EngineLoop", "build_loop"),
+            "engine.core.messages": ("Abort", "Call", "Close", "Credit", "Inbox", "Submit"),
+        },
+    )
+
+__all__ = ["Abort", "Call", "Close", "Credit", "EngineLoop", "Inbox", "Submit", "build_loop"]

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from engine.core.batch_state import Rows
 from engine.core.kv_cache import KVCache
-from engine.executor.deterministic import ROWS
-from engine.executor.runner import Runner
+from engine.executor import ROWS, Runner
 from engine.types import GenerateRequest, LoadError, ReaderParams, SamplingParams
 
 

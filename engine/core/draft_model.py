@@ -18,7 +18,7 @@ import torch
 from engine.config import EngineSettings
 from engine.core.batch_state import Rows
 from engine.core.kv_cache import KVCache
-from engine.executor.runner import Runner, kv_dtype_for, size_pools
+from engine.executor import Runner, kv_dtype_for, size_pools
 from engine.models import load_model
 from engine.step import Ints
 from engine.types import LoadError

@@ -32,7 +32,7 @@ from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence
 from engine.core.speculation import ROOM, Guesser, Lookup, Speculation
 from engine.core.token_masks import make_ahead, make_masks
-from engine.executor.runner import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
+from engine.executor import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
 from engine.models import ModelSpec, load_model
 from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
 from engine.types import DeadlineExceeded, Done, RequestFailed

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.types import GenerateRequest
 
 if TYPE_CHECKING:
-    from engine.structured.grammar import Matcher
+    from engine.structured import Matcher
 
 
 @dataclass(frozen=True, slots=True)

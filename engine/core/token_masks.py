@@ -20,7 +20,7 @@ from engine.core.sequences import Sequence
 from engine.step import Ints
 
 if TYPE_CHECKING:
-    from engine.structured.grammar import Matcher
+    from engine.structured import Matcher
 
 SLOW_MASK_S = 0.002
 """Seconds of a processor: after a mask that took longer, the next is made beforehand, beside the steps."""

@@ -2,3 +2,20 @@
 
 Owns the table of dialects, what a row of it is made of, and the formats of calls that rows share.
 """
+
+from __future__ import annotations
+
+from engine.dialects.call_formats import NAME
+from engine.dialects.spec import CallMarks, ChannelMarks, Dialect, History, ReasoningMarks
+from engine.dialects.table import choose_dialect, dialect_named
+
+__all__ = [
+    "NAME",
+    "CallMarks",
+    "ChannelMarks",
+    "Dialect",
+    "History",
+    "ReasoningMarks",
+    "choose_dialect",
+    "dialect_named",
+]

@@ -3,3 +3,10 @@
 Owns the runner, CUDA graphs, the fused forward of a GPU, the native forward of a CPU, and steps whose numbers
 do not depend on the batch.
 """
+
+from __future__ import annotations
+
+from engine.executor.deterministic import ROWS
+from engine.executor.runner import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
+
+__all__ = ["ROWS", "Forwarded", "Runner", "StepResult", "kv_dtype_for", "size_pools"]

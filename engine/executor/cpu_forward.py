@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.cpu.library import (
+from engine.kernels.cpu import (
     MOST_DIM,
     MOST_HEADS,
     PANEL,
@@ -26,13 +26,10 @@ from engine.kernels.cpu.library import (
     Group,
     Layer,
     LowRank,
+    Panels,
     Step,
 )
-from engine.kernels.cpu.panels import Panels
-from engine.models import Model
-from engine.models.decoder import MAPS, NativeDecoder
-from engine.models.linear import Linear
-from engine.models.lora import Adapted, Stack
+from engine.models import MAPS, Adapted, Linear, Model, NativeDecoder, Stack
 from engine.step import StepPlan
 
 

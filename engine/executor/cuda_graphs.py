@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from engine.executor.fused_forward import Ops
-from engine.kernels.torch_attention import GroupStep
-from engine.models.lora import Adapters
+from engine.kernels import GroupStep
+from engine.models import Adapters
 from engine.step import StepPlan
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.torch_attention import GroupStep, Tile, Workspace, gather, pieces_of
+from engine.kernels import GroupStep, Tile, Workspace, gather, pieces_of
 from engine.step import Ints, StepPlan
 
 ROWS = 16  # tokens of a forward: more cost a lone sequence, fewer cost a full batch

@@ -16,14 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.torch_attention import GroupStep
+from engine.kernels import GroupStep
 from engine.kernels.triton import reference
-from engine.models.fp8 import Fp8
-from engine.models.linear import Linear, Plain
-from engine.models.lora import Adapted
+from engine.models import Adapted, Fp8, Linear, Plain
 
 if TYPE_CHECKING:
-    from engine.models.decoder import NativeDecoder
+    from engine.models import NativeDecoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from engine.executor.cuda_graphs import Capture, DecodeGraphs, call_capture, cuda_capture
 from engine.executor.fused_forward import PLAIN, FusedDecoder, Ops, Paged, triton_ops
-from engine.kernels.torch_attention import GroupStep
-from engine.models import Model
-from engine.models.decoder import NativeDecoder
+from engine.kernels import GroupStep
+from engine.models import Model, NativeDecoder
 from engine.step import DrawPlan, Ints, StepPlan, no_draws
 
 WARM_TOKENS = 16

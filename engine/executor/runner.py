@@ -23,16 +23,19 @@ from engine.config import KVDtype
 from engine.executor import deterministic as exact
 from engine.executor.cpu_forward import Forward, fits
 from engine.executor.gpu_launcher import Launcher, kernels_for
-from engine.kernels import sampler
-from engine.kernels.fp8 import FP8, computes_fp8, raw
-from engine.kernels.large_pages import Reserve, free_memory
-from engine.kernels.torch_attention import (
+from engine.kernels import (
+    FP8,
     GroupStep,
+    Reserve,
     Workspace,
+    computes_fp8,
+    free_memory,
     make_tiles,
     memory_of,
     new_pool,
     paged_attention,
+    raw,
+    sampler,
     write_kv,
 )
 from engine.models import Model

@@ -1,4 +1,43 @@
-"""The kernels of a GPU: Triton bodies of what a step of a native decoder is made of.
+"""Arithmetic on tensors: attention, drawing tokens, eight-bit floats, large pages of memory.
 
-Owns: nothing but the place; import the modules, and only where there is Triton.
+Owns the torch bodies. A GPU's kernels are in `triton`, a CPU's own in `cpu`.
 """
+
+from __future__ import annotations
+
+from engine.kernels import sampler
+from engine.kernels.fp8 import FP8, computes_fp8, quantize_rows, raw, read_into
+from engine.kernels.large_pages import Reserve, free_memory
+from engine.kernels.torch_attention import (
+    GroupStep,
+    Tile,
+    Workspace,
+    gather,
+    make_tiles,
+    memory_of,
+    new_pool,
+    paged_attention,
+    pieces_of,
+    write_kv,
+)
+
+__all__ = [
+    "FP8",
+    "GroupStep",
+    "Reserve",
+    "Tile",
+    "Workspace",
+    "computes_fp8",
+    "free_memory",
+    "gather",
+    "make_tiles",
+    "memory_of",
+    "new_pool",
+    "paged_attention",
+    "pieces_of",
+    "quantize_rows",
+    "raw",
+    "read_into",
+    "sampler",
+    "write_kv",
+]

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config import Quantization
-from engine.kernels.cpu.library import Library
-from engine.kernels.cpu.panels import Panels
-from engine.kernels.torch_attention import Workspace
+from engine.kernels import Workspace
+from engine.kernels.cpu import Library, Panels
 from engine.models.checkpoint import Checkpoint
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed
 from engine.models.fp8 import AS_NUMBERS, Stored

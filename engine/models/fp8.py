@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.fp8 import FP8, computes_fp8, quantize_rows, read_into
-from engine.kernels.torch_attention import Workspace
+from engine.kernels import FP8, Workspace, computes_fp8, quantize_rows, read_into
 from engine.models.checkpoint import Checkpoint
 from engine.types import LoadError
 
@@ -85,9 +84,9 @@ def _quantizer(weight: Tensor) -> Quantize | None:
     """None, too, for sizes that the library has no product of."""
     if not computes_fp8(weight.device) or weight.shape[0] % 16 or weight.shape[1] % 16:
         return None
-    from engine.kernels.triton.fused import quantize_rows as by_kernel
+    from engine.kernels.triton import fused
 
-    return by_kernel
+    return fused.quantize_rows
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.config import Quantization
-from engine.kernels.torch_attention import Workspace
+from engine.kernels import Workspace
 from engine.models.checkpoint import Checkpoint
 from engine.models.compiled import Compiled, Mapped
 from engine.models.interface import Attention, ModelSpec

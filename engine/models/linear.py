@@ -19,10 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config import Quantization
-from engine.kernels.cpu import panels
-from engine.kernels.cpu.library import Library
-from engine.kernels.cpu.panels import Panels
-from engine.kernels.torch_attention import Workspace
+from engine.kernels import Workspace
+from engine.kernels.cpu import Library, Panels, panels
 from engine.models.fp8 import make_fp8
 
 GROUP = 32  # inputs that share a scale in int4

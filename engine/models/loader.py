@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.config import Quantization
-from engine.kernels.cpu.library import open_library
+from engine.kernels.cpu import open_library
 from engine.model_folder import read_config
 from engine.models.checkpoint import Checkpoint
 from engine.models.interface import Model

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from engine.dialects.spec import CallMarks
+from engine.dialects import CallMarks
 
 
 class Opening(NamedTuple):

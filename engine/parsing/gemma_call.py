@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from engine.dialects.call_formats import NAME
-from engine.dialects.spec import CallMarks
+from engine.dialects import NAME, CallMarks
 from engine.parsing.coercion import MAX_DEPTH, TEXT, Shapes, json_of, literal, value_of, written
 from engine.parsing.json_call import MAX_HEADER, Status
 from engine.parsing.tag_search import partial

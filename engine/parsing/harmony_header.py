@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from engine.dialects.spec import ChannelMarks
+from engine.dialects import ChannelMarks
 from engine.parsing.json_call import MAX_HEADER
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any, Literal, Protocol
 
-from engine.dialects.spec import CallMarks
+from engine.dialects import CallMarks
 from engine.parsing.coercion import MAX_DEPTH
 
 Status = Literal["more", "closed", "bad"]

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine.dialects.spec import Dialect
-from engine.dialects.table import dialect_named
+from engine.dialects import Dialect, dialect_named
 from engine.parsing.parser import Parser
-from engine.tokenizer.tokenizer import Detokenizer, Tokenizer
+from engine.tokenizer import Detokenizer, Tokenizer
 from engine.types import Delta, Done, ReaderParams, SamplingParams, Text, TokenLogprob
 
 

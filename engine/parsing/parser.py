@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-from engine.dialects.spec import Dialect
+from engine.dialects import Dialect
 from engine.parsing.buffers import Held, Pieces
 from engine.parsing.call_starts import Opening, openings
 from engine.parsing.coercion import Shapes

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from engine.dialects.spec import CallMarks
+from engine.dialects import CallMarks
 from engine.parsing.buffers import Held, Pieces
 from engine.parsing.call_starts import Opening
 from engine.parsing.coercion import Shapes

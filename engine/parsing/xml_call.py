@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from engine.dialects.spec import CallMarks
+from engine.dialects import CallMarks
 from engine.parsing.coercion import TEXT, Shapes, json_of, written
 from engine.parsing.json_call import MAX_HEADER, Status
 from engine.parsing.tag_search import first_of, partial

@@ -2,3 +2,23 @@
 
 Owns grammars and their token masks, and the way from a JSON Schema, a regex or structural tags to a grammar.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.late import late
+
+if TYPE_CHECKING:
+    from engine.structured.close_schema import closed_schema
+    from engine.structured.grammar import Grammar, Grammars, Matcher
+else:
+    __getattr__ = late(
+        __name__,
+        {
+            "engine.structured.close_schema": ("closed_schema",),
+            "engine.structured.grammar": ("Grammar", "Grammars", "Matcher"),
+        },
+    )
+
+__all__ = ["Grammar", "Grammars", "Matcher", "closed_schema"]

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
-from engine.dialects.spec import CallMarks
-from engine.parsing import gemma_call, python_call, xml_call
-from engine.parsing.coercion import TEXT, Shapes
+from engine.dialects import CallMarks
+from engine.parsing import TEXT, Shapes, gemma_call, python_call, xml_call
 from engine.structured.json_schema import written
 from engine.structured.regexes import ANY, MAX_REPEATS, searched, spelled
 from engine.structured.schema_algebra import Schema, kinds, resolved, values

@@ -19,11 +19,11 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from engine.dialects.spec import Dialect, ReasoningMarks
+from engine.dialects import Dialect, ReasoningMarks
 from engine.structured.json_string_grammar import QuotedText, QuotedVocabulary
 from engine.structured.lark_writer import Input, Source, Writer
 from engine.structured.raw_text_grammar import RawText, RawVocabulary
-from engine.tokenizer.tokenizer import Tokenizer
+from engine.tokenizer import Tokenizer
 from engine.types import Constraint, ConstraintError, ReaderParams, ToolShape
 
 # One step may cost 200,000 units of lexer fuel, about 15 ms; only hostile patterns come near.

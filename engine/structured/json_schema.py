@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from engine.parsing.coercion import MAX_DEPTH
+from engine.parsing import MAX_DEPTH
 from engine.structured.keyword_rules import RULES, Place, refuse
 from engine.structured.recursion import endless
 from engine.structured.regexes import check_repeats

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from engine.dialects.spec import CallMarks, Dialect
-from engine.parsing.call_starts import openings
-from engine.parsing.coercion import Shapes
+from engine.dialects import CallMarks, Dialect
+from engine.parsing import Shapes, openings
 from engine.structured.call_grammar import ArgumentWriter
 from engine.structured.json_schema import enforceable, read_schema, rewrite, weigh, written
 from engine.structured.regexes import ANY, check_repeats, spelled, whole

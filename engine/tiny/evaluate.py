@@ -24,7 +24,7 @@ from engine.tiny.chains import NO_TOOL
 from engine.tiny.data import dialogues
 from engine.tiny.dialogue import Call, Dialogue, Message, chat_messages
 from engine.tiny.talk import UNKNOWN, WHO
-from engine.tokenizer.message_format import answer_format
+from engine.tokenizer import answer_format
 
 SEED = 20_261
 MAX_TOKENS = 500  # no right answer is longer; a model that has begun to repeat itself would fill its context

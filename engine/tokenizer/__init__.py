@@ -2,3 +2,11 @@
 
 Owns the tokenizer, the incremental detokenizer, and chat templates with what they are given.
 """
+
+from __future__ import annotations
+
+from engine.tokenizer.message_format import answer_format
+from engine.tokenizer.renderer import Prompts, open_dialect
+from engine.tokenizer.tokenizer import BYTE_ALPHABET, Detokenizer, Tokenizer
+
+__all__ = ["BYTE_ALPHABET", "Detokenizer", "Prompts", "Tokenizer", "answer_format", "open_dialect"]

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from engine.dialects.spec import History
+from engine.dialects import History
 from engine.tokenizer.message_format import answer_arguments, effort_arguments, in_form
 from engine.tokenizer.template_fallbacks import orders, says_all, told
 from engine.types import RenderError, RenderInput

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from engine.dialects.spec import History
+from engine.dialects import History
 from engine.types import Shape
 
 Message = dict[str, Any]

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from engine.dialects.spec import Dialect
-from engine.dialects.table import choose_dialect
+from engine.dialects import Dialect, choose_dialect
 from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import LoadError, Prompt, PromptTooLong, RenderInput
 

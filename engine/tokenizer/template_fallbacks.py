@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.dialects.spec import CallMarks
+from engine.dialects import CallMarks
 
 Message = dict[str, Any]
 

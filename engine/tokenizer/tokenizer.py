@@ -19,7 +19,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from engine.dialects.spec import History
+from engine.dialects import History
 from engine.tokenizer.chat_template import render_template
 from engine.types import LoadError, RenderError, RenderInput
 

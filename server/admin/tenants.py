@@ -18,8 +18,8 @@ import orjson
 from server.admin.database_access import AdminError, asking, carry_out, opened
 from server.clock import now_us
 from server.config import Config
-from server.http.replies import conversation_json
-from server.runs.events.snapshot import snapshot
+from server.http import conversation_json
+from server.runs.events import snapshot
 from storage import FolderHeld, NotFound, Purged, Storage, StorageError, StoredResponse
 
 RESPONSES_AT_ONCE = 8

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from server.admin.database_access import AdminError, carry_out
 from server.clock import now_us
 from server.config import Config, is_loopback
-from server.webhooks.deliveries import EVENT_TYPES, event, hire
+from server.webhooks import EVENT_TYPES, event, hire
 from storage import Storage, StoredWebhook
 
 SECRET_BYTES = 32

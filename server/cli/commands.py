@@ -128,7 +128,7 @@ def _serve(options: argparse.Namespace) -> int:
         return loaded
     if options.workers != 1:
         return _refuse("--workers: one process serves, because the engine and its KV cache live in it")
-    from server.process.serve import serve, set_up_logging
+    from server.process import serve, set_up_logging
 
     set_up_logging(loaded.config.log_level)
     code = serve(loaded.config, began=BEGAN)
@@ -193,14 +193,14 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    from server.bench.command import add_arguments
+    from server.bench import add_arguments
 
     for verb in add_arguments(parser):
         _add_settings(verb)
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from server.bench.command import run
+    from server.bench import run
 
     if options.verb not in ("latency", "throughput"):
         return run(options, None)
@@ -241,9 +241,9 @@ def _keys(options: argparse.Namespace) -> int:
     loaded = _load(options)
     if isinstance(loaded, int):
         return loaded
-    from server.admin.keys import run
+    from server.admin import keys
 
-    return _print(run(loaded.config, options))
+    return _print(keys.run(loaded.config, options))
 
 
 def _webhooks_arguments(parser: argparse.ArgumentParser) -> None:
@@ -276,9 +276,9 @@ def _webhooks(options: argparse.Namespace) -> int:
     loaded = _load(options)
     if isinstance(loaded, int):
         return loaded
-    from server.admin.webhooks import run
+    from server.admin import webhooks
 
-    return _print(run(loaded.config, options))
+    return _print(webhooks.run(loaded.config, options))
 
 
 def _sealing_arguments(parser: argparse.ArgumentParser) -> None:
@@ -293,9 +293,9 @@ def _sealing(options: argparse.Namespace) -> int:
     loaded = _load(options)
     if isinstance(loaded, int):
         return loaded
-    from server.admin.sealing_keys import run
+    from server.admin import sealing_keys
 
-    return _print(run(loaded.config, options))
+    return _print(sealing_keys.run(loaded.config, options))
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -307,11 +307,10 @@ def _export(options: argparse.Namespace) -> int:
     loaded = _load(options)
     if isinstance(loaded, int):
         return loaded
-    from server.admin.database_access import AdminError
-    from server.admin.tenants import export
+    from server.admin import AdminError, tenants
 
     try:
-        export(loaded.config, options.owner, sys.stdout.buffer)
+        tenants.export(loaded.config, options.owner, sys.stdout.buffer)
     except AdminError as exc:
         return _refuse(exc)
     return 0
@@ -328,14 +327,14 @@ def _purge(options: argparse.Namespace) -> int:
     loaded = _load(options)
     if isinstance(loaded, int):
         return loaded
-    from server.admin.tenants import run_purge
+    from server.admin import tenants
 
-    return _print(run_purge(loaded.config, options))
+    return _print(tenants.run_purge(loaded.config, options))
 
 
 def _print(lines: Iterable[str]) -> int:
     """Print what an operator's command has to say."""
-    from server.admin.database_access import AdminError
+    from server.admin import AdminError
 
     try:
         for line in lines:

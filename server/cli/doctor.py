@@ -74,7 +74,7 @@ async def _database(config: Config) -> Finding:
 
 
 async def _port(config: Config) -> Finding:
-    from server.process.serve import bind
+    from server.process import bind
 
     try:
         bind(config.host, config.port).close()

@@ -3,3 +3,46 @@
 Owns authentication, idempotency, bodies and queries, the boundary where exceptions become replies, and
 streams.
 """
+
+from __future__ import annotations
+
+from server.http.authentication import Admission
+from server.http.body import read_body
+from server.http.bounded_protocol import BoundedHttp
+from server.http.error_boundary import Boundary, Envelope
+from server.http.idempotency import OnlyOnce, keyed
+from server.http.query_params import PageArgs, choice, flag, include, integer, number, page_args, timestamp
+from server.http.replies import conversation_json, json_reply, page_json
+from server.http.request import context, life, owner, while_connected
+from server.http.sse import EventStream, Pulse, StreamCut
+from server.http.state import Context, Phase
+
+__all__ = [
+    "Admission",
+    "Boundary",
+    "BoundedHttp",
+    "Context",
+    "Envelope",
+    "EventStream",
+    "OnlyOnce",
+    "PageArgs",
+    "Phase",
+    "Pulse",
+    "StreamCut",
+    "choice",
+    "context",
+    "conversation_json",
+    "flag",
+    "include",
+    "integer",
+    "json_reply",
+    "keyed",
+    "life",
+    "number",
+    "owner",
+    "page_args",
+    "page_json",
+    "read_body",
+    "timestamp",
+    "while_connected",
+]

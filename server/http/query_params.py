@@ -12,8 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from starlette.datastructures import QueryParams
 
-from server.schema.responses import parse_include
-from server.schema.shapes import refuse
+from server.schema import parse_include, refuse
 
 MAX_PAGE = 100
 

@@ -14,9 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http.authentication import Admission
-from server.http.error_boundary import Boundary, Envelope
-from server.http.idempotency import OnlyOnce
+from server.http import Admission, Boundary, Envelope, OnlyOnce
 from server.process.lifecycle import Life
 from server.routes import ROUTERS
 

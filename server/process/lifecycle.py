@@ -19,12 +19,11 @@ from server.api_keys import Keys
 from server.config import Config
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
-from server.http.sse import Pulse
-from server.http.state import Context, Phase
+from server.http import Context, Phase, Pulse
 from server.metrics import Telemetry
 from server.model_registry import Models, build_engine, served_names
 from server.process.retention import Retention
-from server.webhooks.deliveries import Deliveries
+from server.webhooks import Deliveries
 from storage import CommitStats, Storage, open_storage
 
 log = logging.getLogger("antiphon")

@@ -29,9 +29,9 @@ from fastapi import FastAPI
 
 from engine import Engine, EngineError
 from server import __version__
-from server.admin.database_access import address_file, leave_address
+from server.admin import address_file, leave_address
 from server.config import Config
-from server.http.bounded_protocol import BoundedHttp
+from server.http import BoundedHttp
 from server.process.app import create_app
 from server.process.lifecycle import Life
 from storage import StorageError

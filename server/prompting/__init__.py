@@ -2,3 +2,23 @@
 
 Owns a prompt's messages, the offer of tools and what constrains them, and the input of custom tools.
 """
+
+from __future__ import annotations
+
+from server.prompting.custom_input import InputReader
+from server.prompting.messages import OUTPUT_KINDS, Item, answering, sampling, to_messages
+from server.prompting.tool_offer import Offer, check, customs, offer, steady
+
+__all__ = [
+    "OUTPUT_KINDS",
+    "InputReader",
+    "Item",
+    "Offer",
+    "answering",
+    "check",
+    "customs",
+    "offer",
+    "sampling",
+    "steady",
+    "to_messages",
+]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
-from server.schema.fields import SamplingFields
+from server.schema import SamplingFields
 
 Item = dict[str, Any]
 

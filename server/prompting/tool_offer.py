@@ -22,7 +22,7 @@ from engine import (
     closed_schema,
 )
 from server.errors import ApiError
-from server.schema.shapes import refuse
+from server.schema import refuse
 
 if TYPE_CHECKING:
     from server.model_registry import ServedModel

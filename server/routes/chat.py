@@ -10,14 +10,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http.body import read_body
-from server.http.replies import json_reply
-from server.http.request import context, owner, while_connected
-from server.http.sse import EventStream
-from server.schema.chat import parse_chat
-from server.schema.fields import ignored_headers
-from server.stateless.chat import prepare
-from server.stateless.choices import begin
+from server.http import EventStream, context, json_reply, owner, read_body, while_connected
+from server.schema import ignored_headers, parse_chat
+from server.stateless import begin, prepare_chat
 
 router = APIRouter(prefix="/v1")
 
@@ -28,7 +23,7 @@ async def create_chat_completion(request: Request) -> Response:
     here = context(request)
     asked, ignored = parse_chat(await read_body(request))
     served = here.models.get(asked.model)
-    completion = await prepare(asked, served, owner=owner(request), telemetry=here.telemetry)
+    completion = await prepare_chat(asked, served, owner=owner(request), telemetry=here.telemetry)
     headers = ignored_headers(ignored)
     if not asked.stream:
         return json_reply(await while_connected(request, completion.whole("chat.completion")), headers)

@@ -18,18 +18,21 @@ from starlette.responses import Response
 
 from server.clock import now_us
 from server.errors import invalid_value
-from server.http.body import read_body
-from server.http.query_params import include, page_args
-from server.http.replies import conversation_json, json_reply, page_json
-from server.http.request import context, owner
-from server.http.state import Context
+from server.http import (
+    Context,
+    context,
+    conversation_json,
+    include,
+    json_reply,
+    owner,
+    page_args,
+    page_json,
+    read_body,
+)
 from server.item_ids import identify
 from server.routes.responses import new_id
-from server.runs.execution.run import new_item
-from server.schema.fields import ignored_headers
-from server.schema.items import normalize_input
-from server.schema.responses import check_metadata
-from server.schema.shapes import missing, mistyped
+from server.runs.execution import new_item
+from server.schema import check_metadata, ignored_headers, missing, mistyped, normalize_input
 from storage import ItemConflict, NewItem
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server import __version__
-from server.http.request import life
+from server.http import life
 from server.metrics import CONTENT_TYPE
 
 router = APIRouter()

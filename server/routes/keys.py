@@ -13,10 +13,8 @@ from starlette.responses import Response
 from server.admin import keys
 from server.clock import now_us
 from server.errors import ApiError
-from server.http.body import read_body
-from server.http.replies import json_reply
-from server.http.request import context, life
-from server.schema.shapes import mistyped
+from server.http import context, json_reply, life, read_body
+from server.schema import mistyped
 
 router = APIRouter(prefix="/admin/keys")
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.http.request import context
+from server.http import context
 from server.model_registry import ServedModel
 
 router = APIRouter(prefix="/v1")

@@ -17,25 +17,41 @@ from starlette.responses import Response
 
 from server import encrypted_reasoning
 from server.errors import ApiError
-from server.http.body import read_body
-from server.http.idempotency import keyed
-from server.http.query_params import PageArgs, choice, flag, include, integer, number, page_args, timestamp
-from server.http.replies import json_reply, page_json
-from server.http.request import context, owner, while_connected
-from server.http.sse import EventStream, StreamCut
-from server.http.state import Context
-from server.prompting.messages import answering
+from server.http import (
+    Context,
+    EventStream,
+    PageArgs,
+    StreamCut,
+    choice,
+    context,
+    flag,
+    include,
+    integer,
+    json_reply,
+    keyed,
+    number,
+    owner,
+    page_args,
+    page_json,
+    read_body,
+    timestamp,
+    while_connected,
+)
+from server.prompting import answering
 from server.runs import Started, interrupted
-from server.runs.events.channel import Frames
-from server.runs.events.feed import Reader, ReaderLagged
-from server.runs.events.snapshot import Snapshot, terminal_response
-from server.runs.planning.plan import RunPlan
-from server.runs.planning.steps import TERMINAL
-from server.schema.fields import ignored_headers
-from server.schema.formats import TEXT, as_output
-from server.schema.items import normalize_input
-from server.schema.responses import CreateResponse, parse_create, parse_input_tokens, parse_tool_outputs
-from server.schema.shapes import refuse
+from server.runs.events import Frames, Reader, ReaderLagged, Snapshot, terminal_response
+from server.runs.planning import TERMINAL, RunPlan
+from server.schema import (
+    TEXT,
+    CreateResponse,
+    as_output,
+    ignored_headers,
+    normalize_input,
+    parse_create,
+    parse_input_tokens,
+    parse_tool_outputs,
+    refuse,
+)
 from storage import EventsExpired, NotFound, StoredItem, StoredResponse
 
 router = APIRouter(prefix="/v1/responses")

@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.admin import sealing_keys
-from server.http.replies import json_reply
-from server.http.request import context
+from server.http import context, json_reply
 
 router = APIRouter(prefix=sealing_keys.PATH)
 

@@ -12,10 +12,8 @@ from starlette.responses import Response, StreamingResponse
 
 from server.admin import tenants
 from server.clock import now_us
-from server.http.body import read_body
-from server.http.replies import json_reply
-from server.http.request import context, life
-from server.schema.shapes import boolean, missing, mistyped, text
+from server.http import context, json_reply, life, read_body
+from server.schema import boolean, missing, mistyped, text
 
 router = APIRouter(prefix="/admin")
 

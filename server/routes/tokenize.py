@@ -15,13 +15,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http.body import read_body
-from server.http.replies import json_reply
-from server.http.request import context
+from server.http import context, json_reply, read_body
 from server.model_registry import ServedModel
-from server.schema.chat import parse_chat
-from server.schema.shapes import missing, mistyped, refuse
-from server.stateless.chat import offer_of, render_input
+from server.schema import missing, mistyped, parse_chat, refuse
+from server.stateless import offer_of, render_input
 
 router = APIRouter()
 

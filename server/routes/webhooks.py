@@ -13,10 +13,8 @@ from starlette.responses import Response
 from server.admin import webhooks
 from server.api_keys import LOCAL_OWNER
 from server.errors import ApiError
-from server.http.body import read_body
-from server.http.replies import json_reply
-from server.http.request import context
-from server.schema.shapes import array, boolean, text
+from server.http import context, json_reply, read_body
+from server.schema import array, boolean, text
 
 router = APIRouter(prefix="/admin/webhooks")
 

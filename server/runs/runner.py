@@ -20,30 +20,33 @@ from engine import EngineUnavailable, QueueFull
 from server.clock import now_us
 from server.errors import ApiError
 from server.item_ids import identify, may_be_known
-from server.prompting.messages import OUTPUT_KINDS, Item, answering
-from server.runs.cluster.follower import Follower
-from server.runs.cluster.leases import Fleet
-from server.runs.cluster.presence import Presence
-from server.runs.cluster.queue import Queue
-from server.runs.events.feed import Feed, Reader
-from server.runs.events.journal import RETRY_S, Journal
-from server.runs.events.snapshot import (
+from server.prompting import OUTPUT_KINDS, Item, answering
+from server.runs.cluster import Fleet, Follower, Presence, Queue
+from server.runs.events import (
     POLL_AFTER_MS,
+    RETRY_S,
+    Feed,
+    Journal,
+    Reader,
     Snapshot,
     echo_members,
     join_response,
     snapshot,
     terminal_response,
 )
-from server.runs.execution.loop import Loop
-from server.runs.execution.probation import MAX_STRIKES, Probation
-from server.runs.execution.restore import Restorer
-from server.runs.execution.run import Run, new_item, opening, output_id
-from server.runs.execution.tasks import RunTasks
-from server.runs.planning.history import not_found
-from server.runs.planning.plan import Planned, RunPlan, count_input, make_plan
-from server.runs.planning.steps import TERMINAL, pending_calls
-from server.schema.responses import echo as response_echo
+from server.runs.execution import (
+    MAX_STRIKES,
+    Loop,
+    Probation,
+    Restorer,
+    Run,
+    RunTasks,
+    new_item,
+    opening,
+    output_id,
+)
+from server.runs.planning import TERMINAL, Planned, RunPlan, count_input, make_plan, not_found, pending_calls
+from server.schema import echo as response_echo
 from storage import (
     ConversationLocked,
     ConversationMoved,
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
     from server.encrypted_reasoning import Sealing
     from server.metrics import Telemetry
     from server.model_registry import Models
-    from server.schema.responses import CreateResponse
+    from server.schema import CreateResponse
     from storage import Storage
 
 log = logging.getLogger("antiphon.runs")

@@ -2,3 +2,60 @@
 
 Owns the wire's shapes. Refuses to know storage, the engine's work and HTTP.
 """
+
+from __future__ import annotations
+
+from server.schema.chat import ChatRequest, parse_chat
+from server.schema.completions import CompletionRequest, parse_completion
+from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, ignored_headers
+from server.schema.formats import TEXT, as_output
+from server.schema.items import Item, normalize_input, normalize_item, unsupported_parts
+from server.schema.kinds import PREFIXES
+from server.schema.messages import unsupported_in
+from server.schema.responses import (
+    CreateResponse,
+    check_metadata,
+    echo,
+    parse_create,
+    parse_include,
+    parse_input_tokens,
+    parse_tool_outputs,
+)
+from server.schema.search import Search, num_requests
+from server.schema.shapes import array, boolean, missing, mistyped, refuse, text
+from server.schema.tools import is_builtin
+
+__all__ = [
+    "PREFIXES",
+    "PRIORITIES",
+    "TEXT",
+    "ChatRequest",
+    "CompletionRequest",
+    "CreateResponse",
+    "Item",
+    "SamplingFields",
+    "Search",
+    "array",
+    "as_output",
+    "boolean",
+    "check_metadata",
+    "echo",
+    "effective_tier",
+    "ignored_headers",
+    "is_builtin",
+    "missing",
+    "mistyped",
+    "normalize_input",
+    "normalize_item",
+    "num_requests",
+    "parse_chat",
+    "parse_completion",
+    "parse_create",
+    "parse_include",
+    "parse_input_tokens",
+    "parse_tool_outputs",
+    "refuse",
+    "text",
+    "unsupported_in",
+    "unsupported_parts",
+]

@@ -26,18 +26,13 @@ from engine import (
 from server.errors import ApiError
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.prompting.custom_input import InputReader
-from server.prompting.messages import sampling, to_messages
-from server.prompting.tool_offer import Offer, check, customs, offer, steady
-from server.runs.events.assembler import item_logprob
-from server.schema.chat import ChatRequest
-from server.schema.fields import PRIORITIES, effective_tier
-from server.schema.messages import unsupported_in
-from server.schema.search import num_requests
+from server.prompting import InputReader, Offer, check, customs, offer, sampling, steady, to_messages
+from server.runs.events import item_logprob
+from server.schema import PRIORITIES, ChatRequest, effective_tier, num_requests, unsupported_in
 from server.stateless.choices import Completion, Part, Usage, check_search
 
 
-async def prepare(
+async def prepare_chat(
     request: ChatRequest, served: ServedModel, *, owner: str, telemetry: Telemetry
 ) -> Completion:
     """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and

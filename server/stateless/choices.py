@@ -20,7 +20,7 @@ from engine import Chunk, Engine, GenerateRequest, beam_search, best_of
 from server.errors import ApiError, to_api_error
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.schema.search import Search
+from server.schema import Search
 from server.sse_frame import frame
 
 Part = dict[str, Any]

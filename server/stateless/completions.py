@@ -15,16 +15,13 @@ from typing import Any
 from engine import Chunk, Done, Engine, GenerateRequest, ReaderParams, Text, TokenLogprob
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.prompting.messages import sampling
-from server.prompting.tool_offer import Offer, check, steady
-from server.schema.completions import CompletionRequest
-from server.schema.search import num_requests
-from server.schema.shapes import refuse
+from server.prompting import Offer, check, sampling, steady
+from server.schema import CompletionRequest, num_requests, refuse
 from server.stateless.chat import check_logprobs
 from server.stateless.choices import Completion, Part, Usage, check_search
 
 
-async def prepare(
+async def prepare_completion(
     request: CompletionRequest, served: ServedModel, *, owner: str, telemetry: Telemetry
 ) -> Completion:
     """Tokenize every prompt and resolve everything else. Raises ApiError 400 and RequestError."""

@@ -1,1 +1,7 @@
 """Notices of the ends of runs: when each is tried, and one signed POST."""
+
+from __future__ import annotations
+
+from server.webhooks.deliveries import EVENT_TYPES, Deliveries, event, hire, notice
+
+__all__ = ["EVENT_TYPES", "Deliveries", "event", "hire", "notice"]

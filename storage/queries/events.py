@@ -19,7 +19,7 @@ from zlib import crc32
 
 from sqlalchemy import Connection, Row, delete, func, insert, select
 
-from storage.drivers.bulk import many, returned
+from storage.drivers import many, returned
 from storage.records import EventsExpired, Record
 from storage.tables import records, responses, segments
 

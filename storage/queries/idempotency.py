@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, select, update
 
-from storage.drivers.interface import insert_unless_taken
+from storage.drivers import insert_unless_taken
 from storage.queries import responses
 from storage.records import KeyedRequest, KnownRequest, RequestKnown
 from storage.tables import idempotency, runners, runs

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, exists, insert, or_, select
 
-from storage.drivers.bulk import many
+from storage.drivers import many
 from storage.records import ItemConflict, NewItem, NotFound, Order, Page, StoredItem
 from storage.tables import conversation_items, conversations, items, response_items, responses
 

@@ -30,7 +30,7 @@ from sqlalchemy import (
     update,
 )
 
-from storage.drivers.bulk import Keys, by_keys, many
+from storage.drivers import Keys, by_keys, many
 from storage.queries import conversations, events, items, queue, webhooks
 from storage.queries.responses import require
 from storage.records import (

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
-from storage.drivers.bulk import Keys, by_keys
+from storage.drivers import Keys, by_keys
 from storage.records import Delivery, DueDeliveries, NotFound, Notice, StoredWebhook
 from storage.tables import deliveries, webhooks
 

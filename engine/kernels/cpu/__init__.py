@@ -1,5 +1,43 @@
 """The forward of native decoders on a CPU, compiled for the machine that runs it.
 
-Owns: nothing but the place; `kernels.cpp` is what is computed, `library` builds it and calls it, `panels` and
-`forward` are what the engine sees of it. Where it cannot be built, torch's own operations compute.
+Owns what is computed (`kernels.cpp`), its compilation and its calls (`library`), and how weights lie for it
+(`panels`). Where it cannot be built, torch's own operations compute.
 """
+
+from __future__ import annotations
+
+from engine.kernels.cpu import panels
+from engine.kernels.cpu.library import (
+    MOST_DIM,
+    MOST_HEADS,
+    PANEL,
+    STRIP,
+    Batch,
+    Cache,
+    Decoder,
+    Group,
+    Layer,
+    Library,
+    LowRank,
+    Step,
+    open_library,
+)
+from engine.kernels.cpu.panels import Panels
+
+__all__ = [
+    "MOST_DIM",
+    "MOST_HEADS",
+    "PANEL",
+    "STRIP",
+    "Batch",
+    "Cache",
+    "Decoder",
+    "Group",
+    "Layer",
+    "Library",
+    "LowRank",
+    "Panels",
+    "Step",
+    "open_library",
+    "panels",
+]

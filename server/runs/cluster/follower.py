@@ -13,12 +13,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from server.runs.events.feed import Feed
+from server.runs.events import Feed
 from storage import RunGlance, RunLost, StorageUnavailable
 
 if TYPE_CHECKING:
-    from server.runs.execution.run import Run
-    from server.runs.execution.tasks import RunTasks
+    from server.runs.execution import Run, RunTasks
     from storage import Storage
 
 log = logging.getLogger("antiphon.runs")

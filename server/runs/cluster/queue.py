@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from server.runs.events.journal import RETRY_S
+from server.runs.events import RETRY_S
 from storage import StorageUnavailable
 
 if TYPE_CHECKING:

@@ -1,1 +1,51 @@
 """Events of a run: made, written down, shown, and read again."""
+
+from __future__ import annotations
+
+from server.runs.events.assembler import (
+    Assembler,
+    Draft,
+    Item,
+    broken_in_a_row,
+    derived_id,
+    fold,
+    item_logprob,
+    pending_server_call,
+)
+from server.runs.events.channel import Frames
+from server.runs.events.feed import Feed, Reader, ReaderLagged
+from server.runs.events.journal import RETRY_S, Entry, Journal, Tokens, stamped
+from server.runs.events.snapshot import (
+    POLL_AFTER_MS,
+    Snapshot,
+    echo_members,
+    join_response,
+    snapshot,
+    terminal_response,
+)
+
+__all__ = [
+    "POLL_AFTER_MS",
+    "RETRY_S",
+    "Assembler",
+    "Draft",
+    "Entry",
+    "Feed",
+    "Frames",
+    "Item",
+    "Journal",
+    "Reader",
+    "ReaderLagged",
+    "Snapshot",
+    "Tokens",
+    "broken_in_a_row",
+    "derived_id",
+    "echo_members",
+    "fold",
+    "item_logprob",
+    "join_response",
+    "pending_server_call",
+    "snapshot",
+    "stamped",
+    "terminal_response",
+]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text, TokenLogprob
-from server.prompting.custom_input import InputReader
+from server.prompting import InputReader
 
 if TYPE_CHECKING:
     from server.encrypted_reasoning import Seal

@@ -20,13 +20,12 @@ from engine import CallEnd, Chunk, Done, EngineDead, EngineError, PromptTooLong,
 from server.clock import now_us
 from server.errors import to_api_error
 from server.metrics import Telemetry
-from server.runs.events.assembler import Draft, Item
-from server.runs.events.journal import Journal
+from server.runs.events import Draft, Item, Journal
 from server.runs.execution.probation import Probation
 from server.runs.execution.replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
 from server.runs.planning import steps
-from server.webhooks.deliveries import notice
+from server.webhooks import notice
 from storage import ClosedItem, Finish, Park, RunLost
 
 log = logging.getLogger("antiphon.runs")

@@ -14,7 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from engine import EngineDead
-from server.runs.events.journal import RETRY_S
+from server.runs.events import RETRY_S
 from server.runs.execution.run import Run
 from storage import PROGRESS_EVENTS, StorageUnavailable
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 import orjson
 
 from engine import Chunk, GenerateRequest
-from server.runs.events.assembler import Assembler
-from server.runs.events.journal import stamped
+from server.runs.events import Assembler, stamped
 from server.runs.execution.logprobs import load_logprobs
 from server.runs.execution.run import Unfinished
 

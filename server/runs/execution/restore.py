@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 import tools
-from server.runs.events.assembler import fold, pending_server_call
-from server.runs.events.journal import Journal
+from server.runs.events import Journal, fold, pending_server_call
 from server.runs.execution.run import Run, Unfinished, assembler_of
-from server.runs.planning.history import drop_oldest, replayable
-from server.runs.planning.plan import RunPlan
-from server.runs.planning.steps import Progress
+from server.runs.planning import Progress, RunPlan, drop_oldest, replayable
 from storage import ECHO_MARK, Record, RunClaim
 
 if TYPE_CHECKING:
     from server.encrypted_reasoning import Sealing
     from server.model_registry import Models
-    from server.runs.events.feed import Feed
+    from server.runs.events import Feed
     from storage import Storage
 
 

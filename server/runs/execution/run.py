@@ -15,12 +15,10 @@ import orjson
 
 from engine import GenerateRequest, TokenLogprob
 from server.model_registry import ServedModel
-from server.prompting.messages import OUTPUT_KINDS
-from server.runs.events.assembler import Assembler, Draft, Item, derived_id
-from server.runs.events.journal import Entry, Tokens
+from server.prompting import OUTPUT_KINDS
+from server.runs.events import Assembler, Draft, Entry, Item, Tokens, derived_id
 from server.runs.execution.logprobs import dump_logprobs
-from server.runs.planning.plan import Functions, RunPlan
-from server.runs.planning.steps import Progress, pending_calls
+from server.runs.planning import Functions, Progress, RunPlan, pending_calls
 from storage import NewItem, Record, RunClaim
 
 if TYPE_CHECKING:

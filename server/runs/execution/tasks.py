@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine import EngineDead
-from server.runs.events.feed import Feed
-from server.runs.events.journal import Journal
+from server.runs.events import Feed, Journal
 from server.runs.execution.loop import Loop
 from server.runs.execution.run import Run
 from storage import RunLost, StorageUnavailable

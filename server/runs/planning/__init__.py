@@ -1,1 +1,23 @@
 """What a run is to do: its plan, the history that it continues, and the next step of it."""
+
+from __future__ import annotations
+
+from server.runs.planning import steps
+from server.runs.planning.history import drop_oldest, not_found, replayable
+from server.runs.planning.plan import Functions, Planned, RunPlan, count_input, make_plan
+from server.runs.planning.steps import TERMINAL, Progress, pending_calls
+
+__all__ = [
+    "TERMINAL",
+    "Functions",
+    "Planned",
+    "Progress",
+    "RunPlan",
+    "count_input",
+    "drop_oldest",
+    "make_plan",
+    "not_found",
+    "pending_calls",
+    "replayable",
+    "steps",
+]

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 import orjson
 
 from server.errors import ApiError
-from server.prompting.messages import OUTPUT_KINDS, Item
+from server.prompting import OUTPUT_KINDS, Item
 from server.runs.planning.steps import TERMINAL, pending_calls
-from server.schema.items import unsupported_parts
-from server.schema.shapes import refuse
+from server.schema import refuse, unsupported_parts
 from storage import HistoryItem, NotFound
 
 if TYPE_CHECKING:
     from server.model_registry import ServedModel
-    from server.schema.responses import CreateResponse
+    from server.schema import CreateResponse
     from storage import Storage
 
 

@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape
-from server.prompting.messages import Item, sampling, to_messages
-from server.prompting.tool_offer import Offer, check, customs, offer, steady
+from server.prompting import Item, Offer, check, customs, offer, sampling, steady, to_messages
 from server.runs.planning.history import drop_oldest, load_context
-from server.schema.fields import PRIORITIES, SamplingFields, effective_tier
-from server.schema.shapes import refuse
-from server.schema.tools import is_builtin
+from server.schema import PRIORITIES, SamplingFields, effective_tier, is_builtin, refuse
 
 if TYPE_CHECKING:
     from server.encrypted_reasoning import SealedBy
     from server.model_registry import ServedModel
-    from server.schema.responses import CreateResponse
+    from server.schema import CreateResponse
     from storage import Storage
     from tools import ToolSpec
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.prompting.messages import OUTPUT_KINDS
-from server.runs.events.assembler import broken_in_a_row, pending_server_call
+from server.prompting import OUTPUT_KINDS
+from server.runs.events import broken_in_a_row, pending_server_call
 
 Item = dict[str, Any]
 

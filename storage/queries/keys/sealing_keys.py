@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select
 
-from storage.drivers.interface import insert_unless_taken
+from storage.drivers import insert_unless_taken
 from storage.records import SealingKey
 from storage.tables import sealing_keys
 
