@@ -11,3 +11,5 @@ try:
     __version__ = version("antiphon")
 except PackageNotFoundError:  # run from a checkout that was never installed
     __version__ = "0.0.0"
+
+__all__ = ["__version__"]

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -33,6 +34,26 @@ FORBIDDEN = {
     },
 }
 """What a room never imports, not even late."""
+
+ORDERS = {
+    "engine": (
+        *("late", "types", "config", "step", "model_folder", "search"),
+        *("dialects", "tokenizer", "parsing", "structured", "tiny"),
+        *("kernels", "models", "executor", "core", "benchmark", "backends", "llm_options", "llm"),
+    ),
+    "storage": ("records", "tables", "drivers", "queries", "migrate", "storage"),
+    "tools": ("spec", "runtime", "builtin"),
+    "server": (
+        *("clock", "config", "errors", "metrics", "sse_frame", "api_keys", "model_registry", "environment"),
+        *("schema", "item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
+        *("http", "admin", "routes", "process", "bench", "cli"),
+    ),
+    "server.runs": ("events", "planning", "execution", "cluster", "runner"),
+}
+"""What stands in each of these packages, in its order: everything imports only what comes before it."""
+
+MOST_MODULES = 15
+"""In one package, its door not counted. Tests and their data are not counted at all."""
 
 VAGUE = re.compile(r"(^|_)(utils?|common|helpers?|base|managers?|services?)(_|$)")
 
@@ -69,6 +90,106 @@ def test_every_module_says_what_it_owns_and_has_a_noun_for_a_name(file: Path) ->
     assert ast.get_docstring(tree), "a module begins with what it owns and what it refuses to know"
     parts = file.relative_to(ROOT).with_suffix("").parts
     assert not any(VAGUE.search(part) for part in parts), "a vague name: the noun is missing"
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(file): file for file in FILES}
+PACKAGES = {module for module, file in MODULES.items() if file.name == "__init__.py"}
+
+
+@cache
+def own_imports(module: str) -> dict[str, set[str]]:
+    """The modules of ours that a module imports, wherever in it, and the names that it takes from each.
+
+    Imports for type checkers count. A module that is imported by its name from a package is itself imported;
+    it stands with its own name. Relative imports are not used.
+    """
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name in MODULES:
+                    found.setdefault(alias.name, set())
+        elif isinstance(node, ast.ImportFrom) and (node.module in MODULES or node.level):
+            assert node.module is not None and not node.level, f"{module} has a relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.setdefault(inner if inner in MODULES else node.module, set()).add(alias.name)
+    return found
+
+
+@cache
+def offered(package: str) -> frozenset[str]:
+    """The `__all__` of a package."""
+    for node in ast.parse(MODULES[package].read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    raise AssertionError(f"{package} has no __all__")
+
+
+@pytest.mark.parametrize("package", ORDERS)
+def test_nothing_imports_upwards(package: str) -> None:
+    rank = {f"{package}.{name}": number for number, name in enumerate(ORDERS[package])}
+    depth = package.count(".") + 2
+
+    def part(module: str) -> str:
+        return ".".join(module.split(".")[:depth])
+
+    inside = [module for module in MODULES if module.startswith(f"{package}.")]
+    assert {part(module) for module in inside} == set(rank), "each has a place in the order"
+    for module in inside:
+        for imported in own_imports(module):
+            if imported.startswith(f"{package}."):
+                assert rank[part(imported)] <= rank[part(module)], f"{module} imports {imported}, above it"
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    """Not even one that only type checkers see."""
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " > ".join((*way[way.index(module) :], module))
+        if module not in done:
+            for imported in own_imports(module):
+                visit(imported, (*way, module))
+            done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_other_packages_are_imported_through_their_doors(module: str) -> None:
+    """A module is for its own package and the packages in it; all others find there what the door offers."""
+    home = module if module in PACKAGES else module.rpartition(".")[0]
+    for imported, names in own_imports(module).items():
+        if imported in PACKAGES:
+            inside = {name for name in names if f"{imported}.{name}" not in MODULES}
+            assert imported == home or inside <= offered(imported), (
+                f"{module} takes from {imported} what it does not offer: {inside - offered(imported)}"
+            )
+            continue
+        package, _, name = imported.rpartition(".")
+        if not f"{home}.".startswith(f"{package}."):
+            assert names == {name} and name in offered(package), f"{module} goes past the door of {package}"
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_every_package_has_a_door_and_is_small_enough_to_be_known(package: str) -> None:
+    modules = [file for file in MODULES[package].parent.glob("*.py") if file.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES, f"{package} has {len(modules)} modules"
+    assert offered(package), f"the door of {package} offers nothing"
+
+
+def test_tests_lie_in_the_packages_that_they_test() -> None:
+    for room in ROOMS:
+        for file in (ROOT / "tests" / room).rglob("test_*.py"):
+            package = ".".join(file.parent.relative_to(ROOT / "tests").parts)
+            assert package in PACKAGES, f"{file.relative_to(ROOT)} lies in no package of {room}"
 
 
 def test_alembic_is_no_package() -> None:

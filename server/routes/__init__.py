@@ -25,3 +25,5 @@ ROUTERS: tuple[APIRouter, ...] = tuple(
         *(keys, webhooks, sealing, tenants),
     )
 )
+
+__all__ = ["ROUTERS"]
