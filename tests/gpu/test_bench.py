@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine import models
 from engine.benchmark.roofline import step_bytes
 from engine.executor import runner
 from engine.executor.gpu_launcher import STAND_IN
 from engine.kernels.fp8 import FP8
-from engine.models import linear
+from engine.models import linear, loader
 from engine.models.fp8 import Fp8
 from tests.gpu import figures
 from tests.gpu.models import Bench
@@ -35,7 +34,7 @@ SMALL = {
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(runner, "kernels_for", lambda device: STAND_IN)
-    monkeypatch.setattr(models, "open_library", lambda: None)  # whose weights lie as only it reads them
+    monkeypatch.setattr(loader, "open_library", lambda: None)  # whose weights lie as only it reads them
     monkeypatch.setattr(linear, "_has_blocks", lambda weight: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(figures, "CONTEXT", 80)

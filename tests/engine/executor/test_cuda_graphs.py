@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine import models
 from engine.core.loop import EngineLoop
 from engine.core.messages import Credit
 from engine.core.prefill_budget import Pace
 from engine.executor import runner
 from engine.executor.cuda_graphs import buckets_for
 from engine.executor.gpu_launcher import STAND_IN
-from engine.models import linear
+from engine.models import linear, loader
 from engine.types import SamplingParams
 from tests.support.checkpoints import oracle_greedy
 from tests.support.driver import Driver, greedy
@@ -28,7 +27,7 @@ Find = Callable[[str], Path]
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels for the CPU, and weights as a GPU has them."""
     monkeypatch.setattr(runner, "kernels_for", lambda device: STAND_IN)
-    monkeypatch.setattr(models, "open_library", lambda: None)  # whose weights lie as only it reads them
+    monkeypatch.setattr(loader, "open_library", lambda: None)  # whose weights lie as only it reads them
     monkeypatch.setattr(linear, "_has_blocks", lambda weight: False)
     yield
 

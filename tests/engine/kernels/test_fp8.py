@@ -13,13 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine import models
 from engine.benchmark.roofline import step_bytes
 from engine.executor import runner
 from engine.executor.gpu_launcher import STAND_IN
 from engine.kernels.fp8 import FP8, HIGHEST, quantize_rows, read_into, to_fp8
 from engine.kernels.torch_attention import Workspace
-from engine.models import fp8, linear, load_model
+from engine.models import fp8, linear, load_model, loader
 from engine.models.fp8 import Fp8, make_fp8
 from engine.models.linear import make_linear
 from engine.tiny import CHECKPOINT
@@ -111,7 +110,7 @@ def test_a_step_of_kernels_says_what_the_plain_one_says(rows: int, monkeypatch: 
     settings: dict[str, Any] = {"quantization": "fp8", "kv_cache_dtype": "fp8", "max_num_seqs": rows}
     expected = said(CHECKPOINT, prompts, 8, **settings)
     monkeypatch.setattr(runner, "kernels_for", lambda device: STAND_IN)
-    monkeypatch.setattr(models, "open_library", lambda: None)  # whose weights lie as only it reads them
+    monkeypatch.setattr(loader, "open_library", lambda: None)  # whose weights lie as only it reads them
     monkeypatch.setattr(linear, "_has_blocks", lambda weight: False)
     assert share(said(CHECKPOINT, prompts, 8, **settings), expected) > 0.8
 

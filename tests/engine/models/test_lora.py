@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine import models
 from engine.executor import runner
 from engine.executor.gpu_launcher import STAND_IN
-from engine.models import linear
+from engine.models import linear, loader
 from engine.models.general import GeneralDecoder
 from engine.models.lora import LONG, Adapters, Place, Stack, Up, make_stack
 from engine.models.peft import LowRank
@@ -151,7 +150,7 @@ def test_a_draft_model_knows_no_adapters_and_changes_no_token(
 ) -> None:
     if captured:
         monkeypatch.setattr(runner, "kernels_for", lambda device: STAND_IN)
-        monkeypatch.setattr(models, "open_library", lambda: None)  # whose weights lie as only it reads them
+        monkeypatch.setattr(loader, "open_library", lambda: None)  # whose weights lie as only it reads them
         monkeypatch.setattr(linear, "_has_blocks", lambda weight: False)
     base, made = checkpoint("qwen3"), adapters("qwen3")
     driver = Driver(base, draft=base, lora=paths(made), num_blocks=200, assistant_confidence_threshold=0.0)
@@ -205,7 +204,7 @@ def test_captured_steps_serve_any_mix(
     checkpoint: Find, adapters: Made, monkeypatch: pytest.MonkeyPatch, max_num_batched_tokens: int
 ) -> None:
     monkeypatch.setattr(runner, "kernels_for", lambda device: STAND_IN)
-    monkeypatch.setattr(models, "open_library", lambda: None)  # whose weights lie as only it reads them
+    monkeypatch.setattr(loader, "open_library", lambda: None)  # whose weights lie as only it reads them
     monkeypatch.setattr(linear, "_has_blocks", lambda weight: False)
     base, made = checkpoint("qwen3"), adapters("qwen3")
     driver = Driver(
