@@ -159,7 +159,7 @@ class RunAppend:
     park: Park | None = None
 
     @property
-    def promise(self) -> bool:
+    def durable(self) -> bool:
         """True when this must survive power loss: it ends or parks the run."""
         return self.finish is not None or self.park is not None
 

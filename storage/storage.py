@@ -144,11 +144,11 @@ class Storage:
         return await self._readers.run(job)
 
     async def _write(self, job: Callable[[Connection], T]) -> T:
-        return await self._writer.submit(job, promise=True)
+        return await self._writer.submit(job, durable=True)
 
     async def _write_late(self, job: Callable[[Connection], T]) -> T:
         """For what may be lost with the machine, because it will be done again."""
-        return await self._writer.submit(job, promise=False)
+        return await self._writer.submit(job, durable=False)
 
     # -- runs ------------------------------------------------------------------------------------------------
 
@@ -187,8 +187,10 @@ class Storage:
         return {id: error for refused in alone for id, error in refused.items()}
 
     def _append(self, batch: Sequence[RunAppend]) -> asyncio.Future[dict[str, Exception]]:
-        promise = self._synced or any(one.promise for one in batch)
-        return self._writer.submit(partial(runs.append, batch=batch), promise=promise, patient=True)
+        durable = self._synced or any(one.durable for one in batch)
+        return self._writer.submit(
+            partial(runs.append, batch=batch), durable=durable, retry_until_available=True
+        )
 
     async def claim(self, response_id: str) -> RunClaim | None:
         """Takes over a run that nobody owns, waiting or not; None if it has ended or has an owner."""
@@ -237,16 +239,16 @@ class Storage:
         """Says that this process lives. False if its beat was not there: others may have taken its runs."""
         return await self._write_late(partial(fleet.beat, runner=self.runner))
 
-    async def look(self, now: int) -> FleetView:
+    async def list_processes(self, now: int) -> FleetView:
         """Who beats, and whether there is anything to take up."""
-        return await self._read(partial(fleet.look, now=now))
+        return await self._read(partial(fleet.list_processes, now=now))
 
-    async def free(self, runner: str, beat: int | None) -> int:
+    async def release_runs(self, runner: str, beat: int | None) -> int:
         """Takes the runs from a process that is dead, unless its beat is another by now; returns how many.
 
         Nobody owns them then: they are the first of the queue. Unstored ones end.
         """
-        return await self._write(partial(fleet.free, runner=runner, beat=beat))
+        return await self._write(partial(fleet.release_runs, runner=runner, beat=beat))
 
     async def free_all(self) -> None:
         """The same with every run; only at the start, by the holder of the folder."""
@@ -256,13 +258,15 @@ class Storage:
         """Takes over the next runs of the queue, at most `limit`."""
         return await self._write(partial(fleet.take, runner=self.runner, limit=limit))
 
-    async def glance(self, response_ids: Sequence[str]) -> dict[str, RunGlance]:
+    async def run_status(self, response_ids: Sequence[str]) -> dict[str, RunGlance]:
         """How those of these runs stand that have not ended, and all runs that this process owns."""
-        return await self._read(partial(fleet.glance, runner=self.runner, response_ids=tuple(response_ids)))
+        return await self._read(
+            partial(fleet.run_status, runner=self.runner, response_ids=tuple(response_ids))
+        )
 
-    async def watch(self, response_ids: Sequence[str]) -> tuple[str, ...]:
+    async def mark_watched(self, response_ids: Sequence[str]) -> tuple[str, ...]:
         """Tells the owners of these runs that they are read here; returns those that could be told now."""
-        return await self._write_late(partial(fleet.watch, response_ids=tuple(response_ids)))
+        return await self._write_late(partial(fleet.mark_watched, response_ids=tuple(response_ids)))
 
     async def watched(self, response_id: str) -> int:
         """How often the owner of a run was told that it is read elsewhere."""

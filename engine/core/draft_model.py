@@ -27,7 +27,7 @@ CATCH_UP = 512  # tokens of a prompt that it reads beside one step of the model,
 
 
 class Assistant:
-    """See `speculation.Guesser`. The engine thread owns it."""
+    """See `speculation.Drafter`. The engine thread owns it."""
 
     def __init__(self, runner: Runner, kv: KVCache, rows: Rows, *, max_len: int, confidence: float) -> None:
         """rows: those of the model that is helped. max_len: tokens that the draft model can read."""
@@ -37,8 +37,8 @@ class Assistant:
         self._max_len = max_len
         self._confidence = confidence
 
-    def guess(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
-        """See `Guesser.guess`; none for a sequence that it still reads, or is not sure of."""
+    def draft(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
+        """See `Drafter.draft`; none for a sequence that it still reads, or is not sure of."""
         own = self._own
         self._part(rows)
         fits = rows.num_tokens[slots] + wanted <= self._max_len
@@ -58,7 +58,7 @@ class Assistant:
             slots, left = slots[left > 0], left[left > 0]
 
     def finds(self, rows: Rows, slots: Ints) -> bool:
-        """See `Guesser.finds`: it finds something always."""
+        """See `Drafter.finds`: it finds something always."""
         return True
 
     def _step(self, slots: Ints) -> Ints:

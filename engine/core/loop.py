@@ -5,8 +5,8 @@ know: asyncio (it is handed a function to deliver to), text, devices.
 
 Where a runner can begin a step with tokens that only the device knows yet, the next forward is launched as
 soon as a draw is, and the draw is read and booked while it runs. That is done where nothing but those tokens
-is missing (see `_take_off`); a sequence that turns out to have ended has then computed one token for nothing.
-Draws, grammars and speculation see every token that came before, ahead or not.
+is missing (see `_launch_ahead`); a sequence that turns out to have ended has then computed one token for
+nothing. Draws, grammars and speculation see every token that came before, ahead or not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.core.kv_cache import KVCache
 from engine.core.messages import Abort, Call, Close, Command, Credit, Inbox, Submit
 from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence
-from engine.core.speculation import ROOM, Guesser, Lookup, Speculation
+from engine.core.speculation import ROOM, Drafter, Lookup, Speculation
 from engine.core.token_masks import make_ahead, make_masks
 from engine.executor import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
 from engine.models import ModelSpec, load_model
@@ -46,7 +46,7 @@ Deliver = Callable[[list[RowOutput]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlightStep:
     """A decode step whose forward runs already: logits of these sequences, in this order."""
 
     sequences: list[Sequence]
@@ -79,7 +79,7 @@ class EngineLoop:
         self._eos = frozenset(eos_token_ids)
         self._speculation = speculation
         self._closed = False
-        self._flight: Flight | None = None
+        self._flight: InFlightStep | None = None
         self._mask_width = -(-runner.vocab_size // 32)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-masks")
         self._behind = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-slow-masks")
@@ -109,7 +109,7 @@ class EngineLoop:
                 self.scheduler.finish(sequence)
                 outputs.append(RowOutput(sequence.handle, error=DeadlineExceeded("the deadline passed")))
             if flight is not None:
-                batch, forwarded = self._land(flight)
+                batch, forwarded = self._collect(flight)
             if forwarded is None:
                 batch = self.scheduler.schedule()
         if batch is None:
@@ -136,7 +136,7 @@ class EngineLoop:
             result = self.runner.draw(forwarded, plan, mask_rows, masks)
         else:
             launched = self.runner.launch_draw(forwarded, plan, mask_rows, masks)
-            self._flight = self._take_off(batch, plan)
+            self._flight = self._launch_ahead(batch, plan)
             result = self.runner.fetch(launched)
         result.failed.update(unmasked)
         with self.lock:
@@ -147,7 +147,7 @@ class EngineLoop:
             self._deliver(outputs)
         return True
 
-    def _take_off(self, batch: Batch, plan: StepPlan) -> Flight | None:
+    def _launch_ahead(self, batch: Batch, plan: StepPlan) -> InFlightStep | None:
         """Launch the step behind this one, whose draws nobody has read yet, if they are all that it lacks.
 
         Then every running sequence decodes, none could be admitted, blocks are at hand and no drafts are to
@@ -178,9 +178,9 @@ class EngineLoop:
                 if not scheduler.kv.grow(int(batch.slots[i]), lengths[i]):
                     return None
             behind = rows.plan_behind(scheduler.kv, slots, np.array(going))
-        return Flight(sequences, slots, self.runner.forward(behind))
+        return InFlightStep(sequences, slots, self.runner.forward(behind))
 
-    def _land(self, flight: Flight) -> tuple[Batch | None, Forwarded | None]:
+    def _collect(self, flight: InFlightStep) -> tuple[Batch | None, Forwarded | None]:
         """The batch of a flight's sequences that go on, and their logits; None where there are none."""
         left = [i for i, sequence in enumerate(flight.sequences) if sequence.slot == flight.slots[i]]
         if not left:
@@ -192,7 +192,7 @@ class EngineLoop:
 
     # -- commands --------------------------------------------------------------------------------------------
 
-    def _obey(self, command: Command) -> None:
+    def _handle_command(self, command: Command) -> None:
         with self.lock:
             if isinstance(command, Credit):
                 self.scheduler.credit(command.handle, command.num_tokens)
@@ -210,7 +210,7 @@ class EngineLoop:
     def _obey_all(self) -> bool:
         """Obey what has gathered; False once closed."""
         while not self._inbox.empty():
-            self._obey(self._inbox.get())
+            self._handle_command(self._inbox.get())
         return not self._closed
 
     def _wake(self) -> None:
@@ -222,7 +222,7 @@ class EngineLoop:
         deadline = self.scheduler.next_deadline
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         with suppress(Empty):
-            self._obey(self._inbox.get(timeout=timeout))
+            self._handle_command(self._inbox.get(timeout=timeout))
 
     # -- a step's parts --------------------------------------------------------------------------------------
 
@@ -386,9 +386,9 @@ def build_loop(
         eos_token_ids=eos_token_ids,
         adapters={name: number for number, (name, _) in enumerate(model.spec.adapters, 1)},
     )
-    guesser: Guesser = Lookup(settings.max_ngram_size)
+    drafter: Drafter = Lookup(settings.max_ngram_size)
     if draft_folder is not None:
-        guesser = open_assistant(
+        drafter = open_assistant(
             draft_folder,
             runner,
             rows,
@@ -405,6 +405,6 @@ def build_loop(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         speculation=Speculation(
-            rows, guesser, num_assistant_tokens=settings.num_assistant_tokens, room=ROOM[device.type]
+            rows, drafter, num_assistant_tokens=settings.num_assistant_tokens, room=ROOM[device.type]
         ),
     )

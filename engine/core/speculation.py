@@ -25,10 +25,10 @@ FIRST_LENGTH = 3  # drafts of a sequence's first attempt
 LONGEST_REST = 64  # steps that a sequence whose drafts hardly come true goes without, at most
 
 
-class Guesser(Protocol):
+class Drafter(Protocol):
     """Where drafts come from."""
 
-    def guess(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
+    def draft(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
         """Write up to `wanted[i]` drafts behind the tokens of `slots[i]`, and their number, 0 before, into
         `rows.num_drafts`.
         """
@@ -42,12 +42,12 @@ class Guesser(Protocol):
 class Speculation:
     """Decides step by step which sequences guess, and how far. The engine thread owns it."""
 
-    def __init__(self, rows: Rows, guesser: Guesser, *, num_assistant_tokens: int, room: int) -> None:
+    def __init__(self, rows: Rows, drafter: Drafter, *, num_assistant_tokens: int, room: int) -> None:
         """num_assistant_tokens: drafts of one sequence, at most, unless its request says otherwise. room: a
         step of so many tokens costs about what a step of one does; with more there is nothing to gain.
         """
         self._rows = rows
-        self._guesser = guesser
+        self._drafter = drafter
         self._most = num_assistant_tokens
         self._room = room
         num_slots = len(rows.num_tokens)
@@ -77,7 +77,7 @@ class Speculation:
         ready = able & (self._rest[slots] == 0)
         self._rest[slots[able & ~ready]] -= 1
         if ready.any():
-            self._guesser.guess(rows, slots[ready], wanted[ready])
+            self._drafter.draft(rows, slots[ready], wanted[ready])
 
     def rests(self, running: Seq[Sequence]) -> bool:
         """Whether the next step may begin before its drafts can be made: as far as the text is known there
@@ -90,7 +90,7 @@ class Speculation:
             return True
         slots = self._slots_of(running)
         ready = (self._rest[slots] == 0) & (self._most_of(slots) > 0)
-        if ready.any() and self._guesser.finds(rows, slots[ready]):
+        if ready.any() and self._drafter.finds(rows, slots[ready]):
             return False
         self._rest[slots] = np.maximum(0, self._rest[slots] - 1)
         return True
@@ -129,11 +129,11 @@ class Lookup:
         self._max_ngram = max_ngram_size
 
     def finds(self, rows: Rows, slots: Ints) -> bool:
-        """See `Guesser.finds`."""
+        """See `Drafter.finds`."""
         return bool(self._places(rows, slots).any())
 
-    def guess(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
-        """See `Guesser.guess`."""
+    def draft(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
+        """See `Drafter.draft`."""
         after = self._places(rows, slots)
         slots, wanted, after = slots[after > 0], wanted[after > 0], after[after > 0]
         row_of, ahead = ragged(wanted)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from server.admin.database_access import AdminError, carry_out
 from server.clock import now_us
 from server.config import Config, is_loopback
-from server.webhooks import EVENT_TYPES, event, hire
+from server.webhooks import EVENT_TYPES, event, make_sender
 from storage import Storage, StoredWebhook
 
 SECRET_BYTES = 32
@@ -72,7 +72,7 @@ async def test(storage: Storage, id: str) -> dict[str, Any]:
     now = now_us()
     sample = event(f"evt_{secrets.token_hex(24)}", webhook.event_types[0], "resp_test", now)
     status, error = None, None
-    courier = await asyncio.to_thread(hire)
+    courier = await asyncio.to_thread(make_sender)
     try:
         answer = await courier.send(webhook.url, webhook.secret, sample.id, sample.body, now)
         status = answer.status

@@ -10,11 +10,11 @@ from server.http.authentication import Admission
 from server.http.body import read_body
 from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
-from server.http.idempotency import OnlyOnce, keyed
+from server.http.idempotency import IdempotencyMiddleware, keyed
 from server.http.query_params import PageArgs, choice, flag, include, integer, number, page_args, timestamp
 from server.http.replies import conversation_json, json_reply, page_json
 from server.http.request import context, life, owner, while_connected
-from server.http.sse import EventStream, Pulse, StreamCut
+from server.http.sse import EventStream, KeepAlive, StreamCut
 from server.http.state import Context, Phase
 
 __all__ = [
@@ -24,10 +24,10 @@ __all__ = [
     "Context",
     "Envelope",
     "EventStream",
-    "OnlyOnce",
+    "IdempotencyMiddleware",
+    "KeepAlive",
     "PageArgs",
     "Phase",
-    "Pulse",
     "StreamCut",
     "choice",
     "context",

@@ -91,7 +91,7 @@ def keyed(request: Request) -> Keyed:
     return found
 
 
-class OnlyOnce:
+class IdempotencyMiddleware:
     """ASGI: has a POST with an `Idempotency-Key` done once, and answers its repeats with what came of it."""
 
     def __init__(self, app: ASGIApp, life: ServerState) -> None:

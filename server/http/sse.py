@@ -1,7 +1,7 @@
 """Server-sent events: frames out, keep-alives by the clock, an end for readers that take nothing.
 
 Owns framing and the life of one stream on one connection. Refuses to know what an event means: it is handed
-whole frames. No task per stream waits for a keep-alive: one `Pulse` sweeps all streams.
+whole frames. No task per stream waits for a keep-alive: one `KeepAlive` sweeps all streams.
 
 Source of the format: the HTML standard, section 9.2. Line feeds only, and a frame is never split over two
 writes: some readers lose an event whose blank line arrives alone.
@@ -24,7 +24,7 @@ class StreamCut(Exception):
     """Raised by a stream's frames to drop the connection, so that the client sees that the end is missing."""
 
 
-class Pulse:
+class KeepAlive:
     """The one task that watches all streams: comments into silence, and the cut of readers that take
     nothing."""
 
@@ -93,7 +93,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send headers at once, then frames until they end, the client leaves or takes nothing more."""
-        pulse: Pulse = scope["app"].state.life.pulse
+        pulse: KeepAlive = scope["app"].state.life.pulse
         self._send = send
         self._last_sent = asyncio.get_running_loop().time()
         try:

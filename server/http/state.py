@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from server.http.sse import Pulse
+from server.http.sse import KeepAlive
 
 if TYPE_CHECKING:
     from server.api_keys import Keys
@@ -41,7 +41,7 @@ class ServerState(Protocol):
 
     config: Config
     telemetry: Telemetry
-    pulse: Pulse
+    pulse: KeepAlive
     keys: Keys
     admin_token: str
     phase: Phase

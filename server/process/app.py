@@ -14,12 +14,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http import Admission, Boundary, Envelope, OnlyOnce
-from server.process.lifecycle import Life
+from server.http import Admission, Boundary, Envelope, IdempotencyMiddleware
+from server.process.lifecycle import ServerLifecycle
 from server.routes import ROUTERS
 
 
-def create_app(life: Life) -> FastAPI:
+def create_app(life: ServerLifecycle) -> FastAPI:
     """The ASGI application of one server; it serves what `life` holds, in every phase of it."""
     cors = Middleware(
         CORSMiddleware,
@@ -40,7 +40,7 @@ def create_app(life: Life) -> FastAPI:
             *([cors] if life.config.cors_origin else []),
             Middleware(Boundary, life=life),
             Middleware(Admission, life=life),
-            Middleware(OnlyOnce, life=life),
+            Middleware(IdempotencyMiddleware, life=life),
         ],
         exception_handlers={HTTPException: _to_the_boundary},
     )

@@ -19,7 +19,7 @@ from server.api_keys import Keys
 from server.config import Config
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
-from server.http import Context, Phase, Pulse
+from server.http import Context, KeepAlive, Phase
 from server.metrics import Telemetry
 from server.model_registry import Models, build_engine, served_names
 from server.process.retention import Retention
@@ -39,13 +39,13 @@ STILL_SERVED_POSTS = ("/tool_outputs", "/cancel")
 """POSTs that belong to runs in flight; a draining server still takes them."""
 
 
-class Life:
+class ServerLifecycle:
     """Everything one server process holds, from its first moment to its last."""
 
     def __init__(self, config: Config, *, engine: Engine | None = None) -> None:
         self.config = config
         self.telemetry = Telemetry()
-        self.pulse = Pulse(config.keepalive_s, config.send_timeout_s)
+        self.pulse = KeepAlive(config.keepalive_s, config.send_timeout_s)
         self.keys = Keys(config)
         self.admin_token = secrets.token_urlsafe(32)
         self.phase: Phase = "starting"

@@ -33,7 +33,7 @@ from server.admin import address_file, leave_address
 from server.config import Config
 from server.http import BoundedHttp
 from server.process.app import create_app
-from server.process.lifecycle import Life
+from server.process.lifecycle import ServerLifecycle
 from storage import StorageError
 
 log = logging.getLogger("antiphon")
@@ -95,7 +95,7 @@ class _Process:
             return _refuse(
                 f"cannot listen on {self._config.host} port {self._config.port}: {exc.strerror or exc}"
             )
-        life = Life(self._config, engine=self._engine)
+        life = ServerLifecycle(self._config, engine=self._engine)
         server = web_server(create_app(life), self._config)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
@@ -118,7 +118,7 @@ class _Process:
             await asyncio.gather(starting, stopped, died, serving, return_exceptions=True)
         return self._code
 
-    async def _start(self, life: Life, sock: socket.socket) -> None:
+    async def _start(self, life: ServerLifecycle, sock: socket.socket) -> None:
         await life.start()
         if not self._config.loopback and not await life.keys.usable():
             raise Refused(
@@ -132,7 +132,7 @@ class _Process:
         leave_address(self._config, base_url(sock), life.admin_token)
         _banner(life, sock, time.monotonic() - self._began)
 
-    async def _end(self, life: Life, server: uvicorn.Server, starting: asyncio.Task[None]) -> None:
+    async def _end(self, life: ServerLifecycle, server: uvicorn.Server, starting: asyncio.Task[None]) -> None:
         """Bring `server` to its end: after a refusal and a death at once, after a signal with a drain."""
         failure = starting.exception() if starting.done() and not starting.cancelled() else None
         if life.died.is_set():
@@ -238,7 +238,7 @@ def base_url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _banner(life: Life, sock: socket.socket, seconds: float) -> None:
+def _banner(life: ServerLifecycle, sock: socket.socket, seconds: float) -> None:
     assert life.context is not None
     model = life.context.models.get(None)
     url = base_url(sock)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from server.prompting.custom_input import InputReader
 from server.prompting.messages import OUTPUT_KINDS, Item, answering, sampling, to_messages
-from server.prompting.tool_offer import Offer, check, customs, offer, steady
+from server.prompting.tool_offer import Offer, check, custom_tool_names, offer, steady
 
 __all__ = [
     "OUTPUT_KINDS",
@@ -16,7 +16,7 @@ __all__ = [
     "Offer",
     "answering",
     "check",
-    "customs",
+    "custom_tool_names",
     "offer",
     "sampling",
     "steady",

@@ -43,7 +43,7 @@ class Offer:
 
     tools: for the template. shapes: of those that may be called. max_calls: the generation ends after.
     demanded: the constraint is what the client asked for; otherwise it only keeps strict tools strict, where
-    the engine can. customs: the names of tools that take a text.
+    the engine can. custom_tool_names: the names of tools that take a text.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -186,7 +186,7 @@ def _known(ref: Mapping[str, Any], kinds: Mapping[str, str], param: str) -> str:
 # Tools
 
 
-def customs(tools: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+def custom_tool_names(tools: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """The names of tools whose calls are `custom_tool_call` items."""
     return frozenset(tool["name"] for tool in tools if tool.get("type") == "custom")
 

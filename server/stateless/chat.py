@@ -26,7 +26,16 @@ from engine import (
 from server.errors import ApiError
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.prompting import InputReader, Offer, check, customs, offer, sampling, steady, to_messages
+from server.prompting import (
+    InputReader,
+    Offer,
+    check,
+    custom_tool_names,
+    offer,
+    sampling,
+    steady,
+    to_messages,
+)
 from server.runs.events import item_logprob
 from server.schema import PRIORITIES, ChatRequest, effective_tier, num_requests, unsupported_in
 from server.stateless.choices import Completion, Part, Usage, check_search
@@ -77,7 +86,7 @@ async def prepare_chat(
             ChatWriter(
                 choice,
                 logprobs=request.logprobs,
-                customs=customs(request.tools),
+                custom_tool_names=custom_tool_names(request.tools),
                 thoughts=request.include_reasoning,
             )
             for choice in range(request.n)
@@ -133,13 +142,13 @@ class ChatWriter:
     """
 
     def __init__(
-        self, index: int, *, logprobs: bool, customs: Collection[str] = (), thoughts: bool = True
+        self, index: int, *, logprobs: bool, custom_tool_names: Collection[str] = (), thoughts: bool = True
     ) -> None:
         """customs: the names of tools that take a text. thoughts: whether they go out at all."""
         self._index = index
         self._preamble = False
         self._logprobs = logprobs
-        self._customs = customs
+        self._customs = custom_tool_names
         self._thoughts = thoughts
         self._input: InputReader | None = None  # of a custom call
         self._num_calls = 0

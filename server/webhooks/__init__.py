@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from server.webhooks.deliveries import EVENT_TYPES, Deliveries, event, hire, notice
+from server.webhooks.deliveries import EVENT_TYPES, Deliveries, event, make_sender, notice
 
-__all__ = ["EVENT_TYPES", "Deliveries", "event", "hire", "notice"]
+__all__ = ["EVENT_TYPES", "Deliveries", "event", "make_sender", "notice"]

@@ -64,7 +64,7 @@ def event(event_id: str, type: str, response_id: str, at: int) -> Notice:
     return Notice(event_id, type, orjson.dumps(body), at)
 
 
-def hire() -> Courier:
+def make_sender() -> Courier:
     """A courier. Its imports and certificates take 0.1 s and more: not on a loop that serves."""
     courier: Courier = import_module("server.webhooks.sender").Courier()
     return courier
@@ -151,7 +151,7 @@ class Deliveries:
         """
         async with self._hiring:
             if self._courier is None:
-                self._courier = await asyncio.to_thread(hire)
+                self._courier = await asyncio.to_thread(make_sender)
         tried = False
         while not self._closing:
             now = self._clock()

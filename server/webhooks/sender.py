@@ -4,7 +4,7 @@ Owns: the HTTP client, the headers of Standard Webhooks, and how long a receiver
 what is sent, and what becomes of a failure. Source: github.com/standard-webhooks/standard-webhooks,
 spec/standard-webhooks.md.
 
-Importing this costs 0.1 s; whoever serves meanwhile imports it in a thread (`webhooks.hire`).
+Importing this costs 0.1 s; whoever serves meanwhile imports it in a thread (`webhooks.make_sender`).
 """
 
 from __future__ import annotations

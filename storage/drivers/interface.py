@@ -25,7 +25,7 @@ T = TypeVar("T")
 Work = Callable[[Connection], T]
 
 
-class Trouble(Enum):
+class ErrorKind(Enum):
     """What a database error asks for."""
 
     BLOCKED = "blocked"  # somebody else holds the whole database: wait
@@ -56,8 +56,8 @@ class Writing(Protocol):
     def migrate(self, work: Work[None]) -> None:
         """One transaction at the start, in which the schema may change; no two openers are in it at once."""
 
-    def transact(self, work: Work[T], *, promise: bool) -> T:
-        """One transaction: `work` and the commit. promise: it must survive power loss.
+    def transact(self, work: Work[T], *, durable: bool) -> T:
+        """One transaction: `work` and the commit. durable: it must survive power loss.
 
         What `work` raises is raised, and nothing of it is committed. CommitUnknown, with what `work`
         returned.
@@ -116,13 +116,13 @@ class Database(Protocol):
     def hints(self) -> Hints:
         """What other processes let this one know; on the running loop."""
 
-    def overtaken(self, error: BaseException) -> bool:
+    def is_unique_violation(self, error: BaseException) -> bool:
         """Whether a job failed because another process was faster with one and the same row."""
 
     def meaning(self, error: Exception) -> Exception:
         """What a job's error is to its caller."""
 
-    def trouble(self, error: BaseException) -> Trouble | None:
+    def trouble(self, error: BaseException) -> ErrorKind | None:
         """The kind of trouble behind an exception; None where the database is not to blame."""
 
 

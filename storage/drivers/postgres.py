@@ -32,7 +32,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from storage.drivers.interface import CommitUnknown, Trouble, Work
+from storage.drivers.interface import CommitUnknown, ErrorKind, Work
 from storage.drivers.notifications import Notifications
 from storage.records import BadText
 from storage.tables import commits
@@ -79,7 +79,7 @@ class PostgreSQL:
         arguments: dict[str, Any] = dialect().create_connect_args(self._url)[1]  # type: ignore[no-untyped-call]
         return Notifications(arguments | {"timeout": CONNECT_S, "command_timeout": COMMAND_S})
 
-    def overtaken(self, error: BaseException) -> bool:
+    def is_unique_violation(self, error: BaseException) -> bool:
         return sqlstate(error) == "23505"  # unique_violation
 
     def meaning(self, error: Exception) -> Exception:
@@ -89,7 +89,7 @@ class PostgreSQL:
         bad.__cause__ = error
         return bad
 
-    def trouble(self, error: BaseException) -> Trouble | None:
+    def trouble(self, error: BaseException) -> ErrorKind | None:
         return trouble(error)
 
     def _line(self, *, migrates: bool = False) -> Line:
@@ -258,7 +258,7 @@ class PostgreSQLWriting:
         finally:
             line.close()
 
-    def transact(self, work: Work[T], *, promise: bool) -> T:
+    def transact(self, work: Work[T], *, durable: bool) -> T:
         value = self._line.run(
             lambda connection: self._line.transact("BEGIN", work, connection, self._commit)
         )
@@ -359,11 +359,11 @@ _CONTENDED = ("55P03", "40P01", "40001", "57014")
 _REFUSED = ("53", "25006", "58")
 
 
-def trouble(error: BaseException) -> Trouble | None:
+def trouble(error: BaseException) -> ErrorKind | None:
     """The kind of trouble behind an exception; None where the database is not to blame."""
     if isinstance(error, (ConnectionLost, CommitUnknown)):
-        return Trouble.LOST
+        return ErrorKind.LOST
     state = sqlstate(error)
     if state in _CONTENDED:
-        return Trouble.CONTENDED
-    return Trouble.REFUSED if state.startswith(_REFUSED) else None
+        return ErrorKind.CONTENDED
+    return ErrorKind.REFUSED if state.startswith(_REFUSED) else None

@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from storage.drivers.hints import Silence
-from storage.drivers.interface import Trouble, Work, unavailable
+from storage.drivers.interface import ErrorKind, Work, unavailable
 from storage.drivers.wal import Wal
 from storage.records import FolderHeld
 
@@ -80,13 +80,13 @@ class SQLite:
     def hints(self) -> Silence:
         return Silence()
 
-    def overtaken(self, error: BaseException) -> bool:
+    def is_unique_violation(self, error: BaseException) -> bool:
         return False
 
     def meaning(self, error: Exception) -> Exception:
         return error
 
-    def trouble(self, error: BaseException) -> Trouble | None:
+    def trouble(self, error: BaseException) -> ErrorKind | None:
         return trouble(error)
 
 
@@ -160,9 +160,9 @@ class SQLiteWriting:
         self._transact(work)
         self._raw.execute(f"PRAGMA busy_timeout={BUSY_MS}")
 
-    def transact(self, work: Work[T], *, promise: bool) -> T:
+    def transact(self, work: Work[T], *, durable: bool) -> T:
         late = self._dirty_since is not None and time.monotonic() - self._dirty_since > SYNC_LIMIT_S
-        self._set_full(late or promise)
+        self._set_full(late or durable)
         value = self._transact(work)
         self._uncheckpointed = True
         if self._full:
@@ -224,7 +224,7 @@ class SQLiteWriting:
         try:
             self._raw.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         except sqlite3.Error as error:
-            if trouble(error) is Trouble.FATAL:
+            if trouble(error) is ErrorKind.FATAL:
                 raise
             # Locked or no room: the WAL keeps everything; another attempt follows the next commit.
             self._uncheckpointed = False
@@ -286,7 +286,7 @@ _FATAL = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _REFUSED_EXTENDED = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_NOMEM}
 
 
-def trouble(error: BaseException) -> Trouble | None:
+def trouble(error: BaseException) -> ErrorKind | None:
     """The kind of trouble behind an exception; None where the database is not to blame."""
     if isinstance(error, DBAPIError):
         error = error.orig if error.orig is not None else error
@@ -294,7 +294,7 @@ def trouble(error: BaseException) -> Trouble | None:
     if not isinstance(error, sqlite3.Error) or code is None:
         return None
     if code in _REFUSED_EXTENDED or code & 0xFF in _REFUSED:
-        return Trouble.REFUSED
+        return ErrorKind.REFUSED
     if code & 0xFF in _BLOCKED:
-        return Trouble.BLOCKED
-    return Trouble.FATAL if code & 0xFF in _FATAL else None
+        return ErrorKind.BLOCKED
+    return ErrorKind.FATAL if code & 0xFF in _FATAL else None

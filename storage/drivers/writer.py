@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from storage.drivers.interface import CommitUnknown, Database, Trouble, Work, Writing, unavailable
+from storage.drivers.interface import CommitUnknown, Database, ErrorKind, Work, Writing, unavailable
 from storage.records import CommitStats, StorageUnavailable
 
 T = TypeVar("T")
@@ -38,8 +38,8 @@ CONTENDED_LIMIT = 2  # jobs that may wait for a row in vain before the queue is 
 @dataclass(slots=True, eq=False)
 class _Job:
     call: Callable[[Connection], Any]
-    promise: bool
-    patient: bool
+    durable: bool
+    retry_until_available: bool
     future: asyncio.Future[Any]
     since: float
 
@@ -85,18 +85,20 @@ class Writer:
         """Starts the thread, to which the connection belongs from now on."""
         self._thread.start()
 
-    def submit(self, call: Work[T], *, promise: bool, patient: bool = False) -> asyncio.Future[T]:
+    def submit(
+        self, call: Work[T], *, durable: bool, retry_until_available: bool = False
+    ) -> asyncio.Future[T]:
         """Runs `call` in the next transaction; the future is done after the commit.
 
-        promise: it must survive power loss. patient: it waits for as long as the database is locked, full or
-        away, instead of StorageUnavailable after PATIENCE_S. What `call` raises is raised, and nothing of it
-        is committed. Leaving the future behind does not undo the write.
+        durable: it must survive power loss. retry_until_available: it waits for as long as the database is
+        locked, full or away, instead of StorageUnavailable after PATIENCE_S. What `call` raises is raised,
+        and nothing of it is committed. Leaving the future behind does not undo the write.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         if self._dead is not None or self._closing is not None:
             future.set_exception(self._unavailable())
         else:
-            self._queue.put(_Job(call, promise, patient, future, time.monotonic()))
+            self._queue.put(_Job(call, durable, retry_until_available, future, time.monotonic()))
         return future
 
     def check(self) -> None:
@@ -171,10 +173,10 @@ class Writer:
         """Each job by itself: what needs much room, or a row that is held, must not stop what does not."""
         num_contended = 0
         for job in batch:
-            if self._database.trouble(error) not in (Trouble.REFUSED, Trouble.CONTENDED):
+            if self._database.trouble(error) not in (ErrorKind.REFUSED, ErrorKind.CONTENDED):
                 break
             met = self._try(partial(self._commit_batch, (job,)))
-            if met is not None and self._database.trouble(met) is Trouble.CONTENDED:
+            if met is not None and self._database.trouble(met) is ErrorKind.CONTENDED:
                 self._pending.remove(job)
                 self._pending.append(job)  # the others first, next time
                 num_contended += 1
@@ -188,7 +190,7 @@ class Writer:
         try:
             attempt()
         except Exception as error:
-            if self._database.trouble(error) in (None, Trouble.FATAL):
+            if self._database.trouble(error) in (None, ErrorKind.FATAL):
                 raise
             return error
         return None
@@ -227,7 +229,7 @@ class Writer:
         self._num_jobs += len(outcomes)
         self._deliver(outcomes)
         # A beat or a sweep, which nobody promised and nobody waits for, is no news to others.
-        if any(outcome.job.promise or outcome.job.patient for outcome in outcomes):
+        if any(outcome.job.durable or outcome.job.retry_until_available for outcome in outcomes):
             self._committed()
 
     def _outcomes(self, batch: tuple[_Job, ...]) -> list[_Outcome]:
@@ -240,7 +242,7 @@ class Writer:
         except Exception as error:
             if self._database.trouble(error) is not None:
                 raise
-            if len(batch) == 1 and not self._database.overtaken(error):
+            if len(batch) == 1 and not self._database.is_unique_violation(error):
                 return [_Outcome(batch[0], None, self._database.meaning(error))]
         return self._attempt(batch, isolate=True)
 
@@ -266,7 +268,7 @@ class Writer:
                     self._writing.say("RELEASE job")
             return outcomes
 
-        return self._writing.transact(work, promise=any(job.promise for job in batch))
+        return self._writing.transact(work, durable=any(job.durable for job in batch))
 
     def _wait_after(self, error: Exception) -> None:
         """The database does not take it now: tell the impatient when their time is up, keep the others."""
@@ -279,8 +281,8 @@ class Writer:
         kept: deque[_Job] = deque()
         given_up = []
         for job in self._pending:
-            tired = kind is Trouble.REFUSED or now - job.since > PATIENCE_S
-            if out_of_time or (tired and not job.patient):
+            tired = kind is ErrorKind.REFUSED or now - job.since > PATIENCE_S
+            if out_of_time or (tired and not job.retry_until_available):
                 given_up.append(job)
             else:
                 kept.append(job)
@@ -292,9 +294,9 @@ class Writer:
         self._deliver([_Outcome(job, None, unavailable(what, error)) for job in given_up])
         if not kept and not self._unsure:
             self._blocked_since = None
-        elif kind is Trouble.LOST:
+        elif kind is ErrorKind.LOST:
             time.sleep(RETRY_S)
-        elif kind is Trouble.REFUSED:
+        elif kind is ErrorKind.REFUSED:
             with suppress(Empty):  # a pause that new work ends
                 self._take(self._queue.get(timeout=RETRY_S))
 

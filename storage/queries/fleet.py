@@ -33,7 +33,7 @@ def beat(conn: Connection, runner: str) -> bool:
     return False
 
 
-def look(conn: Connection, now: int) -> FleetView:
+def list_processes(conn: Connection, now: int) -> FleetView:
     """Who beats, and whether there is anything to do; now: microseconds since the epoch."""
     beats: dict[str, int | None] = {row.id: row.beat for row in conn.execute(select(runners)).all()}
     owning = select(runs.c.runner).distinct().where(runs.c.runner.is_not(None))
@@ -49,7 +49,7 @@ def look(conn: Connection, now: int) -> FleetView:
 # Owners
 
 
-def free(conn: Connection, runner: str, beat: int | None) -> int:
+def release_runs(conn: Connection, runner: str, beat: int | None) -> int:
     """Takes its runs from a process whose beat is still `beat` (None: it has no row); returns how many.
 
     Its row goes with the last of them.
@@ -119,7 +119,7 @@ def take(conn: Connection, runner: str, limit: int) -> tuple[RunClaim, ...]:
 # Runs of others
 
 
-def glance(conn: Connection, runner: str, response_ids: Sequence[str]) -> dict[str, RunGlance]:
+def run_status(conn: Connection, runner: str, response_ids: Sequence[str]) -> dict[str, RunGlance]:
     """How those of these runs stand that have not ended, and all that `runner` owns."""
     mine = runs.c.runner == runner
     query = select(runs).where(mine | runs.c.response_id.in_(list(response_ids)) if response_ids else mine)
@@ -129,7 +129,7 @@ def glance(conn: Connection, runner: str, response_ids: Sequence[str]) -> dict[s
     }
 
 
-def watch(conn: Connection, response_ids: Sequence[str]) -> tuple[str, ...]:
+def mark_watched(conn: Connection, response_ids: Sequence[str]) -> tuple[str, ...]:
     """Tells whoever owns these runs that they are read elsewhere. Returns those that could be told now."""
     query = select(runs.c.response_id).where(runs.c.response_id.in_(list(response_ids)))
     ids = tuple(conn.execute(query.with_for_update(skip_locked=True)).scalars().all())

@@ -65,7 +65,7 @@ async def meet(
         assert go_on.wait(10)
         return value
 
-    one = a._writer.submit(held, promise=True, patient=True)
+    one = a._writer.submit(held, durable=True, retry_until_available=True)
     await until(reached.is_set)
     two = asyncio.create_task(second)
     blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"

@@ -72,8 +72,8 @@ async def notes(storage: Storage) -> list[str]:
 async def gathered(storage: Storage, *jobs: Callable[[Connection], Any]) -> list[Any]:
     """Jobs that are sure to meet in one batch: they wait behind one that is held up."""
     async with locked(storage):
-        first = storage._writer.submit(lambda conn: None, promise=False, patient=True)
+        first = storage._writer.submit(lambda conn: None, durable=False, retry_until_available=True)
         await until(lambda: storage._writer._blocked_since is not None)
-        futures = [storage._writer.submit(job, promise=False) for job in jobs]
+        futures = [storage._writer.submit(job, durable=False) for job in jobs]
     results = await asyncio.gather(first, *futures, return_exceptions=True)
     return results[1:]

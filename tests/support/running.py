@@ -20,7 +20,7 @@ from engine import Engine, ScriptedEngine
 from server.config import Config
 from server.http.state import Context
 from server.process.app import create_app
-from server.process.lifecycle import Life
+from server.process.lifecycle import ServerLifecycle
 from server.process.serve import base_url, bind, web_server
 
 
@@ -28,7 +28,7 @@ from server.process.serve import base_url, bind, web_server
 class Running:
     """A server at work. `base_url` ends without a slash; over ASGI it is a name that leads nowhere."""
 
-    life: Life
+    life: ServerLifecycle
     app: FastAPI
     base_url: str
 
@@ -57,7 +57,7 @@ _databases: dict[Path, str] = {}
 async def running_app(folder: Path, engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
     """A started server over ASGI, its data in `folder`; a second one on the same folder is a restart."""
     config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
-    life = Life(config, engine=engine or ScriptedEngine())
+    life = ServerLifecycle(config, engine=engine or ScriptedEngine())
     try:
         await life.start()
         yield Running(life, create_app(life), "http://antiphon.test")
@@ -69,7 +69,7 @@ async def running_app(folder: Path, engine: Engine | None = None, **settings: An
 async def live_app(folder: Path, engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
     """The same on a socket of its own, on this event loop."""
     config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
-    life = Life(config, engine=engine or ScriptedEngine())
+    life = ServerLifecycle(config, engine=engine or ScriptedEngine())
     app = create_app(life)
     server = web_server(app, config)
     sock = bind("127.0.0.1", 0)

@@ -62,7 +62,7 @@ class Follower:
         channels, own = self._feed.elsewhere(), self._tasks.stored()
         if not channels and not own:
             return
-        glances = await self._storage.glance([channel.response_id for channel in channels])
+        glances = await self._storage.run_status([channel.response_id for channel in channels])
         for channel in channels:
             channel.see(glances.get(channel.response_id))
         for run in own:
@@ -89,4 +89,4 @@ class Follower:
             if id not in self._told_at or now - self._told_at[id] >= self._tell_s
         ]
         if late:
-            self._told_at |= dict.fromkeys(await self._storage.watch(late), now)
+            self._told_at |= dict.fromkeys(await self._storage.mark_watched(late), now)

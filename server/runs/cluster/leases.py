@@ -141,13 +141,13 @@ class Fleet:
         """Look once; what a dead process owned is nobody's afterwards."""
         clock = asyncio.get_running_loop().time
         asked = clock()
-        view = await self._storage.look(now_us())
+        view = await self._storage.list_processes(now_us())
         has_free = view.has_free
         if self._storage.shared:
             dead = self._watch.dead(view, asked, clock())
             gone = await asyncio.to_thread(self._presence.gone, view.beats)
             for runner, beat in (dead | {id: view.beats[id] for id in gone}).items():
-                if num_runs := await self._storage.free(runner, beat):
+                if num_runs := await self._storage.release_runs(runner, beat):
                     log.warning("%s is dead: %d of its runs go on elsewhere", runner, num_runs)
                     has_free = True
         if has_free:

@@ -14,7 +14,7 @@ from server.runs.events.assembler import (
 )
 from server.runs.events.channel import Frames
 from server.runs.events.feed import Feed, Reader, ReaderLagged
-from server.runs.events.journal import RETRY_S, Entry, Journal, Tokens, stamped
+from server.runs.events.journal import RETRY_S, Journal, RunLog, Tokens, stamped
 from server.runs.events.snapshot import (
     POLL_AFTER_MS,
     Snapshot,
@@ -29,13 +29,13 @@ __all__ = [
     "RETRY_S",
     "Assembler",
     "Draft",
-    "Entry",
     "Feed",
     "Frames",
     "Item",
     "Journal",
     "Reader",
     "ReaderLagged",
+    "RunLog",
     "Snapshot",
     "Tokens",
     "broken_in_a_row",

@@ -84,9 +84,9 @@ class Assembler:
     """Builds one response's output.
 
     secret: the run's, for ids. servers: function name -> server label, for calls that the server runs itself
-    (`mcp_call` items). customs: names of tools that take a text (`custom_tool_call` items). logprobs: whether
-    text carries them. seal: seals the content of reasoning, which is pure as well. output, unfinished: what
-    `fold` made of its events, when a run goes on.
+    (`mcp_call` items). custom_tool_names: names of tools that take a text (`custom_tool_call` items).
+    logprobs: whether text carries them. seal: seals the content of reasoning, which is pure as well. output,
+    unfinished: what `fold` made of its events, when a run goes on.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Assembler:
         secret: bytes,
         *,
         servers: Mapping[str, str] | None = None,
-        customs: Collection[str] = (),
+        custom_tool_names: Collection[str] = (),
         logprobs: bool = False,
         seal: Seal | None = None,
         output: Iterable[Item] = (),
@@ -102,7 +102,7 @@ class Assembler:
     ) -> None:
         self._secret = secret
         self._servers = servers or {}
-        self._customs = customs
+        self._customs = custom_tool_names
         self._logprobs = logprobs
         self._seal = seal
         self.output: list[Item] = list(output)

@@ -59,7 +59,7 @@ NO_TOKENS = Tokens()
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class RunLog:
     """One run as the journal sees it: its place in the log and what is not yet committed.
 
     fence: 0 where the database knows nothing of the run. on_lost: told why, once, when nothing more is
@@ -95,7 +95,7 @@ class Journal:
         """`committed` is told how long, in seconds, each run's oldest write of a commit had waited for it."""
         self._storage = storage
         self._committed = committed
-        self._dirty: dict[str, Entry] = {}
+        self._dirty: dict[str, RunLog] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -119,7 +119,7 @@ class Journal:
 
     # -- entries ---------------------------------------------------------------------------------------------
 
-    async def begin(self, new: NewResponse, drafts: Sequence[Draft], channel: Channel) -> Entry:
+    async def begin(self, new: NewResponse, drafts: Sequence[Draft], channel: Channel) -> RunLog:
         """Start a run: its row, its input and its first events in one transaction, shown once they are
         durable.
 
@@ -131,19 +131,19 @@ class Journal:
             claim = await self._storage.start_response(replace(new, record=record if new.store else None))
             fence = claim.fence
         channel.publish(record)
-        return Entry(new.id, new.store, fence, record.num_events, channel)
+        return RunLog(new.id, new.store, fence, record.num_events, channel)
 
-    def resume(self, channel: Channel, fence: int, next_seq: int) -> Entry:
+    def resume(self, channel: Channel, fence: int, next_seq: int) -> RunLog:
         """Go on writing a run behind the last event that its log holds."""
-        return Entry(channel.response_id, channel.stored, fence, next_seq, channel)
+        return RunLog(channel.response_id, channel.stored, fence, next_seq, channel)
 
-    async def has_room(self, entry: Entry) -> None:
+    async def has_room(self, entry: RunLog) -> None:
         """Wait until the run is fewer than MAX_UNCOMMITTED writes ahead of the log."""
         while entry.num_uncommitted >= MAX_UNCOMMITTED:
             entry.committed.clear()
             await entry.committed.wait()
 
-    async def flushed(self, entry: Entry) -> None:
+    async def flushed(self, entry: RunLog) -> None:
         """Wait until everything written for the run is committed and shown (or the run is lost)."""
         while entry.num_uncommitted:
             entry.committed.clear()
@@ -152,7 +152,7 @@ class Journal:
     # -- writing ---------------------------------------------------------------------------------------------
 
     def write(
-        self, entry: Entry, drafts: Sequence[Draft], *, tokens: Tokens = NO_TOKENS, closed:
+        self, entry: RunLog, drafts: Sequence[Draft], *, tokens: Tokens = NO_TOKENS, closed:
         Sequence[ClosedItem] = (), head: bytes | None = None, status: str | None = None, finish: Finish | None
         = None, park: Park | None = None,
     ) -> None:  # fmt: skip
@@ -192,7 +192,7 @@ class Journal:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            batch: list[tuple[Entry, RunAppend, int]] = []
+            batch: list[tuple[RunLog, RunAppend, int]] = []
             since = []
             for entry in self._dirty.values():
                 if entry.pending is not None:
@@ -208,7 +208,7 @@ class Journal:
             if not self._dirty:
                 self._idle.set()
 
-    async def _commit(self, batch: Sequence[tuple[Entry, RunAppend, int]]) -> Mapping[str, Exception]:
+    async def _commit(self, batch: Sequence[tuple[RunLog, RunAppend, int]]) -> Mapping[str, Exception]:
         """Commit a batch, as soon as the database can be written; returns the runs that were refused."""
         # The records of an unstored run exist nowhere but in its channel; only its end touches the database.
         appends = [
@@ -224,7 +224,7 @@ class Journal:
                 log.exception("commit failed for good")
                 return dict.fromkeys((append.response_id for append in appends), error)
 
-    def _show(self, batch: Sequence[tuple[Entry, RunAppend, int]], refused: Mapping[str, Exception]) -> None:
+    def _show(self, batch: Sequence[tuple[RunLog, RunAppend, int]], refused: Mapping[str, Exception]) -> None:
         """Publish what is durable; runs that were refused learn why."""
         for entry, append, num_writes in batch:
             if append.response_id in refused:

@@ -16,7 +16,7 @@ import orjson
 from engine import GenerateRequest, TokenLogprob
 from server.model_registry import ServedModel
 from server.prompting import OUTPUT_KINDS
-from server.runs.events import Assembler, Draft, Entry, Item, Tokens, derived_id
+from server.runs.events import Assembler, Draft, Item, RunLog, Tokens, derived_id
 from server.runs.execution.logprobs import dump_logprobs
 from server.runs.planning import Functions, Progress, RunPlan, pending_calls
 from storage import NewItem, Record, RunClaim
@@ -76,7 +76,7 @@ class Run:
     uncertain: frozenset[str] = frozenset()
     progress: Progress = field(default_factory=Progress)
     unlogged: Unlogged = field(default_factory=Unlogged)
-    entry: Entry = field(init=False)  # its place in the journal, given once it has one
+    entry: RunLog = field(init=False)  # its place in the journal, given once it has one
     task: asyncio.Task[None] | None = None
     watched: int = 0  # how often others had told, when its grace ended last, that it is read there
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
@@ -136,7 +136,7 @@ def assembler_of(
     return Assembler(
         plan.id_secret,
         servers=functions.servers,
-        customs=functions.customs,
+        custom_tool_names=functions.custom_tool_names,
         logprobs=plan.logprobs,
         seal=seal,
         output=output,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape
-from server.prompting import Item, Offer, check, customs, offer, sampling, steady, to_messages
+from server.prompting import Item, Offer, check, custom_tool_names, offer, sampling, steady, to_messages
 from server.runs.planning.history import drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, is_builtin, refuse
 
@@ -38,9 +38,9 @@ class Functions:
     servers: Mapping[str, str]
 
     @property
-    def customs(self) -> frozenset[str]:
+    def custom_tool_names(self) -> frozenset[str]:
         """The names of the customs."""
-        return customs(self.tools)
+        return custom_tool_names(self.tools)
 
     def of_server(self, label: str, name: str | None = None) -> list[Item]:
         """The tools of a server label, or the one of that name."""

@@ -63,7 +63,7 @@ class Prophet(Guessing):
         self.coming = coming
         self.wrong = wrong
 
-    def guess(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
+    def draft(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
         for slot, count in zip(slots.tolist(), wanted.tolist(), strict=True):
             known, prompt = int(rows.num_tokens[slot]), int(rows.num_prompt[slot])
             coming = self.coming[tuple(rows.tokens[slot, :prompt].tolist())]
@@ -77,7 +77,7 @@ def told(driver: Driver, coming: dict[Tokens, Tokens], wrong: int = 3) -> Driver
     """Have a prophet guess, as often and as far as there is room."""
     prophet = Prophet(coming, wrong)
     speculation = driver.loop._speculation
-    speculation._guesser = prophet
+    speculation._drafter = prophet
     speculation.learn = lambda *_: None  # type: ignore[method-assign]
     return driver
 
@@ -145,7 +145,7 @@ def test_a_draft_model_changes_nothing_either(checkpoint: Find, draft: str, kind
     assert counters.drafts > 0
     if draft == "qwen3":  # of one mind, at any temperature: it draws with the same noise
         assert counters.drafts_accepted == counters.drafts
-    helper = driver.loop._speculation._guesser
+    helper = driver.loop._speculation._drafter
     assert isinstance(helper, Assistant)
     helper.check_integrity()
 
@@ -164,7 +164,7 @@ def test_a_draft_model_reads_long_prompts_beside_the_steps(checkpoint: Find) -> 
     driver = Driver(
         checkpoint("qwen3"), checkpoint("qwen3"), num_blocks=300, assistant_confidence_threshold=0.0
     )
-    helper = driver.loop._speculation._guesser
+    helper = driver.loop._speculation._drafter
     assert isinstance(helper, Assistant)
     prompt = tuple(random.Random(1).randrange(256) for _ in range(300))
     expected = Driver(checkpoint("qwen3"), num_blocks=300, num_assistant_tokens=0).generate(
@@ -320,7 +320,7 @@ class Running:
 class Ones(Guessing):
     """Guesses ones."""
 
-    def guess(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
+    def draft(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
         rows.num_drafts[slots] = wanted
 
 
@@ -441,7 +441,7 @@ def test_a_loop_goes_on_as_it_began() -> None:
         request = GenerateRequest("", (1,), SamplingParams(seed=0, max_tokens=50))
         rows.take(request, np.array(text, np.int32), 0, np.zeros(0, np.int64), False)
     slots = np.array([int(np.flatnonzero(rows.num_tokens == len(text))[0]) for text in texts])
-    Lookup(3).guess(rows, slots, np.array([5, 5, 2]))
+    Lookup(3).draft(rows, slots, np.array([5, 5, 2]))
     assert rows.num_drafts[slots].tolist() == [5, 0, 2]
     assert rows.tokens[slots[0], 8:13].tolist() == [3, 1, 2, 3, 1]
     assert rows.tokens[slots[2], 6:8].tolist() == [5, 6]

@@ -91,7 +91,7 @@ def test_sampled_tokens_are_those_of_the_plain_way(checkpoint: Find, request: py
 def flights(stand_in: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many sequences each forward had that was launched before the tokens that it reads were known."""
     seen: list[int] = []
-    take_off = EngineLoop._take_off
+    take_off = EngineLoop._launch_ahead
 
     def noted(self: EngineLoop, *args: Any) -> Any:
         flight = take_off(self, *args)
@@ -99,7 +99,7 @@ def flights(stand_in: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
             seen.append(len(flight.sequences))
         return flight
 
-    monkeypatch.setattr(EngineLoop, "_take_off", noted)
+    monkeypatch.setattr(EngineLoop, "_launch_ahead", noted)
     return seen
 
 

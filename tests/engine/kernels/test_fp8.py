@@ -312,7 +312,7 @@ def test_a_draft_model_keeps_them_so_too(checkpoint: Find) -> None:
     folder = checkpoint("qwen3")
     settings: dict[str, Any] = {"num_blocks": 300, "assistant_confidence_threshold": 0.0, **KEPT}
     driver = Driver(folder, folder, **settings)
-    own = driver.loop._speculation._guesser._runner  # type: ignore[attr-defined]
+    own = driver.loop._speculation._drafter._runner  # type: ignore[attr-defined]
     assert own.kv_dtype is FP8
     found = driver.generate(tuple(range(8, 20)), greedy(16, ignore_eos=True))
     assert len(found) == 16

@@ -10,7 +10,7 @@ import pytest
 from engine import EngineDead, ScriptedEngine
 from server.config import Config
 from server.process.app import create_app
-from server.process.lifecycle import Life
+from server.process.lifecycle import ServerLifecycle
 from tests.support.running import Running, http_client, running_app
 
 
@@ -24,7 +24,7 @@ async def test_ready(client: httpx.AsyncClient) -> None:
 
 
 async def test_before_the_engine_has_started(tmp_path: Path) -> None:
-    life = Life(Config(data=tmp_path, engine="scripted"))
+    life = ServerLifecycle(Config(data=tmp_path, engine="scripted"))
     async with http_client(Running(life, create_app(life), "http://antiphon.test")) as client:
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/version")).status_code == 200

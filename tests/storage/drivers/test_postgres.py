@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select, text
 
 from storage import BadText, NotFound, RunAppend, Storage, StorageUnavailable, open_storage
 from storage.drivers import postgres, writer
-from storage.drivers.interface import CommitUnknown, Trouble
+from storage.drivers.interface import CommitUnknown, ErrorKind
 from storage.drivers.postgres import ConnectionLost, Line, trouble
 from storage.tables import conversations
 from tests.support.blocking import gathered, is_unready, note, notes, until
@@ -239,7 +239,7 @@ async def test_a_process_that_stops_in_a_transaction_does_not_hold_the_others(
         stopped.set()
         assert go_on.wait(20)
 
-    late = a._writer.submit(stop, promise=True, patient=True)
+    late = a._writer.submit(stop, durable=True, retry_until_available=True)
     try:
         await until(stopped.is_set)
         free = [asyncio.create_task(b.start_response(new(f"free{number}"))) for number in range(4)]
@@ -285,8 +285,8 @@ async def test_waiting_in_a_circle_ends(where: str, a: Storage, b: Storage) -> N
     for name in ("k1", "k2"):
         await a._write(partial(note, name=name))
     await asyncio.gather(
-        a._writer.submit(both("k1", "k2"), promise=True, patient=True),
-        b._writer.submit(both("k2", "k1"), promise=True, patient=True),
+        a._writer.submit(both("k1", "k2"), durable=True, retry_until_available=True),
+        b._writer.submit(both("k2", "k1"), durable=True, retry_until_available=True),
     )
     assert [key.name for key in await a.list_keys()] == ["xx", "xx"]
 
@@ -305,9 +305,9 @@ async def test_who_was_overtaken_sees_by_whom(a: Storage, b: Storage) -> None:
         found = conn.execute(text("SELECT hint FROM api_keys WHERE id = 'k1'")).scalar()
         return "found" if found is not None else note(conn, "k1")
 
-    one = put(slow, promise=True)
+    one = put(slow, durable=True)
     await until(first_wrote.is_set)
-    assert await b._writer.submit(careful, promise=True) == "found"
+    assert await b._writer.submit(careful, durable=True) == "found"
     await one
     claims = await asyncio.gather(
         *(s.start_response(new(f"{s.runner}{n}", message("same"))) for n in range(20) for s in (a, b))
@@ -435,11 +435,11 @@ async def test_a_broken_job_takes_nobody_with_it(a: Storage) -> None:
 
 
 def test_the_kinds_of_trouble() -> None:
-    assert trouble(asyncpg.LockNotAvailableError("x")) is Trouble.CONTENDED
-    assert trouble(asyncpg.DeadlockDetectedError("x")) is Trouble.CONTENDED
-    assert trouble(asyncpg.SerializationError("x")) is Trouble.CONTENDED
-    assert trouble(asyncpg.DiskFullError("x")) is Trouble.REFUSED
-    assert trouble(asyncpg.ReadOnlySQLTransactionError("x")) is Trouble.REFUSED
-    assert trouble(ConnectionLost(OSError("x"))) is trouble(CommitUnknown([], OSError())) is Trouble.LOST
+    assert trouble(asyncpg.LockNotAvailableError("x")) is ErrorKind.CONTENDED
+    assert trouble(asyncpg.DeadlockDetectedError("x")) is ErrorKind.CONTENDED
+    assert trouble(asyncpg.SerializationError("x")) is ErrorKind.CONTENDED
+    assert trouble(asyncpg.DiskFullError("x")) is ErrorKind.REFUSED
+    assert trouble(asyncpg.ReadOnlySQLTransactionError("x")) is ErrorKind.REFUSED
+    assert trouble(ConnectionLost(OSError("x"))) is trouble(CommitUnknown([], OSError())) is ErrorKind.LOST
     assert trouble(asyncpg.UniqueViolationError("x")) is trouble(NotFound("a", "b")) is None
     assert postgres.sqlstate(OSError()) == ""

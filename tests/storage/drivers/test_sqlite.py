@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from storage import NotFound, RunAppend, Storage, StorageUnavailable, open_storage
 from storage.drivers import sqlite
-from storage.drivers.interface import Trouble
+from storage.drivers.interface import ErrorKind
 from storage.drivers.sqlite import SQLiteWriting, trouble
 from tests.support.blocking import gathered, note, notes, until
 from tests.support.making import OWNER, RUNNER, check, message, new, record, url
@@ -121,7 +121,7 @@ async def test_a_full_disk(storage: Storage, monkeypatch: pytest.MonkeyPatch) ->
         await storage.start_response(new("r2", message("m", b"x" * 100_000)))
     assert (await storage.get_response(OWNER, "r1")).status == "in_progress"
     assert not stream.done()
-    await storage._writer.submit(lambda conn: allow(conn, 1 << 20), promise=False, patient=True)
+    await storage._writer.submit(lambda conn: allow(conn, 1 << 20), durable=False, retry_until_available=True)
     assert await stream == {}
     assert len(await storage.records("r1", after=-1)) == 2
     await storage.start_response(new("r2"))
@@ -169,11 +169,11 @@ def test_the_kinds_of_trouble() -> None:
         made.sqlite_errorcode = code
         return made
 
-    assert trouble(error(sqlite3.SQLITE_BUSY_SNAPSHOT)) is Trouble.BLOCKED
-    assert trouble(error(sqlite3.SQLITE_FULL)) is Trouble.REFUSED
-    assert trouble(error(sqlite3.SQLITE_IOERR_SHMSIZE)) is Trouble.REFUSED
-    assert trouble(error(sqlite3.SQLITE_IOERR_WRITE)) is Trouble.FATAL
-    assert trouble(error(sqlite3.SQLITE_CORRUPT)) is Trouble.FATAL
+    assert trouble(error(sqlite3.SQLITE_BUSY_SNAPSHOT)) is ErrorKind.BLOCKED
+    assert trouble(error(sqlite3.SQLITE_FULL)) is ErrorKind.REFUSED
+    assert trouble(error(sqlite3.SQLITE_IOERR_SHMSIZE)) is ErrorKind.REFUSED
+    assert trouble(error(sqlite3.SQLITE_IOERR_WRITE)) is ErrorKind.FATAL
+    assert trouble(error(sqlite3.SQLITE_CORRUPT)) is ErrorKind.FATAL
     assert trouble(error(sqlite3.SQLITE_CONSTRAINT)) is None
     assert trouble(NotFound("a", "b")) is None
 

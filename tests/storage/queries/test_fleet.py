@@ -73,18 +73,18 @@ async def test_beats_are_counted_and_seen(pair: tuple[Storage, Storage]) -> None
     assert not await a.beat()
     assert await a.beat()
     assert not await b.beat()
-    assert (await b.look(0)).beats == {A: 2, B: 1}
+    assert (await b.list_processes(0)).beats == {A: 2, B: 1}
     await a.release()
-    assert (await b.look(0)).beats == {B: 1}
+    assert (await b.list_processes(0)).beats == {B: 1}
 
 
 async def test_an_owner_without_a_beat_is_seen(pair: tuple[Storage, Storage]) -> None:
     a, b = pair
     await start(a, "r1")
-    seen = await b.look(0)
+    seen = await b.list_processes(0)
     assert (dict(seen.beats), seen.has_free, seen.has_due) == ({A: None}, False, False)
-    assert await b.free(A, None) == 1
-    seen = await b.look(0)
+    assert await b.release_runs(A, None) == 1
+    seen = await b.list_processes(0)
     assert (dict(seen.beats), seen.has_free) == ({}, True)
 
 
@@ -99,11 +99,11 @@ async def test_the_runs_of_a_dead_process_go_on_elsewhere(pair: tuple[Storage, S
     assert not await a.append([RunAppend("r1", first.fence, records=(record(2, 3),))])
     assert await b.claim("r1") is None and await b.take(10) == ()  # it has an owner
 
-    assert await b.free(A, (await b.look(0)).beats[A]) == 1
+    assert await b.release_runs(A, (await b.list_processes(0)).beats[A]) == 1
     [claim] = await b.take(10)
     assert (claim.response_id, claim.state, claim.next_seq, claim.attempt) == ("r1", "running", 5, 1)
     assert [r.first_seq for r in await b.records("r1", after=-1)] == [0, 2]
-    assert (await b.look(0)).beats == {B: None}
+    assert (await b.list_processes(0)).beats == {B: None}
 
     # It was only slow: whatever it still wants to write is refused, its end too.
     late = RunAppend("r1", first.fence, records=(record(5),), head=b"late", finish=finish("failed"))
@@ -121,10 +121,10 @@ async def test_a_process_whose_beat_has_moved_keeps_its_runs(pair: tuple[Storage
     a, b = pair
     await a.beat()
     claim = await start(a, "r1")
-    seen = (await b.look(0)).beats[A]
+    seen = (await b.list_processes(0)).beats[A]
     await a.beat()
-    assert await b.free(A, seen) == 0 and await b.free(A, None) == 0
-    assert (await b.look(0)).beats == {A: 2}
+    assert await b.release_runs(A, seen) == 0 and await b.release_runs(A, None) == 0
+    assert (await b.list_processes(0)).beats == {A: 2}
     assert not await a.append([RunAppend("r1", claim.fence, records=(record(2),))])
 
 
@@ -144,9 +144,9 @@ async def test_appends_race_a_takeover(pair: tuple[Storage, Storage]) -> None:
 
         async def take_over(delay: int = number % 5) -> RunClaim:
             for _ in range(delay):
-                await b.look(0)
+                await b.list_processes(0)
             while not (claims := await b.take(1)):  # its row may be in the middle of an append
-                await b.free(A, None)
+                await b.release_runs(A, None)
             return claims[0]
 
         end, taken = await asyncio.gather(write(), take_over())
@@ -162,7 +162,7 @@ async def test_two_survivors_share_what_a_dead_process_left(pair: tuple[Storage,
     ids = {f"r{number}" for number in range(40)}
     for id in sorted(ids):
         await a.start_response(new(id, runner="dead"))
-    freed = await asyncio.gather(a.free("dead", None), b.free("dead", None))
+    freed = await asyncio.gather(a.release_runs("dead", None), b.release_runs("dead", None))
     assert sum(freed) == len(ids)
     taken = await _take_all(a, b)
     assert {claim.response_id for claim in taken} == ids and len(taken) == len(ids)
@@ -173,7 +173,7 @@ async def test_a_peaceful_end_hands_over_at_once_and_blames_nobody(pair: tuple[S
     await a.beat()
     first = await start(a, "r1")
     await a.release()
-    assert (await b.look(0)).has_free
+    assert (await b.list_processes(0)).has_free
     assert isinstance((await a.append([RunAppend("r1", first.fence, records=(record(2),))]))["r1"], RunLost)
     [claim] = await b.take(1)
     assert (claim.state, claim.strikes, claim.attempt) == ("running", 0, 1)
@@ -185,7 +185,7 @@ async def test_an_unstored_run_dies_with_its_process(pair: tuple[Storage, Storag
         await a.create_conversation(OWNER, id, now(), b"{}")
     await start(a, "r1", store=False, conversation_id="c1", record=None, input_items=())
     await start(b, "r2", store=False, conversation_id="c2", record=None, input_items=())
-    await b.free(A, None)
+    await b.release_runs(A, None)
     assert await b.take(10) == ()
     assert (await b.get_conversation(OWNER, "c1")).active_response_id is None
     assert (await b.get_conversation(OWNER, "c2")).active_response_id == "r2"
@@ -198,7 +198,7 @@ async def test_an_unstored_run_dies_with_its_process(pair: tuple[Storage, Storag
 async def _take_all(*storages: Storage) -> list[RunClaim]:
     async def take(storage: Storage) -> list[RunClaim]:
         mine: list[RunClaim] = []
-        while (await storage.look(0)).has_free:
+        while (await storage.list_processes(0)).has_free:
             mine += await storage.take(3)
         return mine
 
@@ -213,7 +213,7 @@ async def test_the_queue_is_shared_and_no_run_is_taken_twice_or_lost(pair: tuple
     taken = await _take_all(a, b)
     assert {claim.response_id for claim in taken} == ids and len(taken) == len(ids)
     assert all((claim.state, claim.attempt, claim.fence) == ("queued", 1, 2) for claim in taken)
-    assert (await a.glance([])).keys() | (await b.glance([])).keys() == ids
+    assert (await a.run_status([])).keys() | (await b.run_status([])).keys() == ids
 
 
 async def _order(storage: Storage) -> list[str]:
@@ -270,7 +270,7 @@ async def test_what_has_begun_goes_on_before_anything_new(pair: tuple[Storage, S
     a, b = pair
     await queue(a, "urgent", priority=-1)
     await start(a, "cut", priority=1)
-    await b.free(A, None)
+    await b.release_runs(A, None)
     assert await _places(b, (OWNER, "urgent"), (OWNER, "cut")) == ["urgent"]
     assert (await b.get_response(OWNER, "urgent")).run.place == 2  # type: ignore[union-attr]
     assert await _order(b) == ["cut", "urgent"]
@@ -307,19 +307,19 @@ async def test_a_glance_tells_how_runs_stand(pair: tuple[Storage, Storage]) -> N
     await queue(a, "waits")
     await a.append([RunAppend("r1", claim.fence, records=(record(2, 4),))])
     await b.request_cancel(OWNER, "r1")
-    seen = await b.glance(["r1", "gone"])
+    seen = await b.run_status(["r1", "gone"])
     assert set(seen) == {"r1", "mine"}
     assert (seen["r1"].runner, seen["r1"].next_seq, seen["r1"].cancel_requested) == (A, 6, True)
-    assert set(await a.glance([])) == {"r1"}
+    assert set(await a.run_status([])) == {"r1"}
     await a.append([RunAppend("r1", claim.fence, records=(record(6),), finish=finish("cancelled"))])
-    assert set(await b.glance(["r1"])) == {"mine"}
+    assert set(await b.run_status(["r1"])) == {"mine"}
 
 
 async def test_an_owner_learns_that_its_run_is_read_elsewhere(pair: tuple[Storage, Storage]) -> None:
     a, b = pair
     await start(a, "r1")
     assert await a.watched("r1") == 0
-    assert await b.watch(["r1", "gone"]) == ("r1",)
+    assert await b.mark_watched(["r1", "gone"]) == ("r1",)
     assert await a.watched("r1") == 1 and await a.watched("gone") == 0
 
 
@@ -334,13 +334,13 @@ async def test_a_waiting_run_that_is_to_be_cancelled_is_due(
         await a.append([RunAppend("r1", claim.fence, park=Park(10**16))])
     else:
         await parked(a, "r1")
-        assert not (await b.look(10**15)).has_due
+        assert not (await b.list_processes(10**15)).has_due
         await b.request_cancel(OWNER, "r1")
-    assert (await b.look(0)).has_due
+    assert (await b.list_processes(0)).has_due
     due = await asyncio.gather(a.claim_due(0), b.claim_due(0))
     [claim] = [claim for claims in due for claim in claims]
     assert claim.cancel_requested and claim.state == "waiting"
-    assert not (await b.look(10**15)).has_due
+    assert not (await b.list_processes(10**15)).has_due
 
 
 async def test_of_two_claims_one_wins(pair: tuple[Storage, Storage]) -> None:

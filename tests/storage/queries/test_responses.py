@@ -142,7 +142,7 @@ async def test_deleting_a_waiting_run(storage: Storage) -> None:
     assert not await storage.append([RunAppend("r1", 1, closed=closed, park=Park(5))])
     await storage.add_tool_outputs(OWNER, "r1", [output("a")], now())
     assert await storage.delete_response(OWNER, "r1", now()) is True
-    assert not (await storage.look(10**17)).has_due
+    assert not (await storage.list_processes(10**17)).has_due
     assert counts(storage.url) == {}
 
 

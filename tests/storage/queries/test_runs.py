@@ -209,11 +209,11 @@ async def test_claims_after_a_restart(storage: Storage) -> None:
     assert await storage.claim("unstored") is None
     assert [c.attempt for c in await claim_all(storage)] == [1, 1]
 
-    assert [(await storage.look(at)).has_due for at in (499, 500)] == [False, True]
+    assert [(await storage.list_processes(at)).has_due for at in (499, 500)] == [False, True]
     assert await storage.claim_due(499) == ()
     [due] = await storage.claim_due(500)
     assert (due.response_id, due.state, due.deadline, due.attempt) == ("waiting", "waiting", 500, 2)
-    assert not (await storage.look(10**9)).has_due and await storage.claim_due(10**9) == ()
+    assert not (await storage.list_processes(10**9)).has_due and await storage.claim_due(10**9) == ()
     await storage.request_cancel(OWNER, "queued")
     [queued, *_] = sorted(await claim_all(storage), key=lambda c: c.response_id)
     assert queued.cancel_requested
