@@ -53,18 +53,15 @@ FAMILIES: dict[str, Family] = {
 class Packed:
     """One tensor of the decoder, made of one or several of the checkpoint's, joined along the first axis.
 
-    sources: each tensor's name and its axes, in the words of `DecoderShape.axes`. shard_axis: the axis along
-    which ranks split it (0: outputs, 1: inputs, None: every rank has it whole); each source is split before
-    packing.
+    sources: each tensor's name and its axes, in the words of `DecoderShape.axes`.
     """
 
     name: str
     sources: dict[str, str]
-    shard_axis: int | None
 
 
 LAYER_PACKING = (
-    Packed("attention_norm", {"input_layernorm.weight": "hidden"}, None),
+    Packed("attention_norm", {"input_layernorm.weight": "hidden"}),
     Packed(
         "qkv",
         {
@@ -72,27 +69,25 @@ LAYER_PACKING = (
             "self_attn.k_proj.weight": "kv hidden",
             "self_attn.v_proj.weight": "kv hidden",
         },
-        0,
     ),
     Packed(
         "qkv_bias",
         {"self_attn.q_proj.bias": "q", "self_attn.k_proj.bias": "kv", "self_attn.v_proj.bias": "kv"},
-        0,
     ),
-    Packed("q_norm", {"self_attn.q_norm.weight": "head"}, None),
-    Packed("k_norm", {"self_attn.k_norm.weight": "head"}, None),
-    Packed("o", {"self_attn.o_proj.weight": "hidden q"}, 1),
-    Packed("o_bias", {"self_attn.o_proj.bias": "hidden"}, None),
-    Packed("mlp_norm", {"post_attention_layernorm.weight": "hidden"}, None),
-    Packed("gate_up", {"mlp.gate_proj.weight": "middle hidden", "mlp.up_proj.weight": "middle hidden"}, 0),
-    Packed("gate_up_bias", {"mlp.gate_proj.bias": "middle", "mlp.up_proj.bias": "middle"}, 0),
-    Packed("down", {"mlp.down_proj.weight": "hidden middle"}, 1),
-    Packed("down_bias", {"mlp.down_proj.bias": "hidden"}, None),
+    Packed("q_norm", {"self_attn.q_norm.weight": "head"}),
+    Packed("k_norm", {"self_attn.k_norm.weight": "head"}),
+    Packed("o", {"self_attn.o_proj.weight": "hidden q"}),
+    Packed("o_bias", {"self_attn.o_proj.bias": "hidden"}),
+    Packed("mlp_norm", {"post_attention_layernorm.weight": "hidden"}),
+    Packed("gate_up", {"mlp.gate_proj.weight": "middle hidden", "mlp.up_proj.weight": "middle hidden"}),
+    Packed("gate_up_bias", {"mlp.gate_proj.bias": "middle", "mlp.up_proj.bias": "middle"}),
+    Packed("down", {"mlp.down_proj.weight": "hidden middle"}),
+    Packed("down_bias", {"mlp.down_proj.bias": "hidden"}),
 )
 MODEL_PACKING = (
-    Packed("embedding", {"model.embed_tokens.weight": "vocab hidden"}, 0),
-    Packed("final_norm", {"model.norm.weight": "hidden"}, None),
-    Packed("head", {"lm_head.weight": "vocab hidden"}, 0),
+    Packed("embedding", {"model.embed_tokens.weight": "vocab hidden"}),
+    Packed("final_norm", {"model.norm.weight": "hidden"}),
+    Packed("head", {"lm_head.weight": "vocab hidden"}),
 )
 
 # rope types served, and the fields that each needs

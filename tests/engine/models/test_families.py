@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.models import load_model
 from engine.models.checkpoint import Checkpoint
 from engine.models.decoder import NativeDecoder
-from engine.models.families import LAYER_PACKING, MODEL_PACKING, parse
+from engine.models.families import parse
 from engine.models.rope import inverse_frequencies
 from engine.types import LoadError
 from tests.support.checkpoints import oracle_logits
@@ -77,17 +77,6 @@ def test_windows_become_layer_groups(checkpoint: Find) -> None:
         "qwen2-windows": [((0,), None), ((1, 2), 20)],
         "mistral": [((0, 1, 2), 24)],
     }
-
-
-def test_packing_names_a_shard_axis_that_fits(checkpoint: Find) -> None:
-    """Split by its row's axis, every source has a half for each of two ranks."""
-    stored = Checkpoint(checkpoint("llama31"))
-    rows = [(row, f"model.layers.0.{source}") for row in LAYER_PACKING for source in row.sources]
-    rows += [(row, source) for row in MODEL_PACKING for source in row.sources]
-    for row, name in rows:
-        if name in stored and row.shard_axis is not None:
-            assert stored.shape(name)[row.shard_axis] % 2 == 0
-            assert len(stored.shape(name)) > row.shard_axis
 
 
 def test_sharded_files_load_like_one(checkpoint: Find, tmp_path: Path) -> None:
