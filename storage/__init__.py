@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from storage.records import (
     ECHO_MARK,
     PROGRESS_EVENTS,
+    TERMINAL_STATUSES,
     BadText,
     ClosedItem,
     CommitStats,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ECHO_MARK",
     "PROGRESS_EVENTS",
+    "TERMINAL_STATUSES",
     "BadText",
     "ClosedItem",
     "CommitStats",

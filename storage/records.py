@@ -13,6 +13,9 @@ from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
 
+TERMINAL_STATUSES = ("completed", "failed", "incomplete", "cancelled")
+"""The statuses of a response that has ended; it is on its way in every other."""
+
 ECHO_MARK = b"\x00"
 """Stands, inside a stored event, for the response's immutable echo (stored once, joined at read). NUL cannot
 occur in JSON text, which escapes it.

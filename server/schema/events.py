@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from storage import TERMINAL_STATUSES
+
 _PLACE = "item_id output_index"
 _PART = f"{_PLACE} content_index"
 _SUMMARY = f"{_PLACE} summary_index"
@@ -78,9 +80,7 @@ LIFECYCLE = (
 )
 """The order of a whole stream, `item` standing for one event of an item: one terminal event, last, always."""
 
-TERMINAL: Mapping[str, str] = {
-    f"response.{status}": status for status in ("completed", "incomplete", "failed", "cancelled")
-}
+TERMINAL: Mapping[str, str] = {f"response.{status}": status for status in TERMINAL_STATUSES}
 """Terminal event -> the status that the response has in it."""
 
 _TEXT_PART = (

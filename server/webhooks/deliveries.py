@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from server.clock import now_us
-from storage import Delivery, Notice, StorageUnavailable
+from storage import TERMINAL_STATUSES, Delivery, Notice, StorageUnavailable
 
 if TYPE_CHECKING:
     from server.metrics import Telemetry
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("antiphon.webhooks")
 
-EVENT_TYPES = ("response.completed", "response.failed", "response.incomplete", "response.cancelled")
+EVENT_TYPES = tuple(f"response.{status}" for status in TERMINAL_STATUSES)
 
 BACKOFF_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """Pauses after the first failed attempt, the second, and so on: ten attempts over three days. Standard

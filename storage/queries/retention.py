@@ -33,8 +33,7 @@ from sqlalchemy import (
 
 from storage.queries import events, idempotency
 from storage.queries import responses as stored
-from storage.queries.runs import TERMINAL
-from storage.records import Limits, Swept
+from storage.records import TERMINAL_STATUSES, Limits, Swept
 from storage.tables import items, records, response_items, responses, run_inputs, segments
 
 T = TypeVar("T")
@@ -227,7 +226,7 @@ async def _sweep_logs(read: Run, write: Run, before: int, now: int) -> AsyncGene
 
 
 def _oldest_segments(conn: Connection, after: int, before: int) -> Sequence[Row[*tuple[Any, ...]]]:
-    ended = responses.c.status.in_(TERMINAL) & (responses.c.completed_at <= before)
+    ended = responses.c.status.in_(TERMINAL_STATUSES) & (responses.c.completed_at <= before)
     due = or_(ended, responses.c.log_erased_at.is_not(None)).label("due")
     query = (
         select(segments.c.id, segments.c.response_id, responses.c.created_at, due)

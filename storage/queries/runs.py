@@ -35,6 +35,7 @@ from storage.queries import conversations, events, items, queue, webhooks
 from storage.queries.responses import require
 from storage.records import (
     PROGRESS_EVENTS,
+    TERMINAL_STATUSES,
     ConversationMoved,
     Finish,
     NewItem,
@@ -44,9 +45,6 @@ from storage.records import (
     RunLost,
 )
 from storage.tables import response_items, responses, runs
-
-TERMINAL = ("completed", "failed", "incomplete", "cancelled")
-
 
 # ------------------------------------------------------------------------------------------------------------
 # Start
@@ -236,7 +234,7 @@ _CHANGE = (
     update(responses)
     .where(
         responses.c.id == bindparam("run"),
-        responses.c.status.not_in([literal_column(f"'{s}'") for s in TERMINAL]),
+        responses.c.status.not_in([literal_column(f"'{s}'") for s in TERMINAL_STATUSES]),
     )
     .values(
         head=func.coalesce(bindparam("new_head", type_=LargeBinary), responses.c.head),

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from server.prompting import OUTPUT_KINDS
 from server.runs.events import broken_in_a_row, pending_server_call
+from storage import TERMINAL_STATUSES
 
 Item = dict[str, Any]
 
-TERMINAL = frozenset({"completed", "incomplete", "failed", "cancelled"})
+TERMINAL = frozenset(TERMINAL_STATUSES)
 """Statuses that a response never leaves."""
 
 MAX_GENERATIONS = 64
