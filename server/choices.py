@@ -20,7 +20,7 @@ from engine import Chunk, Engine, GenerateRequest, beam_search, best_of
 from server.errors import ApiError, to_api_error
 from server.models import ServedModel
 from server.schema.search import Search
-from server.sse import frame
+from server.sse_frame import frame
 from server.telemetry import Telemetry
 
 Part = dict[str, Any]

@@ -23,7 +23,6 @@ from server.errors import ApiError
 from server.models import Models, build_engine, served_names
 from server.retention import Retention
 from server.sealing import Sealing
-from server.sse import Pulse
 from server.telemetry import Telemetry
 from server.webhooks import Deliveries
 from storage import CommitStats, Storage, open_storage
@@ -48,7 +47,7 @@ class Life:
     def __init__(self, config: Config, *, engine: Engine | None = None) -> None:
         self.config = config
         self.telemetry = Telemetry()
-        self.pulse = Pulse(config.keepalive_s, config.send_timeout_s)
+        self.num_streams = 0  # open event streams
         self.keys = Keys(config)
         self.admin_token = secrets.token_urlsafe(32)
         self.phase: Phase = "starting"
@@ -120,7 +119,7 @@ class Life:
         assert self._deliveries is not None and self._retention is not None
         yield "engine", self._engine.stats()
         yield "storage", _commit_numbers(self._storage.commit_stats())
-        yield "sse", {"readers": self.pulse.num_streams}
+        yield "sse", {"readers": self.num_streams}
         yield "webhooks", {"pending": self._deliveries.num_pending}
         yield "retention", self._retention.readings()
 
@@ -180,7 +179,6 @@ class Life:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self.context = None
-        await self.pulse.close()
         if self._retention is not None:
             await self._retention.close()
         if self._deliveries is not None:

@@ -22,7 +22,6 @@ from server.idempotency import keyed
 from server.pages import json_reply, page_json
 from server.query import PageArgs, choice, flag, include, integer, number, page_args, timestamp
 from server.runs import Started, interrupted
-from server.runs.channel import Frames
 from server.runs.feed import Reader, ReaderLagged
 from server.runs.plan import RunPlan
 from server.runs.prompt import answering
@@ -34,6 +33,7 @@ from server.schema.items import normalize_input
 from server.schema.responses import CreateResponse, parse_create, parse_input_tokens, parse_tool_outputs
 from server.schema.shapes import refuse
 from server.sse import EventStream, StreamCut
+from server.sse_frame import frames
 from storage import EventsExpired, NotFound, StoredItem, StoredResponse
 
 router = APIRouter(prefix="/v1/responses")
@@ -84,9 +84,9 @@ async def _start(request: Request, parsed: CreateResponse, headers: Mapping[str,
 
 async def _result(here: Context, started: Started, who: str | None) -> bytes:
     """The Response at its end; `who` owns it where it is stored."""
-    frames = await started.reader.finished()
-    if frames is not None:
-        return terminal_response(frames.data)
+    events = await started.reader.finished()
+    if events is not None:
+        return terminal_response(events.bodies[-1])
     if who is not None:
         await here.runs.get(who, started.response_id)  # raises NotFound when it was deleted
     raise interrupted(started.response_id)
@@ -131,10 +131,10 @@ def _stream(
 async def _frames(reader: Reader, after: int, ended: bool, numbered: bool) -> AsyncIterator[bytes]:
     terminal = ended
     try:
-        async with aclosing(reader.frames(after, ended=ended)) as stream:
-            async for frames in stream:
-                terminal = frames.terminal
-                yield _with_ids(frames) if numbered else frames.data
+        async with aclosing(reader.events(after, ended=ended)) as stream:
+            async for events in stream:
+                terminal = events.terminal
+                yield frames(events.bodies, events.first_seq if numbered else None)
     except (ReaderLagged, EventsExpired):
         terminal = False
     if not terminal:
@@ -146,11 +146,6 @@ def _require_events(reader: Reader, stored: StoredResponse) -> None:
     if stored.log_erased_at is not None:
         reader.close()
         raise EventsExpired(stored.id, stored.log_erased_at)
-
-
-def _with_ids(frames: Frames) -> bytes:
-    first = frames.first_seq
-    return b"".join(b"id: %d\n" % (first + offset) + frame for offset, frame in enumerate(frames.split()))
 
 
 # ------------------------------------------------------------------------------------------------------------

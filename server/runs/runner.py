@@ -396,7 +396,7 @@ class Runs:
             self._tasks.cancel(run)
             await self._tasks.over(run)
             if run.entry.channel.ended and (last := run.entry.channel.last) is not None:
-                return Snapshot(terminal_response(last.data))
+                return Snapshot(terminal_response(last.bodies[-1]))
         stored = await self._storage.get_response(owner, response_id)
         if stored.status in TERMINAL:
             if not stored.background:
