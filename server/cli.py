@@ -32,6 +32,7 @@ COMMANDS = {
     "collect-env": "print what a bug report should say of this machine",
     "eval-tiny": "score the shipped model at what it was made for",
     "keys": "create, list and revoke API keys",
+    "backup": "copy the database to a file, also while a server runs",
     "export": "write all that an owner can read as JSON lines",
     "purge": "remove everything of an owner",
     "webhooks": "add, list, remove and test webhooks",
@@ -298,6 +299,20 @@ def _sealing(options: argparse.Namespace) -> int:
     return _print(run(loaded.config, options))
 
 
+def _backup_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="where the copy goes; it must not exist yet")
+    _storage_arguments(parser)
+
+
+def _backup(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    from server.backup import run
+
+    return _print(run(loaded.config, options))
+
+
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owner", required=True, help="whose, as `antiphon keys list` shows it")
     _storage_arguments(parser)
@@ -367,6 +382,7 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "collect-env": _add_settings,
     "eval-tiny": lambda parser: None,
     "keys": _keys_arguments,
+    "backup": _backup_arguments,
     "export": _export_arguments,
     "purge": _purge_arguments,
     "webhooks": _webhooks_arguments,
@@ -384,6 +400,7 @@ _RUN: dict[str, Callable[[Any], int]] = {
     "collect-env": _collect_env,
     "eval-tiny": _eval_tiny,
     "keys": _keys,
+    "backup": _backup,
     "export": _export,
     "purge": _purge,
     "webhooks": _webhooks,

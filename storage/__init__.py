@@ -67,6 +67,7 @@ from .records import (
 )
 
 if TYPE_CHECKING:
+    from .backup import back_up
     from .door import Storage
     from .tables import metadata
 
@@ -123,6 +124,7 @@ __all__ = [
     "ToolOutput",
     "UnknownCall",
     "WaitingInputs",
+    "back_up",
     "metadata",
     "open_storage",
 ]
@@ -145,6 +147,8 @@ async def open_storage(url: str, *, runner: str, lock: bool = True, synced: bool
 def __getattr__(name: str) -> Any:
     if name == "Storage":
         return import_module(".door", __name__).Storage
+    if name == "back_up":
+        return import_module(".backup", __name__).back_up
     if name == "metadata":  # Alembic's
         return import_module(".tables", __name__).metadata
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
