@@ -12,6 +12,7 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .private import make_private_folder
 from .records import (
     ECHO_MARK,
     PROGRESS_EVENTS,
@@ -123,6 +124,7 @@ __all__ = [
     "ToolOutput",
     "UnknownCall",
     "WaitingInputs",
+    "make_private_folder",
     "metadata",
     "open_storage",
 ]
