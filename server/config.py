@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -74,7 +74,13 @@ class Config(BaseModel):
     # Where it listens, and to whom
     host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
-    api_key: Secrets = _setting((), "a key that is accepted (repeatable); more in `antiphon keys`")
+    api_key: Secrets = _setting(
+        (),
+        "a key that is accepted (repeatable); other users see flags: rather api_key_file or `antiphon keys`",
+    )
+    api_key_file: File | None = _setting(
+        None, "file of keys that are accepted, one a line: KEY or OWNER:KEY; # begins a comment"
+    )
     cors_origin: Names = _setting(
         (), "origin that browsers may call from (repeatable); * for any; default none"
     )
@@ -228,9 +234,19 @@ class Config(BaseModel):
         "info", "least severe log lines to print"
     )
 
+    def __repr_args__(self) -> Iterator[tuple[str, str]]:
+        """As it may be printed, in a traceback too."""
+        return ((name, shown(getattr(self, name))) for name in type(self).model_fields)
+
     def secrets(self) -> list[str]:
         """The configured keys, in the clear."""
         return [key.get_secret_value() for key in self.api_key]
+
+    @property
+    def db_file(self) -> Path | None:
+        """The file of the database, where it is one."""
+        path = self.db.partition(":///")[2].partition("?")[0] if self.db.startswith("sqlite") else ""
+        return Path(path).absolute() if path else None
 
     @property
     def loopback(self) -> bool:
@@ -302,8 +318,21 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.15g}"
-    # A database URL may hold a password, and that a slash or an at sign: up to the last one all is hidden.
-    return "-" if value is None else re.sub(r"(://[^/:@]*):\S*@", r"\1:***@", str(value))
+    return "-" if value is None else masked(str(value))
+
+
+# A password may itself hold slashes, colons and at signs: up to the last at sign all of it is hidden.
+_PASSWORD = re.compile(r"(://[^/:@\s]*):[^\n]*@")
+# In http a name without a password is one: a token.
+_TOKEN = re.compile(r"(https?://)[^/:@\s]+@", re.IGNORECASE)
+_PARAMETER = re.compile(
+    r"([?&;][^=&;#\s]*(?:pass|pwd|secret|token|key|auth|sig)[^=&;#\s]*=)[^&;#\s]+", re.IGNORECASE
+)
+
+
+def masked(text: str) -> str:
+    """A text with the passwords of the URLs in it hidden: before the host, and in the query."""
+    return _PARAMETER.sub(r"\1***", _TOKEN.sub(r"\1***@", _PASSWORD.sub(r"\1:***@", text)))
 
 
 # ------------------------------------------------------------------------------------------------------------

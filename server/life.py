@@ -69,11 +69,12 @@ class Life:
     async def start(self) -> None:
         """Open storage and load the model, side by side; then take up what an earlier process left.
 
-        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, or the engine's LoadError; whatever
-        had started is closed again by `close`.
+        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, the engine's LoadError, or
+        KeyFileError; whatever had started is closed again by `close`.
         """
         from server.runs import Runs
 
+        self.keys.reload()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._open_storage())
             group.create_task(self._start_engine())

@@ -123,14 +123,15 @@ class _Process:
         if not self._config.loopback and not await life.keys.usable():
             raise Refused(
                 f"{self._config.host} can be reached from other machines, and no key is configured. "
-                "Make one with `antiphon keys create`, or give --api-key."
+                "Make one with `antiphon keys create`, or give --api-key-file."
             )
         self._ready = True
         # What was imported stays for good; unfrozen, the collector would walk all of it again and again
         # while every stream waits (110 ms a time with torch).
         gc.freeze()
         leave_address(self._config, base_url(sock), life.admin_token)
-        _banner(life, sock, time.monotonic() - self._began)
+        keyed = await life.keys.needed()
+        _banner(life, sock, time.monotonic() - self._began, keyed=keyed)
 
     async def _end(self, life: Life, server: uvicorn.Server, starting: asyncio.Task[None]) -> None:
         """Bring `server` to its end: after a refusal and a death at once, after a signal with a drain."""
@@ -238,12 +239,12 @@ def base_url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _banner(life: Life, sock: socket.socket, seconds: float) -> None:
+def _banner(life: Life, sock: socket.socket, seconds: float, *, keyed: bool) -> None:
     assert life.context is not None
     model = life.context.models.get(None)
     url = base_url(sock)
     body = orjson.dumps({"model": model.name, "input": "Hello!"}).decode()
-    key = "" if life.config.loopback else " -H 'authorization: Bearer YOUR_KEY'"
+    key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
     print(
         f"Antiphon {__version__} listens on {url} and serves {model.name} "
         f"({model.info.max_model_len} tokens, dialect {model.info.dialect}), ready after {seconds:.1f} s.\n"

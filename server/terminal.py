@@ -16,6 +16,8 @@ from typing import Any, TextIO
 import httpx
 import orjson
 
+from server.config import masked
+
 TERMINAL_EVENTS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
 MAX_RESUMES = 8
 RETRY_S = 0.25  # before the first resume; doubled for each further one, up to 4 s
@@ -26,7 +28,7 @@ HELP = "/new begins anew, /quit ends, Ctrl-C stops an answer"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags; it talks to a server, so the server's settings are none of its business."""
     url = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000")
-    parser.add_argument("--url", default=url, help=f"the server (or ANTIPHON_URL; default {url})")
+    parser.add_argument("--url", default=url, help=f"the server (or ANTIPHON_URL; default {masked(url)})")
     parser.add_argument("--api-key", default=os.environ.get("ANTIPHON_CHAT_KEY"), help="or ANTIPHON_CHAT_KEY")
     parser.add_argument("--model", default=None, help="a name from /v1/models (default: the first)")
     parser.add_argument("--instructions", default=None, help="a system message for every turn")
@@ -46,7 +48,7 @@ def chat(options: argparse.Namespace) -> int:
         try:
             session.begin()
         except (httpx.HTTPError, ChatError) as exc:
-            print(f"antiphon: {options.url}: {exc}", file=sys.stderr)
+            print(f"antiphon: {masked(options.url)}: {exc}", file=sys.stderr)
             return 1
         return _converse(session)
 

@@ -12,6 +12,7 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .private import make_private_folder
 from .records import (
     ECHO_MARK,
     PROGRESS_EVENTS,
@@ -125,6 +126,7 @@ __all__ = [
     "UnknownCall",
     "WaitingInputs",
     "back_up",
+    "make_private_folder",
     "metadata",
     "open_storage",
 ]

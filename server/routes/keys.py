@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import keyring
-from server.clock import now_us
+from server.admin import AdminError
 from server.context import context, life, read_body
 from server.errors import ApiError
 from server.pages import json_reply
@@ -43,7 +43,9 @@ async def list_keys(request: Request) -> Response:
 @router.delete("/{key_id}")
 async def revoke_key(request: Request, key_id: str) -> Response:
     """End a key, at once on this server."""
-    if not await context(request).storage.revoke_key(key_id, now_us()):
-        raise ApiError(404, f"There is no live key with id '{key_id}'.", code="not_found")
+    try:
+        done = await keyring.revoke(context(request).storage, key_id)
+    except AdminError:
+        raise ApiError(404, f"There is no live key with id '{key_id}'.", code="not_found") from None
     life(request).keys.forget()
-    return json_reply(orjson.dumps({"id": key_id, "object": "key", "revoked": True}))
+    return json_reply(orjson.dumps(done))

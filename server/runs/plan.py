@@ -205,6 +205,7 @@ def _flat(spec: ToolSpec) -> Item:
         "name": spec.name,
         "description": spec.description,
         "parameters": dict(spec.parameters),
+        "strict": True,
     }
 
 

@@ -193,3 +193,38 @@ async def test_readers_cannot_write(storage: Storage) -> None:
         assert await storage._read(lambda conn: conn.execute(text("PRAGMA wal_autocheckpoint")).scalar()) == 0
     with pytest.raises(NotFound):
         await storage.get_response(OWNER, "r1")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+async def test_no_other_user_can_open_what_is_kept(
+    tmp_path: Path, umask: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    made = tmp_path / "made" / "data"
+    before = os.umask(umask)
+    try:
+        for folder in (shared, made):
+            storage = await open_storage(f"sqlite+aiosqlite:///{folder}/x.db", runner="r")
+            await storage.create_conversation("o", "conv_1", 1, b"{}")
+            names = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+            await storage.close()
+            assert names == dict.fromkeys(("x.db", "x.db-wal", "x.db-shm", "x.db.lock"), 0o600)
+    finally:
+        os.umask(before)
+    assert made.stat().st_mode & 0o777 == made.parent.stat().st_mode & 0o777 == 0o700
+    assert not caplog.records
+
+
+async def test_files_that_others_could_open_are_taken_from_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/x.db"
+    await (await open_storage(url, runner="r")).close()
+    (tmp_path / "x.db").chmod(0o644)
+    (tmp_path / "x.db.lock").chmod(0o664)
+    storage = await open_storage(url, runner="r")
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    await storage.close()
+    (told,) = caplog.messages
+    assert "x.db (0644)" in told and "x.db.lock (0664)" in told
