@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import threading
 import time
@@ -38,6 +39,7 @@ from engine.types import (
     QueueFull,
     ReaderParams,
     RenderInput,
+    RequestFailed,
     SamplingDefaults,
 )
 
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from engine.loop import EngineLoop
 
 T = TypeVar("T")
+
+log = logging.getLogger("antiphon.engine")
 
 CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
 
@@ -408,8 +412,14 @@ class LocalEngine:
             return
         for output in outputs:
             mailbox = mailboxes.get(output.handle)
-            if mailbox is not None:
+            if mailbox is None:
+                continue
+            try:
                 mailbox.put(output)
+            except Exception as error:  # one reader's failure is that request's
+                log.exception("what request %s was told did not arrive", output.handle)
+                mailbox.fail(RequestFailed(f"{type(error).__name__}: {error}"))
+                self._inbox.put(Abort(output.handle))
 
     # -- checks ----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from engine.text import Tokenizer
 from engine.types import (
     Chunk,
     Done,
+    EngineError,
     GenerateRequest,
     ModelInfo,
     PromptTooLong,
@@ -87,6 +88,14 @@ class Mailbox:
     def put(self, output: RowOutput) -> None:
         """Add an output and wake the taker."""
         self._outputs.append(output)
+        self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        """End with an error, in place of what could not be put here."""
+        self._outputs.append(RowOutput(-1, error=error))
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -141,7 +141,7 @@ class Rows:
         adapter: int = 0,
     ) -> int:
         """Give a sequence a slot; `stops` are banned below min_tokens (a grammar says itself when to end)."""
-        slot = self._free.pop()
+        slot = self._free[-1]
         sampling = request.sampling
         self.tokens[slot, : len(tokens)] = tokens
         self.num_tokens[slot] = len(tokens)
@@ -169,6 +169,7 @@ class Rows:
             ids, values = zip(*sampling.logit_bias, strict=True)
             self.bias[slot] = np.array(ids, np.int64), np.array(values, np.float32)
         self.stops[slot] = stops
+        self._free.pop()  # where anything above raises, the slot is still free
         return slot
 
     def give_back(self, slot: int) -> None:
