@@ -19,8 +19,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from engine.checks import check_request
 from engine.folder import find_folder, read_sampling_defaults
-from engine.generation import Generation, Mailbox, check_request, end_of_prefix, is_last
+from engine.generation import Generation, Mailbox, end_of_prefix, is_last
 from engine.inbox import Abort, Call, Close, Credit, Inbox, RowOutput, Submit
 from engine.prompts import Prompts, open_dialect
 from engine.settings import Device, Dtype, EngineSettings, KVDtype, Quantization

@@ -26,6 +26,9 @@ PROMPT_LOGPROBS_CHUNK = (
     128  # prompt tokens a step whose logits are wanted: bounds rows x vocabulary in memory
 )
 
+# Below it the likeliest token is drawn: no other has a chance, and logits divided by so little overflow.
+LEAST_TEMPERATURE = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class DrawPlan:
@@ -152,7 +155,8 @@ class Rows:
         self.max_drafts[slot] = _or_unset(sampling.num_assistant_tokens)
         self.max_ngram[slot] = _or_unset(sampling.max_ngram_size)
         self.confidence[slot] = _or_unset(sampling.assistant_confidence_threshold)
-        self.temperature[slot] = sampling.temperature
+        cold = sampling.temperature < LEAST_TEMPERATURE
+        self.temperature[slot] = 0 if cold else sampling.temperature
         self.top_k[slot] = max(0, sampling.top_k)
         self.top_p[slot] = sampling.top_p
         self.min_p[slot] = sampling.min_p
