@@ -482,4 +482,4 @@ def test_a_long_chunk_is_looked_at_token_by_token(monkeypatch: pytest.MonkeyPatc
     request = GenerateRequest("r", (1,), SamplingParams(seed=0, max_tokens=5000, min_tokens=4000))
     said = list(speech.chunks(request, lambda *_: iter([Say("a" * 3000 + " b", whole=True)]), None, 5000))
     num_tokens = sum(len(chunk[0]) for chunk in said if isinstance(chunk, tuple))
-    assert num_tokens == 4001 and seen <= num_tokens + 10
+    assert 4000 < num_tokens < 4010 and seen <= num_tokens + 10
