@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from engine.beams import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
+from engine.checks import check_request
 from engine.closed import closed_schema
 from engine.types import (
     CallArgs,
@@ -125,6 +126,7 @@ __all__ = [
     "Wait",
     "beam_search",
     "best_of",
+    "check_request",
     "closed_schema",
     "describe_machine",
     "write_random_model",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import threading
 import time
@@ -18,8 +19,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from engine.checks import check_request
 from engine.folder import find_folder, read_sampling_defaults
-from engine.generation import Generation, Mailbox, check_request, end_of_prefix, is_last
+from engine.generation import Generation, Mailbox, end_of_prefix, is_last
 from engine.inbox import Abort, Call, Close, Credit, Inbox, RowOutput, Submit
 from engine.prompts import Prompts, open_dialect
 from engine.settings import Device, Dtype, EngineSettings, KVDtype, Quantization
@@ -38,6 +40,7 @@ from engine.types import (
     QueueFull,
     ReaderParams,
     RenderInput,
+    RequestFailed,
     SamplingDefaults,
 )
 
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
     from engine.loop import EngineLoop
 
 T = TypeVar("T")
+
+log = logging.getLogger("antiphon.engine")
 
 CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
 
@@ -408,8 +413,14 @@ class LocalEngine:
             return
         for output in outputs:
             mailbox = mailboxes.get(output.handle)
-            if mailbox is not None:
+            if mailbox is None:
+                continue
+            try:
                 mailbox.put(output)
+            except Exception as error:  # one reader's failure is that request's
+                log.exception("what request %s was told did not arrive", output.handle)
+                mailbox.fail(RequestFailed(f"{type(error).__name__}: {error}"))
+                self._inbox.put(Abort(output.handle))
 
     # -- checks ----------------------------------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ class Writer:
         The block's text may not spell a tag that ends it, so that grammar and parser agree where it does.
         """
         marks = self._dialect.reasoning
-        if marks is None:
+        if marks is None or reader.starts_in == "answer":
             return ""
         ends, after = [*marks.ends, *self._dialect.interrupts], self._spelled(marks.after)
         if self._token_id(marks.close) is None:

@@ -11,10 +11,11 @@ Draws, grammars and speculation see every token that came before, ahead or not.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty
@@ -26,6 +27,7 @@ import torch
 from engine import exact
 from engine.assistant import open_assistant
 from engine.blocks import KVCache
+from engine.failures import of_device, without
 from engine.inbox import Abort, Call, Close, Command, Credit, Inbox, RowLogprobs, RowOutput, Submit
 from engine.masks import make_ahead, make_masks
 from engine.models import ModelSpec, load_model
@@ -34,12 +36,14 @@ from engine.runner import Forwarded, Runner, StepResult, kv_dtype_for, size_pool
 from engine.scheduler import Batch, Scheduler
 from engine.sequences import Sequence
 from engine.speculation import ROOM, Guesser, Lookup, Speculation
-from engine.types import DeadlineExceeded, Done, RequestFailed
+from engine.types import DeadlineExceeded, Done, GenerateRequest, RequestFailed, SamplingParams
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.settings import EngineSettings
+
+log = logging.getLogger("antiphon.engine")
 
 Deliver = Callable[[list[RowOutput]], None]
 
@@ -51,6 +55,28 @@ class Flight:
     sequences: list[Sequence]
     slots: Ints
     forwarded: Forwarded
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A batch whose draws are appended and not yet booked.
+
+    `scored` are indices of sequences whose prompt was. Of those that drew, `drawing`: how many tokens each
+    had (`known`), and how many it got (`added`).
+    """
+
+    batch: Batch
+    plan: StepPlan
+    scored: list[int]
+    drawing: list[Sequence]
+    result: StepResult
+    known: list[int]
+    added: Ints
+
+
+_NOBODYS = GenerateRequest(
+    id="", prompt_ids=(0,), sampling=SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+)
 
 
 class EngineLoop:
@@ -96,55 +122,138 @@ class EngineLoop:
                     self._wait()
 
     def step(self) -> bool:
-        """One step; False when nothing could be computed."""
+        """One step; False when nothing could be computed.
+
+        An exception that belongs to one sequence ends that one. What does not say whose it is, is computed
+        again in halves until it does: up to the draw nothing is booked, so a step can be done again. Raises
+        what keeps the engine from computing anything.
+        """
         began = time.perf_counter()
         outputs: list[RowOutput] = []
         flight, self._flight = self._flight, None
         if flight is None:
             self._speculation.propose(self.scheduler.running)
-        forwarded = None
+        batch, forwarded = None, None
         with self.lock:
             for sequence in self.scheduler.expired(time.monotonic()):
                 self.scheduler.finish(sequence)
                 outputs.append(RowOutput(sequence.handle, error=DeadlineExceeded("the deadline passed")))
             if flight is not None:
-                batch, forwarded = self._land(flight)
+                with without("going on from a step launched ahead"):
+                    batch, forwarded = self._land(flight)
             if forwarded is None:
-                batch = self.scheduler.schedule()
+                batch = self._schedule(outputs)
         if batch is None:
             if outputs:
                 self._deliver(outputs)
             return False
         self.runner.progress.at = time.monotonic()
+        parts, failed = self._compute(batch, forwarded)
+        with self.lock:
+            for sequence, error in failed:
+                self._fail(sequence, error, outputs)
+            for part in parts:
+                self._settle(part, outputs)
+            if batch.num_beside is not None:
+                self.scheduler.pace.took(batch.num_beside, time.perf_counter() - began)
+        if not parts:
+            self._prove()
+        if outputs:
+            self._deliver(outputs)
+        return True
+
+    def _schedule(self, outputs: list[RowOutput]) -> Batch | None:
+        """The next batch, without those for whom there can be none."""
+        while True:
+            try:
+                return self.scheduler.schedule()
+            except Exception as error:
+                culprit = self.scheduler.considered
+                if culprit is None or self.scheduler.find(culprit.handle) is None or of_device(error):
+                    raise
+                self._fail(culprit, error, outputs)
+
+    def _compute(
+        self, batch: Batch, forwarded: Forwarded | None
+    ) -> tuple[list[Computed], list[tuple[Sequence, Exception]]]:
+        """Compute and draw a batch: its parts, one unless something raised, and for whom it did."""
+        try:
+            return [self._draw(batch, forwarded)], []
+        except Exception as error:
+            self._flight = None
+            if of_device(error):
+                raise
+            if len(batch.sequences) == 1:
+                return [], [(batch.sequences[0], error)]
+        parts: list[Computed] = []
+        failed: list[tuple[Sequence, Exception]] = []
+        for half in batch.halves():
+            computed, broken = self._compute(half, None)
+            parts += computed
+            failed += broken
+        return parts, failed
+
+    def _draw(self, batch: Batch, forwarded: Forwarded | None) -> Computed:
+        """Compute a batch unless that was done already, draw, and append what was drawn."""
+        rows = self.scheduler.rows
         wanted = [
             (i, sequence.request.sampling.prompt_logprobs or 0)
             for i, sequence in enumerate(batch.sequences)
             if sequence.wants_prompt_logprobs
         ]
-        plan = self.scheduler.rows.plan(self.scheduler.kv, batch.slots, batch.counts, wanted)
+        plan = rows.plan(self.scheduler.kv, batch.slots, batch.counts, wanted)
         drawing = [batch.sequences[i] for i in np.flatnonzero(plan.num_draws)]
         constrained = any(sequence.matcher is not None for sequence in drawing)
+        draws, slots = plan.num_draws[plan.num_draws > 0], batch.slots[plan.num_draws > 0]
         # llguidance lets go of the interpreter, so masks are made while the model runs.
-        draws = plan.num_draws[plan.num_draws > 0].tolist()
-        early, masked = None, (drawing, draws, self.scheduler.rows, self._mask_width)
-        if forwarded is None:
-            early = self._beside.submit(make_masks, *masked) if constrained else None
-            forwarded = self.runner.forward(plan)
-        mask_rows, masks, unmasked = make_masks(*masked) if early is None else early.result()
+        early, masked = None, (drawing, draws.tolist(), rows, self._mask_width)
+        try:
+            if forwarded is None:
+                early = self._beside.submit(make_masks, *masked) if constrained else None
+                forwarded = self.runner.forward(plan)
+            mask_rows, masks, unmasked = make_masks(*masked) if early is None else early.result()
+        finally:
+            if early is not None:  # a matcher is used by one thread at a time
+                wait([early])
         if self.runner.launcher is None:
             result = self.runner.draw(forwarded, plan, mask_rows, masks)
         else:
             launched = self.runner.launch_draw(forwarded, plan, mask_rows, masks)
-            self._flight = self._take_off(batch, plan)
+            with without("launching a step ahead"):
+                self._flight = self._take_off(batch, plan)
             result = self.runner.fetch(launched)
         result.failed.update(unmasked)
         with self.lock:
-            self._settle(batch, plan, [i for i, _ in wanted], drawing, result, outputs)
-            if batch.num_beside is not None:
-                self.scheduler.pace.took(batch.num_beside, time.perf_counter() - began)
-        if outputs:
-            self._deliver(outputs)
-        return True
+            known = rows.num_tokens[slots].tolist()
+            added = rows.append(slots, result.ids, draws)
+        return Computed(batch, plan, [i for i, _ in wanted], drawing, result, known, added)
+
+    def _prove(self) -> None:
+        """Compute one token of nobody's, where all that others wanted failed: raises what keeps everybody's
+        from being computed.
+        """
+        rows, kv = self.scheduler.rows, self.scheduler.kv
+        none, no_masks = np.zeros(0, np.int64), np.zeros((0, self._mask_width), np.int32)
+        with self.lock:
+            if not rows.num_free:  # those that run will show it
+                return
+            slot = rows.take(_NOBODYS, np.zeros(1, np.int32), 0, none, constrained=False)
+            try:
+                if kv.grow(slot, 1):
+                    plan = rows.plan(kv, np.array([slot]), np.array([1]))
+                    self.runner.draw(self.runner.forward(plan), plan, none, no_masks)
+            finally:
+                kv.release(slot)
+                rows.give_back(slot)
+
+    def _fail(self, sequence: Sequence, error: Exception, outputs: list[RowOutput]) -> None:
+        """End one sequence by what was raised for it."""
+        log.error("request %s failed, and no other", sequence.request.id, exc_info=error)
+        if self.scheduler.find(sequence.handle) is sequence:
+            blocks = self.scheduler.finish(sequence, forget=True)
+            if blocks:  # what it left may be no numbers
+                self.runner.clear(blocks)
+        outputs.append(RowOutput(sequence.handle, error=_failure(error)))
 
     def _take_off(self, batch: Batch, plan: StepPlan) -> Flight | None:
         """Launch the step behind this one, whose draws nobody has read yet, if they are all that it lacks.
@@ -196,7 +305,7 @@ class EngineLoop:
             if isinstance(command, Credit):
                 self.scheduler.credit(command.handle, command.num_tokens)
             elif isinstance(command, Submit):
-                self.scheduler.add(command)
+                self._add(command)
             elif isinstance(command, Abort):
                 sequence = self.scheduler.find(command.handle)
                 if sequence is not None:
@@ -205,6 +314,13 @@ class EngineLoop:
                 self._closed = True
         if isinstance(command, Call):
             command.function()
+
+    def _add(self, submit: Submit) -> None:
+        try:
+            self.scheduler.add(submit)
+        except Exception as error:
+            log.exception("request %s could not be queued", submit.request.id)
+            self._deliver([RowOutput(submit.handle, error=_failure(error))])
 
     def _obey_all(self) -> bool:
         """Obey what has gathered; False once closed."""
@@ -225,49 +341,53 @@ class EngineLoop:
 
     # -- a step's parts --------------------------------------------------------------------------------------
 
-    def _settle(
-        self,
-        batch: Batch,
-        plan: StepPlan,
-        scored: list[int],
-        drawing: list[Sequence],
-        result: StepResult,
-        outputs: list[RowOutput],
-    ) -> None:
+    def _settle(self, part: Computed, outputs: list[RowOutput]) -> None:
         """Book what a step computed and drew."""
-        scheduler, rows = self.scheduler, self.scheduler.rows
+        scheduler, batch, plan, result = self.scheduler, part.batch, part.plan, part.result
         at = 0
-        for i, count in zip(scored, plan.prompt_counts, strict=True):
+        for i, count in zip(part.scored, plan.prompt_counts, strict=True):
             batch.sequences[i].prompt_logprobs += result.prompt_logprobs[at : at + count]
             at += count
-        draws = plan.num_draws[plan.num_draws > 0]
-        slots = batch.slots[plan.num_draws > 0]
-        known = rows.num_tokens[slots].tolist()
-        added = rows.append(slots, result.ids, draws)
+        draws, slots = plan.num_draws[plan.num_draws > 0], batch.slots[plan.num_draws > 0]
         rejected = np.zeros_like(batch.counts)
-        rejected[plan.num_draws > 0] = draws - added
-        scheduler.computed(batch, rejected)
-        if len(result.ids) > len(drawing):
+        rejected[plan.num_draws > 0] = draws - part.added
+        for sequence, error in scheduler.computed(batch, rejected):
+            self._fail(sequence, error, outputs)
+        if len(result.ids) > len(part.drawing):
             scheduler.counters.drafts += int(draws.sum()) - len(draws)
-            scheduler.counters.drafts_accepted += int(added.sum()) - len(added)
-            self._speculation.learn(slots, draws - 1, added - 1)
+            scheduler.counters.drafts_accepted += int(part.added.sum()) - len(part.added)
+            with without("learning how guesses came true"):
+                self._speculation.learn(slots, draws - 1, part.added - 1)
         ids, first = result.ids.tolist(), 0
-        parts = zip(drawing, known, draws.tolist(), added.tolist(), strict=True)
+        parts = zip(part.drawing, part.known, draws.tolist(), part.added.tolist(), strict=True)
         for sequence, num_tokens, num_draws, num_added in parts:
             behind, end = first + num_added, first + num_draws
-            output = self._output(sequence, num_tokens, ids, range(first, behind), result)
-            outputs.append(output)
             broken = not result.failed.keys().isdisjoint(range(first, end))
-            blocks: list[list[int]] = []
-            if output.error is not None or output.finish is not None:
-                blocks = scheduler.finish(sequence, forget=broken)
-            elif broken:  # by a guess that never came true
-                blocks = scheduler.preempt(sequence, forget=True)
-            if broken:  # what is in the cache must not reach the next token, or the next owner, as NaN
-                self.runner.clear(blocks)
-            if sequence.slow and output.error is None and output.finish is None:
-                make_ahead(sequence, self._mask_width, self._behind, self._wake)
+            if scheduler.find(sequence.handle) is sequence:  # else it has failed already
+                try:
+                    output = self._output(sequence, num_tokens, ids, range(first, behind), result)
+                    self._book(sequence, output, broken)
+                    outputs.append(output)
+                except Exception as error:
+                    if of_device(error):
+                        raise
+                    self._fail(sequence, error, outputs)
             first = end
+
+    def _book(self, sequence: Sequence, output: RowOutput, broken: bool) -> None:
+        """Let a sequence go that has ended; `broken`: the model drew for it what is no number, at its end or
+        behind a guess.
+        """
+        blocks: list[list[int]] = []
+        ended = output.error is not None or output.finish is not None
+        if ended:
+            blocks = self.scheduler.finish(sequence, forget=broken)
+        elif broken:  # by a guess that never came true
+            blocks = self.scheduler.preempt(sequence, forget=True)
+        if broken:  # what is in the cache must not reach the next token, or the next owner, as NaN
+            self.runner.clear(blocks)
+        if sequence.slow and not ended:
+            make_ahead(sequence, self._mask_width, self._behind, self._wake)
 
     def _output(
         self, sequence: Sequence, num_tokens: int, ids: list[int], drawn: range, result: StepResult
@@ -315,6 +435,12 @@ class EngineLoop:
             if sequence.matcher.stopped:
                 return Done("stop")
         return Done("length") if num_tokens >= sequence.limit else None
+
+
+def _failure(error: Exception) -> RequestFailed:
+    failure = RequestFailed(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def build_loop(

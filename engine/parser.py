@@ -18,7 +18,7 @@ from engine.openings import Opening, openings
 from engine.pieces import Held, Pieces
 from engine.sections import Section
 from engine.tags import NEVER, Mark, Marks, first_of, firsts, partial
-from engine.types import Delta, Done, ToolShape
+from engine.types import Delta, Done, Start, ToolShape
 from engine.values import Shapes
 
 _State = Literal["header", "text", "reasoning", "calls"]
@@ -39,7 +39,7 @@ class Parser:
         *,
         calls: bool = False,
         max_calls: int | None = None,
-        starts_in: Literal["text", "reasoning"] = "text",
+        starts_in: Start = "text",
         stops: tuple[str, ...] = (),
         tools: tuple[ToolShape, ...] = (),
         shaped: bool = False,

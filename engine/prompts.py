@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from engine.brief import skips_thought
 from engine.dialects import Dialect, choose_dialect
 from engine.text import Tokenizer
-from engine.types import LoadError, Prompt, PromptTooLong, RenderInput
+from engine.types import LoadError, Prompt, PromptTooLong, RenderInput, Start
 
 T = TypeVar("T")
 
@@ -28,6 +29,14 @@ def open_dialect(tokenizer: Tokenizer, *, tools: str | None, reasoning: str | No
         return choose_dialect(tokenizer.chat_template, tools=tools, reasoning=reasoning)
     except KeyError as error:
         raise LoadError(str(error.args[0])) from None
+
+
+def start_of(rendered: str, messages: RenderInput, dialect: Dialect) -> Start:
+    """Where a prompt leaves the model; behind thoughts also where none is wanted and it cannot be told."""
+    start = dialect.starts_in(rendered)
+    if start == "text" and (dialect.has_thought(rendered) or skips_thought(messages)):
+        return "answer"
+    return start
 
 
 class Prompts:
@@ -46,7 +55,8 @@ class Prompts:
 
         def work() -> Prompt:
             text = self.tokenizer.render(messages, self.dialect.history)
-            return Prompt(self._encode(text, add_special_tokens=False), self.dialect.starts_in(text))
+            start = start_of(text, messages, self.dialect)
+            return Prompt(self._encode(text, add_special_tokens=False), start)
 
         return await self._in_pool(work)
 

@@ -22,6 +22,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.dialects import Dialect, dialect_named
+from engine.prompts import start_of
 from engine.reader import Reader
 from engine.script import Fail, Script, Tick, Wait, obey
 from engine.speech import Speech, Tokens, scripted_tokenizer
@@ -116,7 +117,7 @@ class ScriptedEngine:
     async def render(self, messages: RenderInput) -> Prompt:
         """Render messages by the chat template; raises RenderError."""
         text = self.tokenizer.render(messages, self._dialect.history)
-        return Prompt(tuple(self.tokenizer.encode(text)), self._dialect.starts_in(text))
+        return Prompt(tuple(self.tokenizer.encode(text)), start_of(text, messages, self._dialect))
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Encode text: a token a byte, tags aside."""

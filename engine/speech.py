@@ -188,13 +188,13 @@ class Speech:
         self, sampling: SamplingParams, token_ids: Tokens, num_tokens: int, max_tokens: int
     ) -> tuple[Tokens, Done | None]:
         """The chunk up to the first token that ends the generation."""
+        ends = frozenset((*self._tokenizer.eos_token_ids, *sampling.stop_token_ids))
         kept: list[int] = []
         for token_id in token_ids:
-            early = num_tokens + len(kept) < sampling.min_tokens
-            if early and token_id in (*self._tokenizer.eos_token_ids, *sampling.stop_token_ids):
+            if token_id in ends and num_tokens + len(kept) < sampling.min_tokens:
                 continue
             kept.append(token_id)
-            finish = self.finish(sampling, tuple(kept), num_tokens + len(kept), max_tokens)
+            finish = self.finish(sampling, (token_id,), num_tokens + len(kept), max_tokens)
             if finish is not None:
                 return tuple(kept), finish
         return tuple(kept), None

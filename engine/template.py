@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from engine.brief import skips_thought
 from engine.history import answer_arguments, effort_arguments, in_form
 from engine.marks import History
 from engine.spoken import orders, says_all, told
@@ -45,7 +46,8 @@ def render_template(
     tools = _plain(list(inp.tools))
     messages = told(messages, tools, source, variables_of(source), history.told)
     ending = _mark_final(messages, source) if inp.continue_final_message else None
-    said = effort_arguments(inp.effort, variables_of(source)) if inp.effort else {}
+    effort = "none" if skips_thought(inp) else inp.effort
+    said = effort_arguments(effort, variables_of(source)) if effort else {}
     if inp.answer is not None:
         said |= answer_arguments(inp.answer)
     now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike

@@ -15,6 +15,11 @@ from typing import Any, Literal, Protocol
 # Requests
 
 
+Start = Literal["text", "reasoning", "answer"]
+"""Where a prompt leaves the model: in a text that may yet begin with a thought, within a thought that the
+template has opened, or behind thoughts, so that a shape is held from the first token on."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn; every field resolved, nothing optional but what is off.
@@ -91,7 +96,7 @@ class ReaderParams:
     calls: bool = False  # tools were offered, so call markup means calls; otherwise it is text
     tools: tuple[ToolShape, ...] = ()  # those tools: layouts without types or tags are read by them
     max_calls: int | None = None  # end the generation after this many calls
-    starts_in: Literal["text", "reasoning"] = "text"  # where the prompt leaves the model (`Prompt.starts_in`)
+    starts_in: Start = "text"  # where the prompt leaves the model (`Prompt.starts_in`)
     shaped: bool = False  # text, once begun, is a shape: no call may follow, whatever it spells
 
 
@@ -130,6 +135,11 @@ class GenerateRequest:
     media: tuple[MediaSpan, ...] = ()
     deadline: float | None = None  # time.monotonic() seconds; past it the request ends with DeadlineExceeded
 
+    @property
+    def flat_prefix(self) -> list[int]:
+        """The token ids of `prefix`, one behind the other."""
+        return [token for chunk in self.prefix for token in chunk]
+
 
 # ------------------------------------------------------------------------------------------------------------
 # Prompts
@@ -137,10 +147,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt. `starts_in` tells whether the template has already opened a reasoning block."""
+    """A rendered prompt, and where it leaves the model."""
 
     ids: tuple[int, ...]
-    starts_in: Literal["text", "reasoning"] = "text"
+    starts_in: Start = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +395,13 @@ class EngineError(Exception):
 
 
 class RequestError(EngineError):
-    """The request cannot be honoured; the message says why."""
+    """The request cannot be honoured; the message says why. `param`: the field of it that cannot, if one is
+    to blame.
+    """
+
+    def __init__(self, *message: object, param: str | None = None) -> None:
+        super().__init__(*message)
+        self.param = param
 
 
 class PromptTooLong(RequestError):

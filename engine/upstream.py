@@ -25,10 +25,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from engine.checks import check_request
 from engine.completions import Answer, completion_body, salt
 from engine.dialects import Dialect
 from engine.folder import find_folder, read_json, read_sampling_defaults
-from engine.generation import Generation, check_request, end_of_prefix, is_last
+from engine.generation import Generation, end_of_prefix, is_last
 from engine.inbox import RowOutput
 from engine.peers import PROBE_TEXT, Facts, Peer, PeerBusy, PeerDown, Peers
 from engine.prompts import Prompts, open_dialect

@@ -22,6 +22,7 @@ from engine import (
     Reasoning,
     RenderInput,
     Text,
+    check_request,
 )
 from server.choices import Completion, Part, Usage, check_search
 from server.errors import ApiError
@@ -67,6 +68,8 @@ async def prepare(
         )
         for choice in range(num_requests(request.search, request.n))
     ]
+    for each in requests:
+        check_request(each, served.info)
     head = {
         "id": completion_id,
         "created": int(time.time()),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine import Chunk, Done, Engine, GenerateRequest, ReaderParams, Text, TokenLogprob
+from engine import Chunk, Done, Engine, GenerateRequest, ReaderParams, Text, TokenLogprob, check_request
 from server.chat_view import check_logprobs
 from server.choices import Completion, Part, Usage, check_search
 from server.models import ServedModel
@@ -74,6 +74,8 @@ async def prepare(
                     names_ids=request.return_tokens_as_token_ids,
                 )
             )
+    for each in requests:
+        check_request(each, served.info)
     head = {
         "id": completion_id,
         "created": int(time.time()),

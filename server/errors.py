@@ -217,7 +217,8 @@ def to_api_error(exc: BaseException) -> ApiError:
         row = _TABLE.get(kind)
         if row is not None:
             message = row.message(exc) if row.message else str(exc)
-            return ApiError(row.status, message, code=row.code, param=row.param, headers=row.headers)
+            param = row.param or getattr(exc, "param", None)
+            return ApiError(row.status, message, code=row.code, param=param, headers=row.headers)
     return ApiError(500, "The server had an error while processing your request.", code="server_error")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape
+from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.runs.context import drop_oldest, load_context
 from server.runs.offer import Offer, check, customs, offer, steady
 from server.runs.prompt import Item, sampling, to_messages
@@ -239,7 +239,8 @@ async def make_plan(
     """Resolve a request whose input is normalised and whose references are resolved.
 
     keyed: it came with an `Idempotency-Key`, so what it starts is stored, hidden where it asks not to be.
-    Raises ApiError 400/404 for what cannot be honoured, PromptTooLong when truncation is disabled.
+    Raises ApiError 400/404 and RequestError for what cannot be honoured, PromptTooLong when truncation is
+    disabled.
     """
     context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=tool_timeout_s)
@@ -253,6 +254,7 @@ async def make_plan(
     )
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by)
     first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
+    check_request(first, served.info)
     kept = tuple(drop_oldest(context.items, num_dropped))
     return Planned(plan, functions, tuple(input_items), kept, context.conversation_head, first)
 

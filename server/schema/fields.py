@@ -274,7 +274,8 @@ class SamplingFields(BaseModel):
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    # it divides and multiplies logits; the bounds are far beyond what any text survives
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
     logit_bias: dict[str, float] | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     stop: list[str] | None = None
