@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -56,10 +57,14 @@ class Keys:
 
     def __init__(self, config: Config) -> None:
         self._loopback = config.loopback
-        self._given = [(hash_key(key), owner_of_flag_key(key)) for key in config.secrets()]
+        self.give(config.secrets())
         self._storage: Storage | None = None
         self._found: dict[bytes, tuple[str | None, float]] = {}
         self._any_stored: tuple[bool, float] = (False, 0.0)
+
+    def give(self, keys: Sequence[str]) -> None:
+        """Accept these of the configuration, in place of those that it had before."""
+        self._given = [(hash_key(key), owner_of_flag_key(key)) for key in keys]
 
     def attach(self, storage: Storage) -> None:
         """Accept stored keys too."""
