@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Digest = Callable[[bytes | bytearray], bytes]
+
 THREADED_BYTES = 64 * 1024
 """Bodies above this are read in the thread pool: on the loop they would delay every stream."""
 
@@ -144,7 +146,7 @@ async def aside(much: bool, work: Callable[..., T], *args: Any) -> T:
     return await asyncio.to_thread(work, *args) if much else work(*args)
 
 
-async def load_body(request: Request, digest: Callable[[bytes], bytes] | None = None) -> Body:
+async def load_body(request: Request, digest: Digest | None = None) -> Body:
     """Receive the body and parse it. digest: of its canonical JSON, or of what is no JSON object.
 
     Nothing of what was received is kept. Raises ApiError as `read_as` does, but for what the body says.
@@ -159,7 +161,7 @@ async def load_body(request: Request, digest: Callable[[bytes], bytes] | None = 
         return await aside(len(raw) > THREADED_BYTES, _load, raw, config, digest)
 
 
-def _load(raw: bytearray, config: Config, digest: Callable[[bytes], bytes] | None) -> Body:
+def _load(raw: bytearray, config: Config, digest: Digest | None) -> Body:
     value: dict[str, Any] | ApiError | None = None
     if raw.strip(b" \t\r\n"):
         try:

@@ -5,7 +5,8 @@ the application's (`server.app`) and its life's (`server.life`).
 
 The port opens first; the model's libraries are imported by a thread after it. Signals are ours, not
 uvicorn's: the first drains, another one a second or more later ends the process within two; SIGHUP
-reloads what can change while requests are in flight. Every end has a backstop in a thread, so that no hung event loop can keep a dead server alive.
+reloads what can change while requests are in flight. Every end has a backstop in a thread, so that no hung
+event loop can keep a dead server alive.
 """
 
 from __future__ import annotations
@@ -287,9 +288,11 @@ class _Server(uvicorn.Server):
         )
         connections = self.server_state.connections
         self.servers = [
-            Listener(sock, protocol, num_open=lambda: len(connections), max_open=most, ssl=self.config.ssl)
+            Listener(  # type: ignore[misc]
+                sock, protocol, num_open=lambda: len(connections), max_open=most, ssl=self.config.ssl
+            )
             for sock in sockets or ()
-        ]  # type: ignore[assignment]
+        ]
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:

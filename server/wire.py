@@ -94,6 +94,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._read_bytes += len(data)
         while data:
             data = self._parse(data)
+        self._check_counts()
+
+    def _check_counts(self) -> None:
         if self._refused:
             return
         if self._in_head and self._head_bytes > self._max_head_bytes:
@@ -257,7 +260,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(400, f"The request is not valid HTTP: {why}.", "invalid_http")
 
     def _refuse_head(self) -> None:
-        if self._in_head and len(self.url or b"") > self._max_head_bytes - 1024:
+        if self._in_head and len(self.url) > self._max_head_bytes - 1024:
             message = f"The request's URL is longer than {self._max_head_bytes - 1024} bytes."
             self._refuse(414, message, "url_too_long")
         else:
@@ -335,7 +338,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._farewell = farewell
         elif self.pipeline and self.pipeline[0][0] is own:
             self.pipeline.popleft()
-            self.cycle = self.pipeline[0][0] if self.pipeline else self._active
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._active  # type: ignore[assignment]
             self._farewell = farewell
         elif own.response_complete:
             self._part(b"")
