@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import logging
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,23 +92,31 @@ class Keys:
     def __init__(self, config: Config) -> None:
         self._loopback = config.loopback
         self._file = config.api_key_file
-        self._flags = [(hash_key(key), owner_of_flag_key(key)) for key in config.secrets()]
-        self._given = self._flags
+        self._of_file: list[tuple[bytes, str]] = []
+        self.give(config.secrets())
         self._storage: Storage | None = None
         self._found: dict[bytes, tuple[str | None, float]] = {}
         self._any_stored: tuple[bool, float] = (False, 0.0)
+
+    def give(self, keys: Sequence[str]) -> None:
+        """Accept these of the configuration, in place of those that it had before."""
+        self._flags = [(hash_key(key), owner_of_flag_key(key)) for key in keys]
+        self._given = [*self._flags, *self._of_file]
 
     def attach(self, storage: Storage) -> None:
         """Accept stored keys too."""
         self._storage = storage
 
-    def reload(self) -> None:
-        """Read the file of keys anew; it counts from the next request on. After a KeyFileError all is as
-        it was."""
+    def reload(self) -> bool:
+        """Read the file of keys anew; it counts from the next request on. True where it says something else
+        than before. After a KeyFileError all is as it was."""
+        before = self._of_file
         if self._file is not None:
-            self._given = [*self._flags, *read_key_file(self._file)]
+            self._of_file = read_key_file(self._file)
+            self._given = [*self._flags, *self._of_file]
             if self._file.stat().st_mode & 0o077:
                 log.warning("other users can open the file of keys %s: chmod 600 it", self._file)
+        return self._of_file != before
 
     def forget(self) -> None:
         """Believe nothing that was looked up before: a key was made or revoked here."""

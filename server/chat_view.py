@@ -19,12 +19,14 @@ from engine import (
     Chunk,
     Done,
     GenerateRequest,
+    Prompt,
     Reasoning,
     RenderInput,
     Text,
     check_request,
 )
 from server.choices import Completion, Part, Usage, check_search
+from server.context import THREADED_PARTS, aside
 from server.errors import ApiError
 from server.models import ServedModel
 from server.runs.assembler import item_logprob
@@ -33,6 +35,7 @@ from server.runs.offer import Offer, check, customs, offer, steady
 from server.runs.prompt import sampling, to_messages
 from server.schema.chat import ChatRequest
 from server.schema.fields import PRIORITIES, effective_tier
+from server.schema.items import num_parts
 from server.schema.messages import unsupported_in
 from server.schema.search import num_requests
 from server.telemetry import Telemetry
@@ -43,12 +46,12 @@ async def prepare(
 ) -> Completion:
     """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and
     RequestError."""
-    check_modalities(request, served)
+    await aside(num_parts(request.items) > THREADED_PARTS, check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     check_search(request.search, served)
     offered = offer_of(request)
     await check(offered, served, request.tools, request.shape_param)
-    prompt = await served.engine.render(render_input(request, offered, now=time.time()))
+    prompt = await rendered(request, served, offered)
     params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
     reader = offered.reader(prompt.starts_in)
     tier = effective_tier(request.service_tier)
@@ -101,7 +104,13 @@ def offer_of(request: ChatRequest) -> Offer:
     return offer(request.tools, request.tool_choice, request.parallel_tool_calls, request.shape)
 
 
-def render_input(request: ChatRequest, offered: Offer, *, now: float) -> RenderInput:
+async def rendered(request: ChatRequest, served: ServedModel, offered: Offer) -> Prompt:
+    """The prompt, through the model's chat template. Raises the engine's RequestErrors."""
+    much = num_parts(request.items) > THREADED_PARTS
+    return await served.engine.render(await aside(much, _render_input, request, offered, time.time()))
+
+
+def _render_input(request: ChatRequest, offered: Offer, now: float) -> RenderInput:
     """What the template is given. now: unix seconds."""
     going_on = request.continue_final_message
     asked = request.add_generation_prompt

@@ -129,10 +129,15 @@ def _serve(options: argparse.Namespace) -> int:
         return loaded
     if options.workers != 1:
         return _refuse("--workers: one process serves, because the engine and its KV cache live in it")
+    from server.config import Config, load
     from server.serve import serve, set_up_logging
 
     set_up_logging(loaded.config.log_level)
-    code = serve(loaded.config, began=BEGAN)
+
+    def reread() -> Config:
+        return load({name: getattr(options, name, None) for name in Config.model_fields}).config
+
+    code = serve(loaded.config, began=BEGAN, reread=reread)
     # Everything is closed and on the disk by now. A thread that still loads a model would make the
     # interpreter's own end abort the process from inside torch.
     logging.shutdown()

@@ -193,6 +193,12 @@ class Config(BaseModel):
 
     # What it refuses
     max_body_bytes: int = _setting(32 << 20, "largest request body", unit="bytes", gt=0)
+    max_arriving_bytes: int = _setting(
+        256 << 20, "request bodies that arrive at once, all together, before 503", unit="bytes", gt=0
+    )
+    max_connections: int | None = _setting(
+        None, "open connections before 503; default: what the limit of descriptors leaves", gt=0
+    )
     max_header_bytes: int = _setting(
         64 << 10, "largest request line and headers together", unit="bytes", ge=1024
     )
@@ -213,7 +219,21 @@ class Config(BaseModel):
     )
     keepalive_s: float = _setting(10.0, "silence on a stream before a comment is sent", unit="s", gt=0)
     send_timeout_s: float = _setting(30.0, "a reader that takes nothing for this long is cut", unit="s", gt=0)
-    body_timeout_s: float = _setting(30.0, "a request body may stall this long before 408", unit="s", gt=0)
+    head_timeout_s: float = _setting(
+        15.0, "a request's line and headers may take this long to arrive before 408", unit="s", gt=0
+    )
+    body_timeout_s: float = _setting(
+        30.0,
+        "a request body may take this long, and a second for every 32 KiB of it, before 408",
+        unit="s",
+        gt=0,
+    )
+    idle_timeout_s: float = _setting(
+        75.0,
+        "a connection without a request is kept this long; longer than clients keep theirs",
+        unit="s",
+        gt=0,
+    )
     step_timeout_s: float = _setting(10.0, "an engine step without progress counts as death", unit="s", gt=0)
     tick_s: float = _setting(0.0, "pause between chunks of the scripted engine", unit="s", ge=0)
     lease_s: float = _setting(

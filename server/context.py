@@ -7,7 +7,8 @@ what a body means: fields are `server.schema`'s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,8 +28,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Digest = Callable[[bytes | bytearray], bytes]
+
 THREADED_BYTES = 64 * 1024
-"""Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
+"""Bodies above this are read in the thread pool: on the loop they would delay every stream."""
+
+THREADED_PARTS = 256
+"""Items and parts of items above this are gone through in the thread pool; each takes some 20 us."""
+
+MIN_BODY_RATE = 32 * 1024
+"""Bytes per second that a body must bring on average, beyond the time that every body has: a tenth of a slow
+uplink, at which the largest body takes 17 minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,47 +77,129 @@ def owner(request: Request) -> str:
 # Bodies
 
 
+class Arrivals:
+    """The bytes of all bodies that are arriving or have not been read yet."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.num_bytes = 0
+
+    @contextmanager
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """Held around one body; what it yields counts more bytes of it, or raises ApiError 503."""
+        own = 0
+
+        def count(num_bytes: int) -> None:
+            nonlocal own
+            if self.num_bytes + num_bytes > self._limit:
+                message = "Too many request bodies are arriving at once. Try again shortly."
+                raise ApiError(503, message, code="server_busy", headers={"retry-after": "1"})
+            own += num_bytes
+            self.num_bytes += num_bytes
+
+        try:
+            yield count
+        finally:
+            self.num_bytes -= own
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A request's body, read once. size: in bytes. value: a JSON object, None where there was nothing, or
+    what was wrong with it. digest: equal for bodies that say the same, where it was asked for."""
+
+    size: int
+    value: dict[str, Any] | ApiError | None
+    digest: bytes = b""
+
+    def object(self, *, allow_empty: bool = False) -> dict[str, Any]:
+        """The JSON object; `{}` for nothing where `allow_empty`. Raises ApiError 400 `invalid_json`."""
+        if isinstance(self.value, ApiError):
+            raise self.value
+        if self.value is not None:
+            return self.value
+        if allow_empty:
+            return {}
+        raise ApiError(400, "The request has no body; a JSON object is needed.", code="invalid_json")
+
+
 async def read_body(request: Request, *, allow_empty: bool = False) -> dict[str, Any]:
-    """The body as a JSON object.
+    """The body as a JSON object; see `read_as`."""
+    return await read_as(request, lambda body: body, allow_empty=allow_empty)
+
+
+async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, allow_empty: bool = False) -> T:
+    """What `read` makes of the body, a JSON object, which it must not change; in a thread for a large one.
 
     Refused before it is buffered when larger than `max_body_bytes` (413). Malformed JSON, NaN, infinities,
     lone surrogates, a byte order mark: 400 `invalid_json`. An empty body is `{}` where `allow_empty`. A
-    client that sends nothing for `body_timeout_s` gets 408. A key given twice has its last value.
+    client that takes too long (`body_timeout_s`) gets 408, and 503 when too much is arriving. A key given
+    twice has its last value.
+    """
+    body = getattr(request.state, "body", None) or await load_body(request)
+    value = body.object(allow_empty=allow_empty)
+    return await aside(body.size > THREADED_BYTES, read, value)
+
+
+async def aside(much: bool, work: Callable[..., T], *args: Any) -> T:
+    """work(*args), beside the event loop when it is much."""
+    return await asyncio.to_thread(work, *args) if much else work(*args)
+
+
+async def load_body(request: Request, digest: Digest | None = None) -> Body:
+    """Receive the body and parse it. digest: of its canonical JSON, or of what is no JSON object.
+
+    Nothing of what was received is kept. Raises ApiError as `read_as` does, but for what the body says.
     """
     config = life(request).config
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(
             400, "Compressed request bodies are not supported.", code="unsupported_content_encoding"
         )
-    raw = await receive_body(request, config.max_body_bytes, config.body_timeout_s)
-    if not raw.strip(b" \t\r\n"):
-        if allow_empty:
-            return {}
-        raise ApiError(400, "The request has no body; a JSON object is needed.", code="invalid_json")
-    if len(raw) > THREADED_BYTES:
-        return await asyncio.to_thread(parse_object, raw, config.max_json_depth, config.max_json_values)
-    return parse_object(raw, config.max_json_depth, config.max_json_values)
+    with life(request).arrivals.body() as count:
+        raw = await _receive(request, config, count)
+        return await aside(len(raw) > THREADED_BYTES, _load, raw, config, digest)
 
 
-async def receive_body(request: Request, limit: int, timeout_s: float) -> bytearray:
-    """The whole body, or ApiError 413 as soon as it is known to be too large, 408 when it stalls."""
+def _load(raw: bytearray, config: Config, digest: Digest | None) -> Body:
+    value: dict[str, Any] | ApiError | None = None
+    if raw.strip(b" \t\r\n"):
+        try:
+            value = parse_object(raw, config.max_json_depth, config.max_json_values)
+        except ApiError as error:
+            value = error
+    if digest is None:
+        return Body(len(raw), value)
+    said: bytes | bytearray = raw
+    if isinstance(value, dict):
+        with suppress(orjson.JSONEncodeError):
+            said = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return Body(len(raw), value, digest(said))
+
+
+async def _receive(request: Request, config: Config, count: Callable[[int], None]) -> bytearray:
+    """The whole body, or ApiError 413 as soon as it is known to be too large, 408 when it is too slow."""
+    limit = config.max_body_bytes
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large(limit)
     raw = bytearray()
+    until = asyncio.get_running_loop().time() + config.body_timeout_s
     chunks = request.stream()
     try:
         while True:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(until + len(raw) / MIN_BODY_RATE):
                 chunk = await anext(chunks, None)
             if chunk is None:
                 return raw
             if len(raw) + len(chunk) > limit:
                 raise _too_large(limit)
+            count(len(chunk))
             raw += chunk
     except TimeoutError:
+        allowed = config.body_timeout_s + len(raw) / MIN_BODY_RATE
         raise ApiError(
             408,
-            f"The request's body did not arrive: nothing came for {timeout_s:g} s.",
+            f"The request's body did not arrive: {len(raw)} bytes in {allowed:.3g} s.",
             code="request_timeout",
             headers={"connection": "close"},
         ) from None

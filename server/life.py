@@ -18,7 +18,7 @@ from typing import Literal
 from engine import Engine
 from server.auth import Keys
 from server.config import Config
-from server.context import Context
+from server.context import Arrivals, Context
 from server.errors import ApiError
 from server.models import Models, build_engine, served_names
 from server.retention import Retention
@@ -49,6 +49,7 @@ class Life:
         self.telemetry = Telemetry()
         self.num_streams = 0  # open event streams
         self.keys = Keys(config)
+        self.arrivals = Arrivals(config.max_arriving_bytes)
         self.admin_token = secrets.token_urlsafe(32)
         self.phase: Phase = "starting"
         self.context: Context | None = None

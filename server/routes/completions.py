@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from server.choices import begin
 from server.completions_view import prepare
-from server.context import context, owner, read_body, while_connected
+from server.context import context, owner, read_as, while_connected
 from server.pages import json_reply
 from server.schema.completions import parse_completion
 from server.schema.fields import ignored_headers
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v1")
 async def create_completion(request: Request) -> Response:
     """Answer with completions, or (`stream`) with their chunks."""
     here = context(request)
-    asked, ignored = parse_completion(await read_body(request))
+    asked, ignored = await read_as(request, parse_completion)
     served = here.models.get(asked.model)
     completion = await prepare(asked, served, owner=owner(request), telemetry=here.telemetry)
     headers = ignored_headers(ignored)

@@ -17,15 +17,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.clock import now_us
-from server.context import Context, context, owner, read_body
+from server.context import THREADED_PARTS, Context, aside, context, owner, read_as, read_body
 from server.errors import invalid_value
 from server.identity import identify
 from server.pages import conversation_json, json_reply, page_json
 from server.query import include, page_args
 from server.routes.responses import new_id
-from server.runs.run import new_item
+from server.runs.run import new_items
 from server.schema.fields import ignored_headers
-from server.schema.items import normalize_input
+from server.schema.items import Item, normalize_input, num_parts
 from server.schema.responses import check_metadata
 from server.schema.shapes import missing, mistyped
 from storage import ItemConflict, NewItem
@@ -41,12 +41,12 @@ MAX_ITEMS = 20
 @router.post("")
 async def create_conversation(request: Request) -> Response:
     """Create one, with its first items if there are any."""
-    body = await read_body(request, allow_empty=True)
+    body, items = await read_as(request, _read, allow_empty=True)
     here, who = context(request), owner(request)
     metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
     conversation_id = f"conv_{secrets.token_hex(24)}"
     create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata)
-    stored = await _stored(here, who, body.get("items") or [], create)
+    stored = await _stored(here, who, items or [], create)
     return json_reply(conversation_json(stored), _ignored(body, ("items", "metadata")))
 
 
@@ -81,12 +81,12 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
 async def add_items(request: Request, conversation_id: str) -> Response:
     """Append items; answers with what was added, in the order of the request."""
     include(request.query_params)
-    body = await read_body(request)
-    if body.get("items") is None:
+    body, items = await read_as(request, _read)
+    if items is None:
         missing("items")
     here, who = context(request), owner(request)
     add = partial(here.storage.add_conversation_items, who, conversation_id)
-    added = await _stored(here, who, body["items"], add)
+    added = await _stored(here, who, items, add)
     page = page_json([item.body for item in added], [item.id for item in added], has_more=False)
     return json_reply(page, _ignored(body, ("items", "include")))
 
@@ -122,20 +122,27 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> R
 # ------------------------------------------------------------------------------------------------------------
 
 
-async def _stored(
-    here: Context, who: str, value: Any, store: Callable[[Sequence[NewItem]], Awaitable[T]]
-) -> T:
-    """Store a request's items by `store`, under ids that are free. Raises ApiError 400, 404."""
+def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Item] | None]:
+    """A body and its items, normalised; None where it has none. Raises ApiError 400."""
+    value = body.get("items")
+    if value is None:
+        return body, None
     if not isinstance(value, list):
         mistyped("items", "an array", value)
     if len(value) > MAX_ITEMS:
         raise invalid_value("items", f"Invalid 'items': at most {MAX_ITEMS} are taken, got {len(value)}.")
-    items = normalize_input(value, new_id=new_id, param="items")
+    return body, normalize_input(value, new_id=new_id, param="items")
+
+
+async def _stored(
+    here: Context, who: str, items: list[Item], store: Callable[[Sequence[NewItem]], Awaitable[T]]
+) -> T:
+    """Store a request's items by `store`, under ids that are free. Raises ApiError 400, 404."""
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
     while True:
         try:
-            return await store([new_item(item) for item in items])
+            return await store(await aside(num_parts(items) > THREADED_PARTS, new_items, items))
         except ItemConflict as conflict:  # the id was taken meanwhile, or by an item that is out of sight
             items = await identify(here.storage, who, items, param="items", taken=conflict.item_id)
 

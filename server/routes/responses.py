@@ -6,8 +6,9 @@ Owns query parameters, headers and status codes. Refuses to know how a run works
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import sealing
-from server.context import Context, context, owner, read_body, while_connected
+from server.context import THREADED_PARTS, Context, aside, context, owner, read_as, while_connected
 from server.errors import ApiError
 from server.idempotency import keyed
 from server.pages import json_reply, page_json
@@ -29,7 +30,7 @@ from server.runs.snapshot import Snapshot, terminal_response
 from server.runs.steps import TERMINAL
 from server.schema.fields import ignored_headers
 from server.schema.formats import TEXT, as_output
-from server.schema.items import normalize_input
+from server.schema.items import Item, normalize_input, num_parts
 from server.schema.responses import CreateResponse, parse_create, parse_input_tokens, parse_tool_outputs
 from server.schema.shapes import refuse
 from server.sse import EventStream, StreamCut
@@ -56,17 +57,27 @@ def new_id(prefix: str) -> str:
 @router.post("")
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
-    parsed, ignored = parse_create(await read_body(request))
+    parsed, items, ignored = await read_as(request, partial(_asked, parse_create))
     headers = ignored_headers(ignored)
     if (response_id := keyed(request).response_id) is not None:
         return await _again(request, response_id, stream=parsed.stream, headers=headers)
-    return await _start(request, parsed, headers)
+    return await _start(request, parsed, items, headers)
 
 
-async def _start(request: Request, parsed: CreateResponse, headers: Mapping[str, str]) -> Response:
+def _asked(
+    parse: Callable[[Mapping[str, Any]], tuple[CreateResponse, list[str]]], body: Mapping[str, Any]
+) -> tuple[CreateResponse, list[Item], list[str]]:
+    """A body as the request, its input's items, and the names of what is ignored. Raises ApiError 400."""
+    parsed, ignored = parse(body)
+    items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
+    return parsed, items, ignored
+
+
+async def _start(
+    request: Request, parsed: CreateResponse, items: Sequence[Item], headers: Mapping[str, str]
+) -> Response:
     here = context(request)
     headers = {**headers, **here.models.resume_headers(parsed.model)}
-    items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
     key = keyed(request)
     started = await here.runs.create(owner(request), parsed, items, key.request)
     key.started(started.response_id)
@@ -244,8 +255,7 @@ def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[Stored
 @router.post("/input_tokens")
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
-    parsed, ignored = parse_input_tokens(await read_body(request, allow_empty=True))
-    items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
+    parsed, items, ignored = await read_as(request, partial(_asked, parse_input_tokens), allow_empty=True)
     count = await context(request).runs.count_input(owner(request), parsed, items)
     return json_reply(
         orjson.dumps({"object": "response.input_tokens", "input_tokens": count}), ignored_headers(ignored)
@@ -272,7 +282,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 @router.post("/{response_id}/tool_outputs")
 async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     """Feed a waiting run, or continue a response that completed with unanswered calls (extension)."""
-    outputs, ignored = parse_tool_outputs(await read_body(request), new_id=new_id)
+    outputs, ignored = await read_as(request, partial(parse_tool_outputs, new_id=new_id))
     headers = ignored_headers(ignored)
     runs, who = context(request).runs, owner(request)
     if (known := keyed(request).response_id) is not None:
@@ -286,7 +296,8 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
         refuse("tool_outputs", message)
     made = [orjson.loads(item.body) for item in stored.output]
     body = _continuation(stored, answering(outputs.items, made), stream=outputs.stream)
-    return await _start(request, parse_create(body)[0], headers)
+    parsed, items, _ = await aside(num_parts(outputs.items) > THREADED_PARTS, _asked, parse_create, body)
+    return await _start(request, parsed, items, headers)
 
 
 def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from server.context import THREADED_PARTS, aside
 from server.errors import ApiError
 from server.runs.prompt import OUTPUT_KINDS, Item
 from server.runs.steps import TERMINAL, pending_calls
-from server.schema.items import unsupported_parts
+from server.schema.items import num_parts, unsupported_parts
 from server.schema.shapes import refuse
 from storage import HistoryItem, NotFound
 
@@ -42,11 +43,8 @@ async def load_context(
 ) -> Context:  # fmt: skip
     """The stored past at `as_of` (microseconds) and the new input, checked: nothing in it is beyond the
     model, and every call has its output. Raises ApiError 400/404."""
-    unsupported = unsupported_parts(input_items, modalities=served.info.modalities)
-    if unsupported:
-        path, modality = unsupported[0]
-        message = f"The model '{served.name}' cannot read {modality} input."
-        refuse(path, message, "unsupported_content")
+    num_new = num_parts(input_items)
+    await aside(num_new > THREADED_PARTS, _check_readable, input_items, served)
     head = None
     history: Sequence[HistoryItem] = ()
     try:
@@ -63,9 +61,22 @@ async def load_context(
             )
     except NotFound as unknown:
         raise not_found(request, unknown) from None
-    past = replayable(history, input_items)
-    check_calls(past, input_items)
-    return Context((*past, *input_items), head)
+    much = num_new + len(history) > THREADED_PARTS
+    return Context(await aside(much, _joined, history, input_items), head)
+
+
+def _check_readable(items: Sequence[Item], served: ServedModel) -> None:
+    unsupported = unsupported_parts(items, modalities=served.info.modalities)
+    if unsupported:
+        path, modality = unsupported[0]
+        message = f"The model '{served.name}' cannot read {modality} input."
+        refuse(path, message, "unsupported_content")
+
+
+def _joined(history: Sequence[HistoryItem], new: Sequence[Item]) -> tuple[Item, ...]:
+    past = replayable(history, new)
+    check_calls(past, new)
+    return (*past, *new)
 
 
 def not_found(request: CreateResponse, unknown: NotFound) -> ApiError:

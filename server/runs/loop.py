@@ -115,7 +115,7 @@ class Loop:
         request, run.first = run.first, None
         if request is None:
             offered = run.plan.offer(run.functions, forced=generation == 0)
-            prompt = await run.served.engine.render(run.plan.render_input([*run.context, *output], offered))
+            prompt = await run.plan.rendered(run.served, [*run.context, *output], offered)
             try:
                 request = run.plan.request(
                     run.served, prompt, offered, generation=generation, max_tokens=max_tokens

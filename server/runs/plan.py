@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
+from server.context import THREADED_PARTS, aside
 from server.runs.context import drop_oldest, load_context
 from server.runs.offer import Offer, check, customs, offer, steady
 from server.runs.prompt import Item, sampling, to_messages
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier
+from server.schema.items import num_parts
 from server.schema.shapes import refuse
 from server.schema.tools import is_builtin
 
@@ -137,7 +139,12 @@ class RunPlan:
         answer = None if self.answer is None else Shape(*self.answer)  # type: ignore[arg-type]
         return offer(functions.tools, choice, self.parallel_tool_calls, answer)
 
-    def render_input(self, context: Sequence[Item], offered: Offer) -> RenderInput:
+    async def rendered(self, served: ServedModel, context: Sequence[Item], offered: Offer) -> Prompt:
+        """A context as the model is shown it. Raises the engine's RequestErrors."""
+        much = num_parts(context) > THREADED_PARTS
+        return await served.engine.render(await aside(much, self._render_input, context, offered))
+
+    def _render_input(self, context: Sequence[Item], offered: Offer) -> RenderInput:
         """The template's input for a context."""
         return RenderInput(
             to_messages(context, self.instructions),
@@ -267,7 +274,7 @@ async def count_input(
     context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=0.0)
     offered = plan.offer(plan.functions(builtin), forced=True)
-    prompt = await served.engine.render(plan.render_input(context.items, offered))
+    prompt = await plan.rendered(served, context.items, offered)
     return len(prompt.ids)
 
 
@@ -326,7 +333,7 @@ async def fit(
     limit = served.info.max_model_len
 
     async def without(count: int) -> Prompt:
-        return await served.engine.render(plan.render_input(drop_oldest(context, count), offered))
+        return await plan.rendered(served, drop_oldest(context, count), offered)
 
     if not truncate:
         prompt = await without(0)

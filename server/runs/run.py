@@ -159,6 +159,11 @@ def new_item(item: Item) -> NewItem:
     return NewItem(item["id"], item["type"], orjson.dumps(item), item.get("call_id"), name)
 
 
+def new_items(items: Sequence[Item]) -> tuple[NewItem, ...]:
+    """Items as storage takes them."""
+    return tuple(map(new_item, items))
+
+
 def output_id(plan: RunPlan, call_id: str) -> str:
     """The item id of a tool output posted to a run: derived, so the same output posted twice has the same."""
     return derived_id(plan.id_secret, "function_call_output", call_id)

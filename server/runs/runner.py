@@ -18,6 +18,7 @@ import orjson
 import tools
 from engine import EngineUnavailable, QueueFull
 from server.clock import now_us
+from server.context import THREADED_PARTS, aside
 from server.errors import ApiError
 from server.identity import identify, may_be_known
 from server.runs.context import not_found
@@ -32,7 +33,7 @@ from server.runs.probation import MAX_STRIKES, Probation
 from server.runs.prompt import OUTPUT_KINDS, Item, answering
 from server.runs.queue import Queue
 from server.runs.restore import Restorer
-from server.runs.run import Run, new_item, opening, output_id
+from server.runs.run import Run, new_items, opening, output_id
 from server.runs.snapshot import (
     POLL_AFTER_MS,
     Snapshot,
@@ -43,6 +44,7 @@ from server.runs.snapshot import (
 )
 from server.runs.steps import TERMINAL, pending_calls
 from server.runs.tasks import RunTasks
+from server.schema.items import num_parts
 from server.schema.responses import echo as response_echo
 from storage import (
     ConversationLocked,
@@ -260,7 +262,7 @@ class Runs:
             plan=plan.dump(),
             previous_response_id=plan.previous_response_id,
             conversation_id=plan.conversation_id,
-            input_items=tuple(map(new_item, planned.input)),
+            input_items=await aside(num_parts(planned.input) > THREADED_PARTS, new_items, planned.input),
             record=None,
             runner=None if queued else self._storage.runner,
             conversation_head=planned.conversation_head,
