@@ -19,6 +19,7 @@ from engine import (
     Chunk,
     Done,
     GenerateRequest,
+    Place,
     Reasoning,
     RenderInput,
     Text,
@@ -38,7 +39,7 @@ from server.telemetry import Telemetry
 
 
 async def prepare(
-    request: ChatRequest, served: ServedModel, *, owner: str, telemetry: Telemetry
+    request: ChatRequest, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
 ) -> Completion:
     """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and
     RequestError."""
@@ -88,6 +89,7 @@ async def prepare(
             for choice in range(request.n)
         ],
         head=head,
+        place=place,
         usage=Usage([len(prompt.ids)], request.n),
         search=request.search,
     )
