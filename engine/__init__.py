@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from engine.admission import Admission, Place
 from engine.beams import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
 from engine.checks import check_request
 from engine.closed import closed_schema
@@ -79,6 +80,7 @@ __all__ = [
     "LLM",
     "MAX_BEAMS",
     "SIZES",
+    "Admission",
     "BeamParams",
     "Call",
     "CallArgs",
@@ -103,6 +105,7 @@ __all__ = [
     "ModelInfo",
     "Options",
     "Picked",
+    "Place",
     "Prompt",
     "PromptTooLong",
     "QueueFull",

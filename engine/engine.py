@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from engine.admission import Admission, Place
 from engine.checks import check_request
 from engine.folder import find_folder, read_sampling_defaults
 from engine.generation import Generation, Mailbox, end_of_prefix, is_last
@@ -37,7 +38,6 @@ from engine.types import (
     LoadError,
     ModelInfo,
     Prompt,
-    QueueFull,
     ReaderParams,
     RenderInput,
     RequestFailed,
@@ -147,6 +147,9 @@ class LocalEngine:
         )
         self._thread.start()
         self._loop = await loaded
+        self._admission = Admission(
+            max_running=self._loop.max_num_seqs, max_waiting=self._settings.max_waiting
+        )
         self._tokenizer = tokenizer.result()
         self._dialect = open_dialect(
             self._tokenizer, tools=self._settings.tool_dialect, reasoning=self._settings.reasoning_dialect
@@ -359,7 +362,12 @@ class LocalEngine:
 
     # -- generation ------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+    @property
+    def admission(self) -> Admission:
+        """See `Engine.admission`."""
+        return self._admission
+
+    async def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """See `Engine.generate`."""
         self._require_alive()
         check_request(request, self._info)
@@ -373,9 +381,11 @@ class LocalEngine:
         handle = self._next_handle
         self._next_handle += 1
         mailbox = Mailbox()
+        own = None
         if end is None:
             self._require_alive()  # still, after a grammar was compiled
-            self._require_room()
+            if place is None:
+                place = own = self._admission.enter()
             self._mailboxes[handle] = mailbox
             self._inbox.put(Submit(handle, request, matcher))
         try:
@@ -385,6 +395,8 @@ class LocalEngine:
                 yield chunk
             while handle in self._mailboxes:
                 outputs = await mailbox.take()
+                if place is not None:
+                    place.begin()
                 error = outputs[-1].error
                 if outputs[-1].finish is not None or error is not None:
                     del self._mailboxes[handle]  # the engine thread has dropped it already
@@ -400,6 +412,8 @@ class LocalEngine:
                     raise error
         finally:
             self._drop(handle)
+            if own is not None:
+                own.leave()
 
     def _drop(self, handle: int) -> None:
         """Have the engine thread forget a request, if it still runs there."""
@@ -429,13 +443,6 @@ class LocalEngine:
             raise EngineDead("the engine was closed" if self._closed else "the engine was not started")
         if self._death.done():
             raise _dead(self._death.result())
-
-    def _require_room(self) -> None:
-        scheduler = self._loop.scheduler
-        waiting = scheduler.num_waiting + self._inbox.qsize()
-        free = self._loop.max_num_seqs - len(scheduler.running)
-        if waiting - free >= self._settings.max_waiting:
-            raise QueueFull(f"{waiting} requests wait already")
 
     # -- grammars --------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from engine.admission import Admission, Place
 from engine.dialects import Dialect, dialect_named
 from engine.prompts import start_of
 from engine.reader import Reader
@@ -38,7 +39,6 @@ from engine.types import (
     ModelInfo,
     Prompt,
     PromptTooLong,
-    QueueFull,
     ReaderParams,
     RenderInput,
     RequestFailed,
@@ -83,7 +83,7 @@ class ScriptedEngine:
         self._script = script or obey
         self._tick_s = tick_s
         self._max_running = max_running
-        self._max_waiting = max_waiting
+        self._admission = Admission(max_running=max_running, max_waiting=max_waiting)
         self.tokenizer = scripted_tokenizer(chat_template)
         self._dialect: Dialect = dialect_named("hermes")
         self._speech = Speech(self.tokenizer, self._dialect, chunk)
@@ -108,6 +108,11 @@ class ScriptedEngine:
         """Ready at once."""
         self._end, self._killed = asyncio.get_running_loop().create_future(), False
         return self._info
+
+    @property
+    def admission(self) -> Admission:
+        """See `Engine.admission`."""
+        return self._admission
 
     @property
     def info(self) -> ModelInfo:
@@ -135,9 +140,9 @@ class ScriptedEngine:
         """Compile a constraint ahead of time; raises ConstraintError."""
         await asyncio.to_thread(self._compile, constraint, ReaderParams())
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+    def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """Follow the script; closing the generator aborts at once."""
-        return self._generate(request)
+        return self._generate(request, place)
 
     def stats(self) -> EngineStats:
         """Counters; there is no KV cache to count."""
@@ -175,13 +180,18 @@ class ScriptedEngine:
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+    async def _generate(self, request: GenerateRequest, given: Place | None) -> AsyncGenerator[Chunk]:
         room = self._info.max_model_len - len(request.prompt_ids)
         if room <= 0:
             raise PromptTooLong(len(request.prompt_ids), self._info.max_model_len)
         self.requests.append(request)
-        await self._enter(request)
+        self._check(request)
+        place = self._admission.enter() if given is None else given
+        entered = False
         try:
+            await self._enter(request)
+            entered = True
+            place.begin()
             grammar = None
             if request.constraint is not None:
                 compiled = asyncio.to_thread(self._compile, request.constraint, request.reader)
@@ -194,7 +204,10 @@ class ScriptedEngine:
                     self._counters.output_tokens += 0 if chunk.replayed else len(chunk.token_ids)
                     yield chunk
         finally:
-            self._leave()
+            if entered:
+                self._leave()
+            if given is None:
+                place.leave()
 
     async def _follow(
         self, request: GenerateRequest, grammar: Grammar | None, max_tokens: int
@@ -285,22 +298,19 @@ class ScriptedEngine:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _enter(self, request: GenerateRequest) -> None:
-        """Take a place among the running, in the order of arrival; `_leave` gives it back."""
+        """Come to be among the running, in the order of arrival, until `_leave`."""
         counters = self._counters
-        self._check(request)
         if counters.running < self._max_running:
             counters.running += 1
             return
-        if len(counters.queue) >= self._max_waiting:
-            raise QueueFull(f"{self._max_waiting} requests wait already")
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        counters.queue.append(place)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        counters.queue.append(turn)
         try:
-            await self._until(place, request)
+            await self._until(turn, request)
         except BaseException:
-            if place in counters.queue:
-                counters.queue.remove(place)
-            else:  # the place was given while this request was on its way out
+            if turn in counters.queue:
+                counters.queue.remove(turn)
+            else:  # its turn had come while this request was on its way out
                 self._leave()
             raise
 

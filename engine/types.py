@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from engine.admission import Admission, Place
 
 # ------------------------------------------------------------------------------------------------------------
 # Requests
@@ -348,10 +351,18 @@ class Engine(Protocol):
         """Compile a constraint ahead of time; raises ConstraintError naming what cannot be honoured."""
         ...
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+    @property
+    def admission(self) -> Admission:
+        """The places of its queue; only after `start`."""
+        ...
+
+    def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """Generate; closing the generator aborts the request and frees its KV within a step.
 
-        Raises QueueFull at the first step, PromptTooLong, ConstraintError, DeadlineExceeded, RequestFailed
+        place: one that the caller took in the queue, and gives back; the request is not refused then. Without
+        it one is taken at the first step, which raises QueueFull.
+
+        Raises PromptTooLong, ConstraintError, DeadlineExceeded, RequestFailed
         (only this request), EngineDead (the engine is gone for all).
         """
         ...
@@ -428,7 +439,11 @@ class RenderError(RequestError):
 
 
 class QueueFull(EngineError):
-    """`max_waiting` requests wait already."""
+    """`max_waiting` requests wait already. `retry_after_s`: the wait that is to be expected."""
+
+    def __init__(self, message: str = "too many requests wait already", *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineUnavailable(EngineError):

@@ -19,6 +19,7 @@ from engine import (
     Chunk,
     Done,
     GenerateRequest,
+    Place,
     Prompt,
     Reasoning,
     RenderInput,
@@ -42,7 +43,7 @@ from server.telemetry import Telemetry
 
 
 async def prepare(
-    request: ChatRequest, served: ServedModel, *, owner: str, telemetry: Telemetry
+    request: ChatRequest, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
 ) -> Completion:
     """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and
     RequestError."""
@@ -94,6 +95,7 @@ async def prepare(
             for choice in range(request.n)
         ],
         head=head,
+        place=place,
         usage=Usage([len(prompt.ids)], request.n),
         search=request.search,
     )

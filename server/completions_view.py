@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine import Chunk, Done, Engine, GenerateRequest, ReaderParams, Text, TokenLogprob, check_request
+from engine import (
+    Chunk,
+    Done,
+    Engine,
+    GenerateRequest,
+    Place,
+    ReaderParams,
+    Text,
+    TokenLogprob,
+    check_request,
+)
 from server.chat_view import check_logprobs
 from server.choices import Completion, Part, Usage, check_search
 from server.models import ServedModel
@@ -25,7 +35,7 @@ from server.telemetry import Telemetry
 
 
 async def prepare(
-    request: CompletionRequest, served: ServedModel, *, owner: str, telemetry: Telemetry
+    request: CompletionRequest, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
 ) -> Completion:
     """Tokenize every prompt and resolve everything else. Raises ApiError 400 and RequestError."""
     check_logprobs(request.logprobs, served)
@@ -88,6 +98,7 @@ async def prepare(
         requests=requests,
         writers=writers,
         head=head,
+        place=place,
         usage=Usage(counts, len(writers)),
         silent=silent,
         search=request.search,

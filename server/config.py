@@ -188,7 +188,7 @@ class Config(BaseModel):
         60.0, "an upstream that is silent for this long in an answer counts as down", unit="s", gt=0
     )
     upstream_patience_s: float = _setting(
-        30.0, "a request waits this long for an upstream that can take it before 503 or 429", unit="s", ge=0
+        30.0, "a request waits this long for an upstream that is up before 503", unit="s", ge=0
     )
 
     # What it refuses

@@ -6,6 +6,8 @@ leaves ends its generations.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,10 +29,13 @@ async def create_chat_completion(request: Request) -> Response:
     here = context(request)
     asked, ignored = await read_as(request, parse_chat)
     served = here.models.get(asked.model)
-    completion = await prepare(asked, served, owner=owner(request), telemetry=here.telemetry)
-    headers = ignored_headers(ignored)
-    if not asked.stream:
-        return json_reply(await while_connected(request, completion.whole("chat.completion")), headers)
-    include_usage = asked.stream_options.include_usage
-    frames = await begin(completion.frames("chat.completion.chunk", include_usage=include_usage))
-    return EventStream(frames, headers)
+    with ExitStack() as stack:
+        # Before anything is done for it: a refusal must cost next to nothing.
+        place = stack.enter_context(served.engine.admission.enter())
+        completion = await prepare(asked, served, place, owner=owner(request), telemetry=here.telemetry)
+        headers = ignored_headers(ignored)
+        if not asked.stream:
+            return json_reply(await while_connected(request, completion.whole("chat.completion")), headers)
+        include_usage = asked.stream_options.include_usage
+        frames = await begin(completion.frames("chat.completion.chunk", include_usage=include_usage))
+        return EventStream(frames, headers, on_close=stack.pop_all().close)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engine import GenerateRequest, TokenLogprob
+from engine import GenerateRequest, Place, TokenLogprob
 from server.models import ServedModel
 from server.runs.assembler import Assembler, Draft, Item, derived_id
 from server.runs.journal import Entry, Tokens
@@ -79,6 +79,7 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     unlogged: Unlogged = field(default_factory=Unlogged)
     entry: Entry = field(init=False)  # its place in the journal, given once it has one
+    place: Place | None = None  # in the engine's queue, from before its start until its task is over
     task: asyncio.Task[None] | None = None
     watched: int = 0  # how often others had told, when its grace ended last, that it is read there
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled

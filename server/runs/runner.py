@@ -10,16 +10,17 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
 
 import tools
-from engine import EngineUnavailable, QueueFull
+from engine import EngineUnavailable, Place
 from server.clock import now_us
 from server.context import THREADED_PARTS, aside
-from server.errors import ApiError
+from server.errors import ApiError, to_api_error
 from server.identity import identify, may_be_known
 from server.runs.context import not_found
 from server.runs.feed import Feed, Reader
@@ -60,11 +61,12 @@ from storage import (
     StorageUnavailable,
     StoredResponse,
     ToolOutput,
+    TooManyQueued,
 )
 
 if TYPE_CHECKING:
     from server.config import Config
-    from server.models import Models
+    from server.models import Models, ServedModel
     from server.schema.responses import CreateResponse
     from server.sealing import Sealing
     from server.telemetry import Telemetry
@@ -187,11 +189,28 @@ class Runs:
         StorageUnavailable.
         """
         served = self._models.get(request.model)
-        stats = served.engine.stats()
-        if stats.waiting >= self._config.max_waiting and not request.background:
-            raise QueueFull("The server has too many requests waiting.")
-        if stats.unavailable:
+        if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
+        with ExitStack() as stack:
+            # Before anything is read or written for it: a refusal must cost next to nothing, and what was
+            # begun must not be refused. A background response waits in the database where no place is free.
+            place = None
+            if not request.background:
+                place = stack.enter_context(served.engine.admission.enter())
+            started = await self._create(owner, request, input_items, served, place, keyed)
+            stack.pop_all()  # the run's task gives it back
+            return started
+
+    async def _create(
+        self,
+        owner: str,
+        request: CreateResponse,
+        input_items: Sequence[Item],
+        served: ServedModel,
+        place: Place | None,
+        keyed: KeyedRequest | None,
+    ) -> Started:
+        """Plan and begin; see `create`."""
         # Items of an unstored turn are stored at its end, when it is too late to find that an id is taken.
         late = request.conversation_id is not None and not request.store and keyed is None
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
@@ -216,7 +235,7 @@ class Runs:
                 response_echo(request, model=served.name, temperature=drawn.temperature, top_p=drawn.top_p)
             )
             try:
-                return await self._begin(planned, echo, keyed)
+                return await self._begin(planned, echo, place, keyed)
             except ConversationMoved:
                 continue
             except ConversationLocked as locked:
@@ -224,6 +243,10 @@ class Runs:
                     raise
             except ItemConflict as conflict:
                 items = await identify(self._storage, owner, items, taken=conflict.item_id)
+            except TooManyQueued as full:
+                refusal = to_api_error(full)
+                refusal.headers["retry-after"] = str(served.engine.admission.wait_s(full.limit))
+                raise refusal from None
             except NotFound as unknown:
                 raise not_found(request, unknown) from None
 
@@ -241,11 +264,13 @@ class Runs:
             now=now_us(),
         )
 
-    async def _begin(self, planned: Planned, echo: bytes, keyed: KeyedRequest | None) -> Started:
+    async def _begin(
+        self, planned: Planned, echo: bytes, place: Place | None, keyed: KeyedRequest | None
+    ) -> Started:
         plan = planned.plan
         seal = await self._sealing.seal(plan.owner, plan.sealed_by)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
-        run.input, run.first = planned.input, planned.request
+        run.input, run.first, run.place = planned.input, planned.request, place
         queued = plan.background and (self._queue.busy or self._room() <= 0)
         status = "queued" if plan.background else "in_progress"
         head = run.head(status)
