@@ -498,6 +498,12 @@ def build_loop(
             num_threads=settings.num_threads,
             deterministic=settings.deterministic,
         )
+    log.info(
+        "the KV cache may take %.2f GiB, for %d tokens; %.2f GiB now, the rest as it comes into use",
+        runner.kv_bytes / 2**30,
+        num_blocks[0] * settings.block_size,
+        runner.kv_taken / 2**30,
+    )
     kv = KVCache(model.spec.groups, num_blocks, settings.block_size, max_num_seqs, max_model_len)
     rows = Rows(max_num_seqs, max_model_len)
     if settings.deterministic:
