@@ -118,7 +118,6 @@ class ScriptedEngine:
     async def render(self, messages: RenderInput) -> Prompt:
         """Render messages by the chat template; raises RenderError."""
 
-
         def work() -> Prompt:
             text = self.tokenizer.render(messages, self._dialect.history)
             return Prompt(tuple(self.tokenizer.encode(text)), self._dialect.starts_in(text))

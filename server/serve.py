@@ -48,6 +48,11 @@ ENGINE_DIED = 70  # EX_SOFTWARE
 
 LATE_MODULES = (
     "cryptography.hazmat.primitives.ciphers.aead",  # sealed reasoning
+    "encodings.idna",  # names of other hosts
+    "encodings.unicode_escape",  # log lines
+    "jinja2.ext",  # chat templates
+    "jinja2.meta",
+    "jinja2.sandbox",
     "server.courier",  # webhooks
 )
 
