@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+SMALL_TEXT = 4096  # characters, or tokens, that are gone through on the spot; more goes to a thread
+
 
 @dataclass
 class _Counters:
@@ -121,15 +123,26 @@ class ScriptedEngine:
 
     async def render(self, messages: RenderInput) -> Prompt:
         """Render messages by the chat template; raises RenderError."""
-        text = self.tokenizer.render(messages, self._dialect.history)
-        return Prompt(tuple(self.tokenizer.encode(text)), start_of(text, messages, self._dialect))
+
+        def work() -> Prompt:
+            text = self.tokenizer.render(messages, self._dialect.history)
+            return Prompt(tuple(self.tokenizer.encode(text)), start_of(text, messages, self._dialect))
+
+        size = sum(64 + len(message.get("content") or "") for message in messages.messages)
+        return await asyncio.to_thread(work) if size > SMALL_TEXT else work()
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Encode text: a token a byte, tags aside."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+        def work() -> tuple[int, ...]:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+        return await asyncio.to_thread(work) if len(text) > SMALL_TEXT else work()
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Decode ids, special tokens included."""
+        if len(token_ids) > SMALL_TEXT:
+            return await asyncio.to_thread(self.tokenizer.decode, token_ids)
         return self.tokenizer.decode(token_ids)
 
     def token_text(self, token_id: int) -> str:

@@ -31,6 +31,7 @@ import uvloop
 from fastapi import FastAPI
 
 from engine import Engine, EngineError
+from engine import load_late_modules as engine_late_modules
 from server import __version__
 from server.admin import address_file, leave_address
 from server.app import create_app
@@ -49,6 +50,8 @@ ENGINE_DIED = 70  # EX_SOFTWARE
 
 LATE_MODULES = (
     "cryptography.hazmat.primitives.ciphers.aead",  # sealed reasoning
+    "encodings.idna",  # names of other hosts
+    "encodings.unicode_escape",  # log lines
     "server.courier",  # webhooks
 )
 
@@ -148,7 +151,7 @@ class _Process:
         return self._code
 
     async def _start(self, life: Life, sock: socket.socket) -> None:
-        await asyncio.gather(life.start(), asyncio.to_thread(load_late_modules))
+        await life.start()
         if not self._config.loopback and not await life.keys.usable():
             raise Refused(
                 f"{self._config.host} can be reached from other machines, and no key is configured. "
@@ -161,6 +164,8 @@ class _Process:
         leave_address(self._config, base_url(sock), life.admin_token)
         keyed = await life.keys.needed()
         _banner(life, sock, time.monotonic() - self._began, keyed=keyed)
+        await asyncio.to_thread(load_late_modules)
+        gc.freeze()
 
     async def _end(self, life: Life, server: uvicorn.Server, starting: asyncio.Task[None]) -> None:
         """Bring `server` to its end: after a refusal and a death at once, after a signal with a drain."""
@@ -244,6 +249,7 @@ def load_late_modules() -> None:
     """Import what a request would be the first to need: by then there may be no descriptor to read it by."""
     for name in LATE_MODULES:
         importlib.import_module(name)
+    engine_late_modules()
 
 
 def _refuse(*reasons: str) -> int:

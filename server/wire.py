@@ -50,8 +50,7 @@ class BoundedHttp(HttpToolsProtocol):
     """One connection. A request line and headers above uvicorn's `h11_max_incomplete_event_size` (which has
     the same meaning for its other parser) are a 414 or 431 and the end of it.
 
-    deadline: the loop's time at which `expire` is to be called; infinite while the connection is idle (which
-    uvicorn times) or the application is at work.
+    deadline: the loop's time at which `expire` is to be called; infinite while the application is at work.
     """
 
     def __init__(self, *args: Any, head_timeout_s: float = 15.0, **kwargs: Any) -> None:
@@ -66,6 +65,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._opening = b""  # of the head in this read
         self._in_head = True
         self._in_message = False
+        self._resting = False  # between a reply and the first byte behind it
         self._body_bytes = 0
         self._read_bytes = 0  # in reads since the head, framing included
         self._trailer_bytes = 0
@@ -82,11 +82,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrives. One read is at most 256 kB, which bounds what a count can be exceeded by."""
-        self._unset_keepalive_if_required()
         if self._refused:
             return
-        if self.deadline == math.inf and self._is_idle:
-            self.deadline = self.loop.time() + self._head_timeout_s
+        self._begin_head()
         if self._in_head:
             self._head_bytes += len(data)
             self._opening = (self._opening + data[:256])[:256]
@@ -132,8 +130,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._refused:
             return
         self._in_head = self._in_message = True
-        if self.deadline == math.inf and self._is_idle:
-            self.deadline = self.loop.time() + self._head_timeout_s
+        self._begin_head()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -184,8 +181,11 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._in_message = False
         self._in_head = True
-        self.deadline = math.inf
         super().on_message_complete()
+        if self._is_idle:
+            self._rest()
+        else:
+            self.deadline = math.inf
 
     # -- judging ---------------------------------------------------------------------------------------------
 
@@ -274,6 +274,17 @@ class BoundedHttp(HttpToolsProtocol):
         """Whether no request is being answered."""
         return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
 
+    def _rest(self) -> None:
+        """Everything is answered: the next request may take its time."""
+        self._resting = True
+        self.deadline = self.loop.time() + self.timeout_keep_alive
+
+    def _begin_head(self) -> None:
+        """Something has come: if it is the first of a head, that is due now, whatever else comes of it."""
+        if self._resting:
+            self._resting = False
+            self.deadline = self.loop.time() + self._head_timeout_s
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
         super()._start_asgi_task(cycle, app)
@@ -306,12 +317,16 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The reply is out; the body may still be on its way, and so may the next head."""
         super().on_response_complete()
+        # That timer ends with the first byte, be it of the old body or an empty line.
+        self._unset_keepalive_if_required()
         if self.transport.is_closing() or not self._is_idle:
             return
         if self._farewell is not None:
             self._part(self._farewell)
         elif self._in_message:
             self.deadline = self.loop.time() + (self._head_timeout_s if self._in_head else LINGER_S)
+        else:
+            self._rest()
 
     def send_400_response(self, msg: str) -> None:
         """What the parser refuses, in the official shape."""
@@ -346,13 +361,14 @@ class BoundedHttp(HttpToolsProtocol):
             own.keep_alive = False
         else:
             own.disconnected = True  # the application is told that its client is gone
+            own.waiting_for_100_continue = False
             own.message_event.set()
             self._part(farewell)
 
     def _part(self, farewell: bytes) -> None:
         """Send the last bytes and the end of the stream; the client's are read and thrown away for a
         while."""
-        self._unset_keepalive_if_required()
+        self._resting = False
         self.transport.write(farewell)
         self.deadline = self.loop.time() + LINGER_S
         if self.transport.can_write_eof():
