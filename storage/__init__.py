@@ -18,6 +18,7 @@ from .records import (
     BadText,
     ClosedItem,
     CommitStats,
+    ConversationFull,
     ConversationLocked,
     ConversationMoved,
     Delivery,
@@ -63,6 +64,7 @@ from .records import (
     ToolOutput,
     TooManyQueued,
     UnknownCall,
+    Usage,
     WaitingInputs,
 )
 
@@ -76,6 +78,7 @@ __all__ = [
     "BadText",
     "ClosedItem",
     "CommitStats",
+    "ConversationFull",
     "ConversationLocked",
     "ConversationMoved",
     "Delivery",
@@ -122,6 +125,7 @@ __all__ = [
     "TooManyQueued",
     "ToolOutput",
     "UnknownCall",
+    "Usage",
     "WaitingInputs",
     "metadata",
     "open_storage",
