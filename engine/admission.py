@@ -1,9 +1,10 @@
 """Admission: who may wait for the engine, and how long somebody who may not is to stay away.
 
 Owns: the places of one engine's queue, and the rate at which the requests that hold them end. Refuses to
-know: what a request is, when the engine begins with it, and who waits in what order. A caller takes a place before
-it promises anything to anybody, and gives it back in every case; what the engine does meanwhile needs no
-second decision, so that nothing that was promised is refused later.
+know: what a request is, when the engine begins with it, and who waits in what order.
+
+A caller takes a place before it promises anything to anybody, and gives it back in every case. What the
+engine does meanwhile needs no second decision, so nothing that was promised is refused later.
 """
 
 from __future__ import annotations

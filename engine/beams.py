@@ -89,8 +89,9 @@ async def beam_search(
 ) -> Picked:
     """The `count` best continuations of a prompt that beams of likely tokens find; nothing is drawn.
 
-    place: the caller's in the engine's queue, for all steps. Of the sampling only `max_tokens`, `min_tokens`, `ignore_eos`, `stop_token_ids` and `logprobs` count.
-    Raises RequestError for what beams cannot do, and what the engine raises.
+    place: the caller's in the engine's queue, for all steps. Of the sampling only `max_tokens`, `min_tokens`,
+    `ignore_eos`, `stop_token_ids` and `logprobs` count. Raises RequestError for what beams cannot do, and
+    what the engine raises.
     """
     sampling = request.sampling
     eos = set() if sampling.ignore_eos else set(engine.info.eos_token_ids)

@@ -105,7 +105,13 @@ class Config(BaseModel):
         None, "stored responses of one owner; beyond it the oldest go", unit="responses", gt=0
     )
     max_bytes_per_owner: int | None = _setting(
-        None, "bytes that they take; beyond it the oldest go", unit="bytes", gt=0
+        None,
+        "bytes that an owner stores, conversations too; beyond it the oldest responses go, and then 429",
+        unit="bytes",
+        gt=0,
+    )
+    conversation_retention_s: float = _setting(
+        0.0, "a conversation that nobody has used for this long goes; 0: kept until deleted", unit="s", ge=0
     )
 
     # What it serves
@@ -201,6 +207,15 @@ class Config(BaseModel):
     )
     max_header_bytes: int = _setting(
         64 << 10, "largest request line and headers together", unit="bytes", ge=1024
+    )
+    max_item_bytes: int = _setting(
+        16 << 20,  # the longest text that the official API takes, 10 Mi characters, and its escapes
+        "largest item of a conversation, an input or a tool's output, as JSON",
+        unit="bytes",
+        ge=1024,
+    )
+    max_items_per_conversation: int = _setting(
+        10_000, "items of one conversation; all of them are read at each turn in it", unit="items", gt=0
     )
     max_json_depth: int = _setting(128, "deepest nesting of a request body", unit="levels", ge=8, le=512)
     max_json_values: int = _setting(

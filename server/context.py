@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from server.config import Config
     from server.life import Life
     from server.models import Models
+    from server.quota import Quota
     from server.runs import Runs
     from server.sealing import Sealing
     from server.telemetry import Telemetry
@@ -56,6 +57,7 @@ class Context:
     sealing: Sealing
     runs: Runs
     telemetry: Telemetry
+    quota: Quota
 
 
 def life(request: Request) -> Life:

@@ -31,6 +31,7 @@ from engine import (
 )
 from storage import (
     BadText,
+    ConversationFull,
     ConversationLocked,
     ConversationMoved,
     EventsExpired,
@@ -166,6 +167,15 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     ),
     ConversationMoved: _Row(
         503, "conversation_moved", lambda _: "The conversation is being changed. Try again shortly.", _SOON
+    ),
+    ConversationFull: _Row(
+        400,
+        "conversation_full",
+        lambda e: (
+            f"Conversation '{e.conversation_id}' would have more than {e.limit} items. Delete some of "
+            "them, or go on in another conversation."
+        ),
+        param="conversation",
     ),
     ItemConflict: _Row(
         400,

@@ -21,6 +21,7 @@ from server.config import Config
 from server.context import Arrivals, Context
 from server.errors import ApiError
 from server.models import Models, build_engine, served_names
+from server.quota import Quota
 from server.retention import Retention
 from server.sealing import Sealing
 from server.telemetry import Telemetry
@@ -83,8 +84,9 @@ class Life:
         models = Models()
         models.add(self._engine, served_names(self.config))
         sealing = Sealing(self._storage, self.config.sealing_key_s)
-        runs = Runs(self._storage, models, sealing, self.config, self.telemetry)
-        context = Context(self.config, self._storage, models, sealing, runs, self.telemetry)
+        quota = Quota(self._storage, self.config.max_bytes_per_owner)
+        runs = Runs(self._storage, models, sealing, self.config, self.telemetry, quota)
+        context = Context(self.config, self._storage, models, sealing, runs, self.telemetry, quota)
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),

@@ -19,6 +19,7 @@ from .records import (
     BadText,
     ClosedItem,
     CommitStats,
+    ConversationFull,
     ConversationLocked,
     ConversationMoved,
     Delivery,
@@ -64,6 +65,7 @@ from .records import (
     ToolOutput,
     TooManyQueued,
     UnknownCall,
+    Usage,
     WaitingInputs,
 )
 
@@ -78,6 +80,7 @@ __all__ = [
     "BadText",
     "ClosedItem",
     "CommitStats",
+    "ConversationFull",
     "ConversationLocked",
     "ConversationMoved",
     "Delivery",
@@ -124,6 +127,7 @@ __all__ = [
     "TooManyQueued",
     "ToolOutput",
     "UnknownCall",
+    "Usage",
     "WaitingInputs",
     "back_up",
     "make_private_folder",

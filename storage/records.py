@@ -101,6 +101,7 @@ class NewResponse:
     conversation_head: int | None = None  # where the planned history ended
     priority: int = 0  # lower runs first
     queue_limit: int | None = None  # of the runs that its owner may have in the queue
+    conversation_limit: int | None = None  # of the items of a conversation, when the run begins
     request: KeyedRequest | None = None
     hidden: bool = False
 
@@ -376,6 +377,7 @@ class Limits:
     request_age: int | None = None  # of requests with an `Idempotency-Key`, since they came
     max_responses: int | None = None
     max_bytes: int | None = None
+    conversation_age: int | None = None  # since a conversation was last used
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,9 +387,24 @@ class Swept:
     responses: int = 0
     logs: int = 0  # of responses that stay, or that go in one of the next steps
     requests: int = 0
+    conversations: int = 0
 
     def __add__(self, other: Swept) -> Swept:
-        return Swept(self.responses + other.responses, self.logs + other.logs, self.requests + other.requests)
+        return Swept(
+            self.responses + other.responses,
+            self.logs + other.logs,
+            self.requests + other.requests,
+            self.conversations + other.conversations,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes that an owner stores: in `total`, and of them in `held` what no sweep lets go of: conversations
+    with their items, and items of deleted responses that later ones need."""
+
+    total: int
+    held: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,6 +466,7 @@ class StorageError(Exception):
     +- NotFound               unknown, deleted, or another owner's: never told apart
     +- EventsExpired          the response is there, its events were pruned
     +- ConversationLocked     a run holds the conversation
+    +- ConversationFull       it has as many items as it may have
     +- ConversationMoved      items came after the history that the run was planned with
     +- NotWaiting             tool outputs for a run that does not wait
     +- UnknownCall            an output for a call that the run did not make
@@ -494,6 +512,14 @@ class ConversationMoved(StorageError):
     def __init__(self, conversation_id: str, head: int) -> None:
         super().__init__(conversation_id, head)
         self.conversation_id, self.head = conversation_id, head
+
+
+class ConversationFull(StorageError):
+    """The conversation has as many items as it may have, `limit`, or would have more."""
+
+    def __init__(self, conversation_id: str, limit: int) -> None:
+        super().__init__(conversation_id, limit)
+        self.conversation_id, self.limit = conversation_id, limit
 
 
 class NotWaiting(StorageError):

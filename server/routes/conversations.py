@@ -25,7 +25,7 @@ from server.query import include, page_args
 from server.routes.responses import new_id
 from server.runs.run import new_items
 from server.schema.fields import ignored_headers
-from server.schema.items import Item, normalize_input, num_parts
+from server.schema.items import Item, check_sizes, normalize_input, num_parts
 from server.schema.responses import check_metadata
 from server.schema.shapes import missing, mistyped
 from storage import ItemConflict, NewItem
@@ -46,7 +46,7 @@ async def create_conversation(request: Request) -> Response:
     metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
     conversation_id = f"conv_{secrets.token_hex(24)}"
     create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata)
-    stored = await _stored(here, who, items or [], create)
+    stored = await _stored(here, who, items or [], create, num_bytes=len(metadata))
     return json_reply(conversation_json(stored), _ignored(body, ("items", "metadata")))
 
 
@@ -64,7 +64,9 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     if "metadata" not in body:
         missing("metadata")
     metadata = orjson.dumps(check_metadata({} if body["metadata"] is None else body["metadata"]))
-    stored = await context(request).storage.update_conversation(owner(request), conversation_id, metadata)
+    here, who = context(request), owner(request)
+    await here.quota.require(who, len(metadata))
+    stored = await here.storage.update_conversation(who, conversation_id, metadata, now_us())
     return json_reply(conversation_json(stored), _ignored(body, ("metadata",)))
 
 
@@ -85,7 +87,8 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     if items is None:
         missing("items")
     here, who = context(request), owner(request)
-    add = partial(here.storage.add_conversation_items, who, conversation_id)
+    limit = here.config.max_items_per_conversation
+    add = partial(here.storage.add_conversation_items, who, conversation_id, now=now_us(), limit=limit)
     added = await _stored(here, who, items, add)
     page = page_json([item.body for item in added], [item.id for item in added], has_more=False)
     return json_reply(page, _ignored(body, ("items", "include")))
@@ -135,9 +138,17 @@ def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Item] | None
 
 
 async def _stored(
-    here: Context, who: str, items: list[Item], store: Callable[[Sequence[NewItem]], Awaitable[T]]
+    here: Context,
+    who: str,
+    items: list[Item],
+    store: Callable[[Sequence[NewItem]], Awaitable[T]],
+    *,
+    num_bytes: int = 0,
 ) -> T:
-    """Store a request's items by `store`, under ids that are free. Raises ApiError 400, 404."""
+    """Store a request's items by `store`, under ids that are free. num_bytes: what is stored beside them.
+    Raises ApiError 400, 404, and 429 where the owner's quota is used up."""
+    size = check_sizes(items, here.config.max_item_bytes, param="items")
+    await here.quota.require(who, num_bytes + size)
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
     while True:

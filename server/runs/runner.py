@@ -45,7 +45,7 @@ from server.runs.snapshot import (
 )
 from server.runs.steps import TERMINAL, pending_calls
 from server.runs.tasks import RunTasks
-from server.schema.items import num_parts
+from server.schema.items import check_sizes, num_parts
 from server.schema.responses import echo as response_echo
 from storage import (
     ConversationLocked,
@@ -67,6 +67,7 @@ from storage import (
 if TYPE_CHECKING:
     from server.config import Config
     from server.models import Models, ServedModel
+    from server.quota import Quota
     from server.schema.responses import CreateResponse
     from server.sealing import Sealing
     from server.telemetry import Telemetry
@@ -97,12 +98,19 @@ class Runs:
     """All runs of this process."""
 
     def __init__(
-        self, storage: Storage, models: Models, sealing: Sealing, config: Config, telemetry: Telemetry
+        self,
+        storage: Storage,
+        models: Models,
+        sealing: Sealing,
+        config: Config,
+        telemetry: Telemetry,
+        quota: Quota,
     ) -> None:
         self._storage = storage
         self._models = models
         self._sealing = sealing
         self._config = config
+        self._quota = quota
         self.feed = Feed(storage)
         self._journal = Journal(storage, telemetry.committed)
         self._loop = Loop(self._journal, Probation(storage), telemetry)
@@ -211,6 +219,10 @@ class Runs:
         keyed: KeyedRequest | None,
     ) -> Started:
         """Plan and begin; see `create`."""
+        num_bytes = check_sizes(input_items, self._config.max_item_bytes)
+        if request.store or keyed is not None or request.conversation_id is not None:
+            num_bytes += len(orjson.dumps([request.instructions, request.tools]))
+            await self._quota.require(owner, num_bytes)
         # Items of an unstored turn are stored at its end, when it is too late to find that an id is taken.
         late = request.conversation_id is not None and not request.store and keyed is None
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
@@ -295,6 +307,7 @@ class Runs:
             hidden=plan.hidden,
             priority=plan.priority,
             queue_limit=self._config.max_queued,
+            conversation_limit=self._config.max_items_per_conversation,
         )
         channel = self.feed.open(plan.response_id, echo, stored=plan.store)
         self._num_starting += 1
@@ -484,6 +497,8 @@ class Runs:
 
         The same output again changes nothing. Raises NotFound, NotWaiting, UnknownCall, OutputConflict.
         """
+        num_bytes = check_sizes(outputs, self._config.max_item_bytes, param="tool_outputs")
+        await self._quota.require(owner, num_bytes)
         plan = RunPlan.load(stored.plan)
         items = [orjson.loads(item.body) for item in stored.output]
         taken = {item["call_id"]: item["output"] for item in items if item["type"] in OUTPUT_KINDS}

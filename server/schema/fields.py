@@ -23,7 +23,8 @@ Kind = Literal["honoured", "hint", "refused", "extension"]
 IGNORED_HEADER = "x-antiphon-ignored"
 MAX_IGNORED_NAMES = 16
 MAX_IGNORED_BYTES = 512
-MAX_STOPS = 16
+MAX_STOPS = 16  # the official API takes 4; vLLM's users send more
+MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
 INT64 = 1 << 63
 
@@ -314,6 +315,8 @@ class SamplingFields(BaseModel):
             raise ValueError(f"expected at most {MAX_STOPS} stop strings")
         if not all(stops):
             raise ValueError("a stop string must not be empty")
+        if max(map(len, stops), default=0) > MAX_STOP_CHARS:
+            raise ValueError(f"expected stop strings of at most {MAX_STOP_CHARS} characters")
         return stops
 
     @field_validator("logit_bias", mode="before")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any
 
+import orjson
+
 from server.schema.kinds import ASSISTANT_PART, KINDS, MESSAGE, PREFIXES, USER_PART, identifier
 from server.schema.shapes import missing, mistyped, refuse, shorten
 
@@ -159,6 +161,20 @@ def _message(value: Mapping[str, Any], path: str, new_id: NewId) -> Item:
     else:
         mistyped(f"{path}.content", "a string or an array", content)
     return item | {key: fields[key] for key in fields if key not in item}
+
+
+def check_sizes(items: Iterable[Item], limit: int, *, param: str = "input") -> int:
+    """The bytes of normalised items as JSON, together; raises ApiError 400 `item_too_large` for one of more
+    than `limit`."""
+    total = 0
+    for index, item in enumerate(items):
+        num_bytes = len(orjson.dumps(item))
+        if num_bytes > limit:
+            path = f"{param}[{index}]"
+            message = f"Invalid '{path}': an item may have {limit} bytes as JSON, this one has {num_bytes}."
+            refuse(path, message, "item_too_large")
+        total += num_bytes
+    return total
 
 
 # ------------------------------------------------------------------------------------------------------------

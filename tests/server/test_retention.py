@@ -119,7 +119,7 @@ async def test_what_went_is_counted_and_logged(tmp_path: Path, caplog: pytest.Lo
         await Api(client).create("say hello")
         await sweep(server)
         assert [record.getMessage() for record in caplog.records] == [
-            "let go of 1 responses, 0 logs, 0 idempotent requests"
+            "let go of 1 responses, 0 logs, 0 idempotent requests, 0 conversations"
         ]
         assert "antiphon_retention_responses_total 1.0" in (await client.get("/metrics")).text
 
