@@ -232,7 +232,8 @@ class BoundedHttp(HttpToolsProtocol):
             target = httptools.parse_url(self.url)
         except httptools.HttpParserInvalidURLError:
             return False
-        if target.path is None:
+        path: bytes | None = target.path  # httptools says that there is always one
+        if path is None:
             self.url = b"/" + (b"?" + target.query if target.query else b"")
         return True
 
@@ -272,7 +273,7 @@ class BoundedHttp(HttpToolsProtocol):
     @property
     def _is_idle(self) -> bool:
         """Whether no request is being answered."""
-        return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+        return not self.pipeline and (self._active is None or self._active.response_complete)
 
     def _rest(self) -> None:
         """Everything is answered: the next request may take its time."""

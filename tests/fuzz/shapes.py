@@ -1,9 +1,9 @@
 """Shapes of HTTP: thousands of connections that say what no client should, against a server of our own.
 
 `python -m tests.fuzz.shapes --shapes 10000 --seed 7`. A seed fixes what is sent and where it is split.
-Checked of every shape: only replies that are whole, no 5xx but 501, 503 and 505, errors in the official form, an end
-within the deadlines, and no request that was read out of a body. Beside them streams go on, byte for byte as
-ever; afterwards the server answers, and has nothing left over.
+Checked of every shape: only replies that are whole, no 5xx but 501, 503 and 505, errors in the official form,
+an end within the deadlines, and no request that was read out of a body. Beside them streams go on;
+afterwards the server answers, and has nothing left over.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ JUNK = (
 )  # fmt: skip
 TARGETS = (
     b"/health", b"/version", b"/v1/models", b"/nothing", b"/%00", b"/%zz%f", b"//", b"/a?b=c&d",
-    b"/v1/responses/x", b"http://x/health", b"http://x", b"/\x7e", b"/v1/responses/%2e%2e", b"/v1/responses?limit=%ff",
+    b"/v1/responses/x", b"http://x/health", b"http://x", b"/\x7e", b"/v1/responses/%2e%2e",
+    b"/v1/responses?limit=%ff",
 )  # fmt: skip
 AMBIGUOUS = (
     b"content-length: %d\r\ntransfer-encoding: chunked", b"transfer-encoding: chunked\r\ncontent-length: %d",
@@ -267,10 +268,11 @@ async def say(address: tuple[str, int], shape: Shape) -> bytes | None:
                 writer.write(piece)
                 await writer.drain()
                 await asyncio.sleep(shape.pause_s)
-        except ConnectionError:
-            pass  # it was refused half-way
+        except (ConnectionError, RuntimeError):
+            pass  # it was refused half-way; uvloop calls that a RuntimeError
         if shape.leaves:
             reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
             return None
         try:
             answer = await reading
