@@ -350,7 +350,7 @@ async def test_who_takes_nothing_is_cut(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(wire, "LINGER_S", 0.2)
     monkeypatch.setattr(serve, "BoundedHttp", Counting)
-    async with live_app(tmp_path, idle_timeout_s=0.1) as server, http_client(server) as client:
+    async with live_app(tmp_path, send_timeout_s=0.3) as server, http_client(server) as client:
         once = {"connection": "close"}
         item = {"role": "user", "content": "x" * 9_000_000}
         made = await client.post("/v1/conversations", json={"items": [item]}, headers=once)
@@ -358,8 +358,11 @@ async def test_who_takes_nothing_is_cut(tmp_path: Path, monkeypatch: pytest.Monk
         url = urlsplit(server.base_url)
         with socket.create_connection((url.hostname, url.port)) as deaf:
             request = f"GET /v1/conversations/{made.json()['id']}/items HTTP/1.1\r\nhost: x\r\n\r\n"
-            deaf.send(request.encode() * 3)
+            deaf.send(request.encode() * 3)  # the second reply waits for the first to be taken
             await eventually(lambda: lost == 2)
+        with socket.create_connection((url.hostname, url.port)) as deaf:
+            deaf.send(request.replace("host", "connection: close\r\nhost").encode())
+            await eventually(lambda: lost == 3)
 
 
 # ------------------------------------------------------------------------------------------------------------
