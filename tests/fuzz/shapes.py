@@ -32,7 +32,7 @@ from server import wire
 from tests.running import Running, http_client, live_app
 
 TIMEOUTS = {"head_timeout_s": 3.0, "body_timeout_s": 3.0, "idle_timeout_s": 0.5}
-LINGER_S = 1.0
+LINGER_S = 3.0
 LIMIT_S = 20.0
 """An end is due after a few seconds; the rest is for a machine with other work."""
 
