@@ -233,7 +233,7 @@ class Config(BaseModel):
         86400.0, "an Idempotency-Key and its reply are remembered this long", unit="s", gt=0
     )
     keepalive_s: float = _setting(10.0, "silence on a stream before a comment is sent", unit="s", gt=0)
-    send_timeout_s: float = _setting(30.0, "a reader that takes nothing for this long is cut", unit="s", gt=0)
+    send_timeout_s: float = _setting(30.0, "a client that takes nothing for this long is cut", unit="s", gt=0)
     head_timeout_s: float = _setting(
         15.0, "a request's line and headers may take this long to arrive before 408", unit="s", gt=0
     )

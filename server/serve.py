@@ -298,6 +298,7 @@ class _Server(uvicorn.Server):
             server_state=self.server_state,
             app_state={},
             head_timeout_s=config.head_timeout_s,
+            send_timeout_s=config.send_timeout_s,
         )
         connections = self.server_state.connections
         self.servers = [
@@ -312,7 +313,7 @@ class _Server(uvicorn.Server):
         """Ten times a second: close the connections whose deadlines have passed."""
         now = asyncio.get_running_loop().time()
         for connection in [each for each in self.server_state.connections if each.is_overdue(now)]:  # type: ignore[union-attr]
-            connection.expire(now)  # type: ignore[union-attr]
+            connection.expire()  # type: ignore[union-attr]
         return await super().on_tick(counter)
 
 

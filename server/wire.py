@@ -53,9 +53,13 @@ class BoundedHttp(HttpToolsProtocol):
     deadline: the loop's time at which `expire` is to be called; infinite while the application is at work.
     """
 
-    def __init__(self, *args: Any, head_timeout_s: float = 15.0, **kwargs: Any) -> None:
-        """head_timeout_s: how long a request's line and headers may take, from their first byte on."""
+    def __init__(
+        self, *args: Any, head_timeout_s: float = 15.0, send_timeout_s: float = 30.0, **kwargs: Any
+    ) -> None:
+        """head_timeout_s: how long a request's line and headers may take, from their first byte on.
+        send_timeout_s: how long a client may take nothing of what it is sent."""
         super().__init__(*args, **kwargs)
+        self._send_timeout_s = send_timeout_s
         self.deadline = math.inf
         self.url = b""
         self._head_timeout_s = head_timeout_s
@@ -66,6 +70,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._in_message = False
         self._resting = False  # between a reply and the first byte behind it
+        self._unsent = -1  # bytes, while there are more than there should be
+        self._unsent_since = 0.0
         self._body_bytes = 0
         self._read_bytes = 0  # in reads since the head, framing included
         self._trailer_bytes = 0
@@ -232,7 +238,8 @@ class BoundedHttp(HttpToolsProtocol):
             target = httptools.parse_url(self.url)
         except httptools.HttpParserInvalidURLError:
             return False
-        if target.path is None:
+        path: bytes | None = target.path  # httptools says that there is always one
+        if path is None:
             self.url = b"/" + (b"?" + target.query if target.query else b"")
         return True
 
@@ -272,7 +279,7 @@ class BoundedHttp(HttpToolsProtocol):
     @property
     def _is_idle(self) -> bool:
         """Whether no request is being answered."""
-        return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+        return not self.pipeline and (self._active is None or self._active.response_complete)
 
     def _rest(self) -> None:
         """Everything is answered: the next request may take its time."""
@@ -298,21 +305,25 @@ class BoundedHttp(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the deadline has passed; a connection that closes has one, too."""
-        if self.deadline == math.inf and self.transport.is_closing():
-            self.deadline = now + LINGER_S
+        """Whether the deadline has passed, or the client takes nothing of what was sent."""
+        if self.transport.is_closing() or self.flow.write_paused:
+            unsent = self.transport.get_write_buffer_size()
+            if unsent != self._unsent:
+                self._unsent, self._unsent_since = unsent, now
+            patience_s = LINGER_S if self.transport.is_closing() else self._send_timeout_s
+            return now >= self._unsent_since + patience_s
+        self._unsent = -1
         return now >= self.deadline
 
-    def expire(self, now: float) -> None:
-        """The deadline has passed: the connection is closed, with a word where a request has begun."""
-        if self._refused or self.transport.is_closing() or not self._in_head:
+    def expire(self) -> None:
+        """It is overdue: the connection is closed, with a word where a request has begun."""
+        if self._refused or self._unsent >= 0 or not self._in_head:
             self.transport.abort()
         elif self._in_message:
             message = f"The request's line and headers did not arrive within {self._head_timeout_s:g} s."
             self._refuse(408, message, "request_timeout")
         else:
             self.transport.close()
-            self.deadline = now + LINGER_S
 
     def on_response_complete(self) -> None:
         """The reply is out; the body may still be on its way, and so may the next head."""

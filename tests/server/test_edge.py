@@ -23,9 +23,10 @@ import orjson
 import pytest
 
 from engine import ScriptedEngine
-from server import wire
+from server import serve, wire
 from server.logs import Lines
 from server.schema.items import MAX_ITEMS
+from tests.fuzz.shapes import fuzz
 from tests.running import Running, http_client, live_app
 from tests.server.test_disconnect import eventually
 from tests.talk import Api, Gate, gated
@@ -339,23 +340,29 @@ async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
 
 
 async def test_who_takes_nothing_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = 0
+
+    class Counting(wire.BoundedHttp):
+        def connection_lost(self, exc: Exception | None) -> None:
+            nonlocal lost
+            lost += 1
+            super().connection_lost(exc)
+
     monkeypatch.setattr(wire, "LINGER_S", 0.2)
-    async with live_app(tmp_path, idle_timeout_s=0.1) as server, http_client(server) as client:
-        made = await client.post("/v1/conversations", headers={"connection": "close"})
-        conversation = made.json()["id"]
-        item = {"role": "user", "content": "x" * 9_000_000}
+    monkeypatch.setattr(serve, "BoundedHttp", Counting)
+    async with live_app(tmp_path, send_timeout_s=0.3) as server, http_client(server) as client:
         once = {"connection": "close"}
-        added = await client.post(
-            f"/v1/conversations/{conversation}/items", json={"items": [item]}, headers=once
-        )
-        assert added.status_code == 200
-        before = len(os.listdir("/dev/fd"))
+        item = {"role": "user", "content": "x" * 9_000_000}
+        made = await client.post("/v1/conversations", json={"items": [item]}, headers=once)
+        await eventually(lambda: lost == 1)
         url = urlsplit(server.base_url)
         with socket.create_connection((url.hostname, url.port)) as deaf:
-            request = f"GET /v1/conversations/{conversation}/items HTTP/1.1\r\nhost: x\r\n\r\n"
-            deaf.send(request.encode() * 3)
-            await eventually(lambda: len(os.listdir("/dev/fd")) == before + 2)
-            await eventually(lambda: len(os.listdir("/dev/fd")) == before + 1)
+            request = f"GET /v1/conversations/{made.json()['id']}/items HTTP/1.1\r\nhost: x\r\n\r\n"
+            deaf.send(request.encode() * 3)  # the second reply waits for the first to be taken
+            await eventually(lambda: lost == 2)
+        with socket.create_connection((url.hostname, url.port)) as deaf:
+            deaf.send(request.replace("host", "connection: close\r\nhost").encode())
+            await eventually(lambda: lost == 3)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -685,3 +692,33 @@ def test_nothing_is_imported_on_a_requests_way() -> None:
     import subprocess
 
     subprocess.run([sys.executable, "-c", IMPORTS_AFTER_START], check=True, cwd=ROOT, timeout=60)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What the fuzzer found
+
+
+async def test_a_connection_whose_body_came_after_its_reply_is_closed_when_idle(tmp_path: Path) -> None:
+    async with live_app(tmp_path, idle_timeout_s=0.2) as server, raw(server) as client:
+        request = post("/nothing", b"{}")
+        await client.say(request[:-2])
+        assert (await client.reply())[0] == 404
+        await client.say(request[-2:])
+        assert await client.rest() == b""
+
+
+async def test_a_body_that_breaks_before_100_continue_is_one_reply(
+    live_server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = CHUNKED.replace(b"host: x", b"host: x\r\nexpect: 100-continue")
+    async with raw(live_server) as client:
+        await client.say(request + b"zz\r\n")
+        assert (await client.reply())[0] == 400
+        assert await client.rest() == b""
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_some_hundred_shapes(tmp_path: Path) -> None:
+    outcome = await fuzz(tmp_path, seed=20, num_shapes=250, at_once=50)
+    assert not outcome.faults
+    assert outcome.num_streams
