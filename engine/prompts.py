@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from engine.dialects import Dialect, choose_dialect
+from engine.encoded import Encoder
 from engine.text import Tokenizer
 from engine.types import LoadError, Prompt, PromptTooLong, RenderInput
 
@@ -38,6 +39,7 @@ class Prompts:
     ) -> None:
         self.tokenizer = tokenizer
         self.dialect = dialect
+        self._encoder = Encoder(tokenizer)
         self._limit = limit
         self._pool = pool
 
@@ -46,7 +48,8 @@ class Prompts:
 
         def work() -> Prompt:
             text = self.tokenizer.render(messages, self.dialect.history)
-            return Prompt(self._encode(text, add_special_tokens=False), self.dialect.starts_in(text))
+            self._require_hope(text)
+            return Prompt(self._encoder.encode(text, messages.scope), self.dialect.starts_in(text))
 
         return await self._in_pool(work)
 
@@ -67,12 +70,15 @@ class Prompts:
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids. A text far beyond the context is refused by its length, with the least count it can
-        have: encoding it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
+        self._require_hope(text)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def _require_hope(self, text: str) -> None:
+        """A text far beyond the context is refused by its length, with the least count it can have: encoding
+        it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
         least = len(text) // self.tokenizer.longest_token
         if least > HOPELESS * self._limit:
             raise PromptTooLong(least, self._limit)
-        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.admission import Admission, Place
 from engine.dialects import Dialect, dialect_named
+from engine.encoded import Encoder
 from engine.reader import Reader
 from engine.script import Fail, Script, Tick, Wait, obey
 from engine.speech import Speech, Tokens, scripted_tokenizer
@@ -84,6 +85,7 @@ class ScriptedEngine:
         self._max_running = max_running
         self._admission = Admission(max_running=max_running, max_waiting=max_waiting)
         self.tokenizer = scripted_tokenizer(chat_template)
+        self._encoder = Encoder(self.tokenizer)
         self._dialect: Dialect = dialect_named("hermes")
         self._speech = Speech(self.tokenizer, self._dialect, chunk)
         self._grammars: Grammars | None = None
@@ -121,7 +123,7 @@ class ScriptedEngine:
     async def render(self, messages: RenderInput) -> Prompt:
         """Render messages by the chat template; raises RenderError."""
         text = self.tokenizer.render(messages, self._dialect.history)
-        return Prompt(tuple(self.tokenizer.encode(text)), self._dialect.starts_in(text))
+        return Prompt(self._encoder.encode(text, messages.scope), self._dialect.starts_in(text))
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Encode text: a token a byte, tags aside."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine import (
@@ -48,7 +49,8 @@ async def prepare(
     check_search(request.search, served)
     offered = offer_of(request)
     await check(offered, served, request.tools, request.shape_param)
-    prompt = await served.engine.render(render_input(request, offered, now=time.time()))
+    asked = replace(render_input(request, offered, now=time.time()), scope=owner)
+    prompt = await served.engine.render(asked)
     params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
     reader = offered.reader(prompt.starts_in)
     tier = effective_tier(request.service_tier)

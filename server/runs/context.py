@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import orjson
-
 from server.errors import ApiError
+from server.runs.pasts import Pasts, Said, read_items
 from server.runs.prompt import OUTPUT_KINDS, Item
 from server.runs.steps import TERMINAL, pending_calls
 from server.schema.items import unsupported_parts
 from server.schema.shapes import refuse
-from storage import HistoryItem, NotFound
+from storage import NotFound
 
 if TYPE_CHECKING:
     from server.models import ServedModel
@@ -38,28 +37,31 @@ class Context:
 
 async def load_context(
     request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
-    ServedModel, as_of: int,
+    ServedModel, as_of: int, pasts: Pasts | None = None,
 ) -> Context:  # fmt: skip
     """The stored past at `as_of` (microseconds) and the new input, checked: nothing in it is beyond the
-    model, and every call has its output. Raises ApiError 400/404."""
+    model, and every call has its output. pasts: of earlier turns, to be built upon. Raises ApiError
+    400/404."""
     unsupported = unsupported_parts(input_items, modalities=served.info.modalities)
     if unsupported:
         path, modality = unsupported[0]
         message = f"The model '{served.name}' cannot read {modality} input."
         refuse(path, message, "unsupported_content")
     head = None
-    history: Sequence[HistoryItem] = ()
+    history: Sequence[Said] = ()
     try:
         if request.previous_response_id is not None:
             previous = await storage.get_response(owner, request.previous_response_id)
             if previous.status not in TERMINAL:
                 message = f"Response '{previous.id}' has not finished (status {previous.status})."
                 refuse("previous_response_id", message, "response_not_finished")
-            history = await storage.history(owner, previous_response_id=previous.id, as_of=as_of)
+            history = await (pasts or Pasts(storage)).of(previous, as_of)
         elif request.conversation_id is not None:
             head = (await storage.get_conversation(owner, request.conversation_id)).head
-            history = await storage.history(
-                owner, conversation_id=request.conversation_id, conversation_head=head, as_of=as_of
+            history = read_items(
+                await storage.history(
+                    owner, conversation_id=request.conversation_id, conversation_head=head, as_of=as_of
+                )
             )
     except NotFound as unknown:
         raise not_found(request, unknown) from None
@@ -77,13 +79,12 @@ def not_found(request: CreateResponse, unknown: NotFound) -> ApiError:
     return ApiError(400, message, code="previous_response_not_found", param="previous_response_id")
 
 
-def replayable(history: Sequence[HistoryItem], new: Sequence[Item]) -> list[Item]:
-    """History as items, without unanswered calls of cancelled, failed and incomplete responses."""
-    items = [(orjson.loads(entry.item.body), entry.response_status) for entry in history]
-    unanswered = pending_calls([*(item for item, _ in items), *new])
+def replayable(history: Sequence[Said], new: Sequence[Item]) -> list[Item]:
+    """History without unanswered calls of cancelled, failed and incomplete responses."""
+    unanswered = pending_calls([*(item for item, _ in history), *new])
     return [
         item
-        for item, status in items
+        for item, status in history
         if status in (None, "completed")
         or item["type"] not in OUTPUT_KINDS.values()
         or item["call_id"] not in unanswered
