@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from engine.brief import skips_thought
 from engine.dialects import Dialect, choose_dialect
+from engine.encoded import Encoder
 from engine.text import Tokenizer
 from engine.types import LoadError, Prompt, PromptTooLong, RenderInput, Start
 
@@ -47,6 +48,7 @@ class Prompts:
     ) -> None:
         self.tokenizer = tokenizer
         self.dialect = dialect
+        self._encoder = Encoder(tokenizer)
         self._limit = limit
         self._pool = pool
 
@@ -55,8 +57,9 @@ class Prompts:
 
         def work() -> Prompt:
             text = self.tokenizer.render(messages, self.dialect.history)
-            start = start_of(text, messages, self.dialect)
-            return Prompt(self._encode(text, add_special_tokens=False), start)
+            self._require_hope(text)
+            ids = self._encoder.encode(text, messages.scope)
+            return Prompt(ids, start_of(text, messages, self.dialect))
 
         return await self._in_pool(work)
 
@@ -77,12 +80,15 @@ class Prompts:
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids. A text far beyond the context is refused by its length, with the least count it can
-        have: encoding it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
+        self._require_hope(text)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def _require_hope(self, text: str) -> None:
+        """A text far beyond the context is refused by its length, with the least count it can have: encoding
+        it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
         least = len(text) // self.tokenizer.longest_token
         if least > HOPELESS * self._limit:
             raise PromptTooLong(least, self._limit)
-        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.admission import Admission, Place
 from engine.dialects import Dialect, dialect_named
+from engine.encoded import Encoder
 from engine.prompts import start_of
 from engine.reader import Reader
 from engine.script import Fail, Script, Tick, Wait, obey
@@ -87,6 +88,7 @@ class ScriptedEngine:
         self._max_running = max_running
         self._admission = Admission(max_running=max_running, max_waiting=max_waiting)
         self.tokenizer = scripted_tokenizer(chat_template)
+        self._encoder = Encoder(self.tokenizer)
         self._dialect: Dialect = dialect_named("hermes")
         self._speech = Speech(self.tokenizer, self._dialect, chunk)
         self._grammars: Grammars | None = None
@@ -126,7 +128,8 @@ class ScriptedEngine:
 
         def work() -> Prompt:
             text = self.tokenizer.render(messages, self._dialect.history)
-            return Prompt(tuple(self.tokenizer.encode(text)), start_of(text, messages, self._dialect))
+            ids = self._encoder.encode(text, messages.scope)
+            return Prompt(ids, start_of(text, messages, self._dialect))
 
         size = sum(64 + len(message.get("content") or "") for message in messages.messages)
         return await asyncio.to_thread(work) if size > SMALL_TEXT else work()

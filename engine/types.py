@@ -174,6 +174,9 @@ class RenderInput:
     chat_template: str | None = None
     answer: Shape | None = None
     now: float = 0.0  # unix seconds, for templates that print a date
+    scope: str | None = (
+        None  # whose text it is, so that its tokens are remembered for them; None: they are not
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine import (
@@ -52,7 +53,7 @@ async def prepare(
     check_search(request.search, served)
     offered = offer_of(request)
     await check(offered, served, request.tools, request.shape_param)
-    prompt = await rendered(request, served, offered)
+    prompt = await rendered(request, served, offered, scope=owner)
     params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
     reader = offered.reader(prompt.starts_in)
     tier = effective_tier(request.service_tier)
@@ -106,10 +107,12 @@ def offer_of(request: ChatRequest) -> Offer:
     return offer(request.tools, request.tool_choice, request.parallel_tool_calls, request.shape)
 
 
-async def rendered(request: ChatRequest, served: ServedModel, offered: Offer) -> Prompt:
-    """The prompt, through the model's chat template. Raises the engine's RequestErrors."""
+async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *, scope: str) -> Prompt:
+    """The prompt, through the model's chat template. scope: the owner, whose earlier prompts it may build
+    upon. Raises the engine's RequestErrors."""
     much = num_parts(request.items) > THREADED_PARTS
-    return await served.engine.render(await aside(much, _render_input, request, offered, time.time()))
+    asked = await aside(much, _render_input, request, offered, time.time())
+    return await served.engine.render(replace(asked, scope=scope))
 
 
 def _render_input(request: ChatRequest, offered: Offer, now: float) -> RenderInput:

@@ -193,12 +193,16 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """An item of a run's context and the response it came from (None: added to a conversation)."""
+    """An item of a run's context and the response it came from (None: added to a conversation).
+
+    in_conversation: it is there because a conversation holds it, and may be taken out of that.
+    """
 
     item: StoredItem
     response_id: str | None
     response_status: str | None
     direction: Direction
+    in_conversation: bool = False
 
 
 @dataclass(frozen=True, slots=True)

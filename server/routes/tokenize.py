@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.chat_view import offer_of, rendered
-from server.context import context, read_as
+from server.context import context, owner, read_as
 from server.models import ServedModel
 from server.pages import json_reply
 from server.schema.chat import ChatRequest, parse_chat
@@ -33,7 +33,7 @@ async def tokenize(request: Request) -> Response:
     body, asked = await read_as(request, _read)
     model = _model(request, body)
     if asked is not None:
-        ids = (await rendered(asked, model, offer_of(asked))).ids
+        ids = (await rendered(asked, model, offer_of(asked), scope=owner(request))).ids
     else:
         prompt = body.get("prompt")
         if prompt is None:

@@ -26,6 +26,7 @@ from server.schema.tools import is_builtin
 
 if TYPE_CHECKING:
     from server.models import ServedModel
+    from server.runs.pasts import Pasts
     from server.schema.responses import CreateResponse
     from server.sealing import SealedBy
     from storage import Storage
@@ -153,6 +154,7 @@ class RunPlan:
             effort=self.effort,
             answer=offered.answer,
             now=self.created_at / 1e6,
+            scope=self.owner,
         )
 
     def request(
@@ -241,15 +243,17 @@ def _of_functions(choice: Any, functions: Functions) -> Any:
 async def make_plan(
     request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
     ServedModel, builtin: Mapping[str, ToolSpec], now: int, tool_timeout_s: float, keyed: bool = False,
-    sealed_by: SealedBy | None = None,
+    sealed_by: SealedBy | None = None, pasts: Pasts | None = None,
 ) -> Planned:  # fmt: skip
     """Resolve a request whose input is normalised and whose references are resolved.
 
-    keyed: it came with an `Idempotency-Key`, so what it starts is stored, hidden where it asks not to be.
-    Raises ApiError 400/404 and RequestError for what cannot be honoured, PromptTooLong when truncation is
-    disabled.
+    pasts: of earlier turns, to be built upon. keyed: it came with an `Idempotency-Key`, so what it starts is
+    stored, hidden where it asks not to be. Raises ApiError 400/404 and RequestError for what cannot be
+    honoured, PromptTooLong when truncation is disabled.
     """
-    context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
+    context = await load_context(
+        request, input_items, owner=owner, storage=storage, served=served, as_of=now, pasts=pasts
+    )
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=tool_timeout_s)
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)

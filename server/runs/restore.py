@@ -15,6 +15,7 @@ import tools
 from server.runs.assembler import fold, pending_server_call
 from server.runs.context import drop_oldest, replayable
 from server.runs.journal import Journal
+from server.runs.pasts import read_items
 from server.runs.plan import RunPlan
 from server.runs.run import Run, Unfinished, assembler_of
 from server.runs.steps import Progress
@@ -53,7 +54,7 @@ class Restorer:
             owner, previous_response_id=response_id, as_of=plan.created_at, hidden=True
         )
         before = [e for e in history if not (e.response_id == response_id and e.direction == "out")]
-        context = drop_oldest(replayable(before, ()), plan.num_dropped)
+        context = drop_oldest(replayable(read_items(before), ()), plan.num_dropped)
         records = await self.records(response_id)
         output, unfinished = fold(_events(records))
         # A model that is served no more still has runs to end; whether one may go on is for its fingerprint

@@ -28,6 +28,7 @@ from server.runs.fleet import Fleet
 from server.runs.follower import Follower
 from server.runs.journal import RETRY_S, Journal
 from server.runs.loop import Loop
+from server.runs.pasts import Pasts
 from server.runs.plan import Planned, RunPlan, count_input, make_plan
 from server.runs.presence import Presence
 from server.runs.probation import MAX_STRIKES, Probation
@@ -112,6 +113,7 @@ class Runs:
         self._config = config
         self._quota = quota
         self.feed = Feed(storage)
+        self._pasts = Pasts(storage)
         self._journal = Journal(storage, telemetry.committed)
         self._loop = Loop(self._journal, Probation(storage), telemetry)
         self._restorer = Restorer(storage, models, sealing, self._journal, self.feed)
@@ -241,6 +243,7 @@ class Runs:
                 tool_timeout_s=self._config.tool_timeout_s,
                 keyed=keyed is not None,
                 sealed_by=sealed_by,
+                pasts=self._pasts,
             )
             drawn = planned.request.sampling
             echo = echo_members(
