@@ -16,10 +16,11 @@ from typing import NamedTuple
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.arguments import ArgumentWriter
+from engine.documents import document
 from engine.marks import CallMarks, Dialect
 from engine.openings import openings
 from engine.patterns import ANY, check_repeats, spelled, whole
-from engine.schemas import enforceable, read_schema, rewrite, weigh, written
+from engine.schemas import read_schema, rewrite, weigh
 from engine.structural import TagWriter
 from engine.types import Constraint, ConstraintError, ReaderParams, Shape, ToolShape
 from engine.values import Shapes
@@ -97,7 +98,8 @@ class Writer:
     def _answer(self, shape: Shape, rules: list[str]) -> list[dict[str, str]]:
         """Adds the rule of an answer; returns the grammars that it refers to."""
         if shape.kind == "json":
-            rules.append(f"answer: %json {enforceable(read_schema(shape.source))}")
+            schema = rewrite(read_schema(shape.source))
+            rules.append(f"answer: {document(schema, schema, 'answer', rules)}")
         elif shape.kind == "choice":
             rules.append("answer: " + " | ".join(map(_quoted, json.loads(shape.source))))
         else:
@@ -173,7 +175,7 @@ class Writer:
             before = self._spelled(_before(marks, tool.name))
             rules += [
                 f"call_{index}: {before} arguments_{index} {self._spelled(marks.end)}",
-                f"arguments_{index}: {_arguments(marks, writer, tool)}",
+                f"arguments_{index}: {_arguments(marks, writer, tool, f'arguments_{index}', rules)}",
             ]
         rules += writer.rules
         more = "*" if max_calls is None else f"{{0,{max_calls - 1}}}"
@@ -224,8 +226,9 @@ def _before(marks: CallMarks, name: str) -> str:
     return f"{marks.before_name}{named}{marks.before_arguments}"
 
 
-def _arguments(marks: CallMarks, writer: ArgumentWriter, tool: ToolShape) -> str:
-    """A tool's arguments, in the form of the layout; they are an object, whatever its schema leaves open."""
+def _arguments(marks: CallMarks, writer: ArgumentWriter, tool: ToolShape, name: str, rules: list[str]) -> str:
+    """A tool's arguments, in the form of the layout; they are an object, whatever its schema leaves open.
+    Adds what they refer to, under names that begin with `name`, to `rules`."""
     try:
         schema = read_schema(tool.parameters)
         kind = schema.get("type", "object")
@@ -235,7 +238,7 @@ def _arguments(marks: CallMarks, writer: ArgumentWriter, tool: ToolShape) -> str
         rewritten = rewrite(schema if "$ref" in schema else {**schema, "type": "object"})
         if marks.kind in ("tags", "python", "keyed"):
             return writer.write(tool, rewritten)
-        return f"%json {written(rewritten)}"
+        return document(rewritten, rewritten, name, rules)
     except ConstraintError as error:
         raise ConstraintError(str(error), tool=tool.name) from None
 

@@ -180,7 +180,7 @@ class Session:
             self._print("\n", DIM)
         elif item["type"] in ("function_call", "mcp_call"):
             self._print(f"{item['name']}({item['arguments']})", BOLD)
-            outcome = item.get("error") or item.get("output")
+            outcome = _told(item.get("error")) or item.get("output")
             self._print(f" -> {outcome}\n" if outcome is not None else "\n", DIM)
 
     def _print(self, text: str, style: str) -> None:
@@ -198,6 +198,12 @@ class Session:
         if reply.status_code != 200:
             raise ChatError(body.get("error", {}).get("message", f"status {reply.status_code}"))
         return body
+
+
+def _told(error: dict[str, Any] | None) -> str:
+    """What a call's error says."""
+    parts = (error or {}).get("content", ())
+    return "\n".join(part["text"] for part in parts if part.get("type") == "text")
 
 
 def _parse(reply: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -44,6 +44,11 @@ class Functions:
     servers: Mapping[str, str]
 
     @property
+    def names(self) -> frozenset[str]:
+        """The names of all."""
+        return frozenset(tool["name"] for tool in self.tools)
+
+    @property
     def customs(self) -> frozenset[str]:
         """The names of the customs."""
         return customs(self.tools)
@@ -209,6 +214,7 @@ def _allowed_names(tool: Item, builtin: Mapping[str, ToolSpec], param: str) -> l
 
 
 def _flat(spec: ToolSpec) -> Item:
+    # Strict: names and arguments are under the grammar from the moment a call begins.
     return {
         "type": "function",
         "name": spec.name,

@@ -140,6 +140,7 @@ def assembler_of(
         plan.id_secret,
         servers=functions.servers,
         customs=functions.customs,
+        names=functions.names,
         logprobs=plan.logprobs,
         seal=seal,
         output=output,

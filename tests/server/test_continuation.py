@@ -321,7 +321,7 @@ async def test_a_poisonous_run_stops_the_engine_three_times_at_most(tmp_path: Pa
     ("name", "asked", "answer"),
     [
         ("calculator", 'call calculator {"expression": "2+3"}', "5"),
-        ("record_note", 'call record_note {"note": "five"}', None),
+        ("save_note", 'call save_note {"note": "five"}', None),
     ],
 )
 async def test_a_call_under_way_is_made_again_only_if_that_does_no_harm(
