@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine import Constraint, GenerateRequest, LocalEngine, ToolShape
-from engine import engine as asyncio_side
+from engine import Constraint, GenerateRequest, LocalEngine, ToolShape, sampler
 from engine import loop as engine_loop
-from engine import runner as device
-from engine.generation import Generation
+from engine.generation import Generation, Mailbox
 from engine.rows import noise_key
 
 VICTIM = "victim"
@@ -55,6 +53,10 @@ def _slot(engine: LocalEngine) -> int | None:
     return next((each.slot for each in running if each.request.id == VICTIM), None)
 
 
+def _request(each: Any) -> Any:
+    return getattr(each, "request", each)
+
+
 def _for_slots(owner: Callable[[LocalEngine], Any], name: str, at: int) -> Injection:
     """Raised when the victim's slot is among the slots that are argument number `at`."""
 
@@ -74,7 +76,7 @@ def _for_sequence(owner: Callable[[LocalEngine], Any], name: str, *, once: bool 
     def put(engine: LocalEngine, victim: GenerateRequest, call: int) -> Undo:
         def hits(first: Any, *_: Any, **__: Any) -> bool:
             several = first if isinstance(first, list) else [first]
-            return any(getattr(each, "request", each).id == VICTIM for each in several)
+            return any(_request(each).id == VICTIM for each in several)
 
         return raising(owner(engine), name, hits, 1 if once else call)
 
@@ -92,7 +94,7 @@ def _for_plan(name: str, at: int) -> Injection:
 
 
 def _scores(engine: LocalEngine, victim: GenerateRequest, call: int) -> Undo:
-    return raising(device.sampler, "score", lambda *_, **__: True, 1)
+    return raising(sampler, "score", lambda *_, **__: True, 1)
 
 
 def _scored(request: GenerateRequest) -> GenerateRequest:
@@ -104,7 +106,7 @@ def _delivered(engine: LocalEngine, victim: GenerateRequest, call: int) -> Undo:
         live = engine._loop.scheduler.find(output.handle)
         return live is not None and live.request.id == VICTIM
 
-    return raising(asyncio_side.Mailbox, "put", hits, call)
+    return raising(Mailbox, "put", hits, call)
 
 
 def _read(engine: LocalEngine, victim: GenerateRequest, call: int) -> Undo:

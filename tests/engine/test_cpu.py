@@ -361,7 +361,7 @@ def test_a_reserve_is_taken_ahead_of_its_use(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_little_memory_is_left_to_those_who_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: asked.append("madvise"))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: asked.append("madvise"))
     monkeypatch.setattr(memory, "free_memory", lambda: 8 * LARGE - 1)
     memory._touch([large_pages((LARGE,), torch.uint8)])
     assert asked == []

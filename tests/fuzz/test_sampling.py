@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine import loop as engine_loop
+from engine.rows import Rows
 from tests.fuzz.sampling import APIS, Fuzzer, fuzz, harm, served
 
 SEED = int(os.environ.get("ANTIPHON_FUZZ_SEED", random.SystemRandom().randrange(1 << 30)))
@@ -27,7 +27,7 @@ async def test_no_field_ends_the_server_or_fails_as_its_fault() -> None:
 async def test_the_fuzzer_sees_what_is_wrong(
     api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = engine_loop.Rows.append
+    append = Rows.append
 
     def broken(rows: Any, slots: Any, *rest: Any) -> Any:
         if (rows.temperature[slots] == 0.5).any():
@@ -36,7 +36,7 @@ async def test_the_fuzzer_sees_what_is_wrong(
 
     async with served(tmp_path) as (engine, client):
         fuzzer = Fuzzer(client, SEED, PATIENCE_S)
-        monkeypatch.setattr(engine_loop.Rows, "append", broken)
+        monkeypatch.setattr(Rows, "append", broken)
         await fuzzer.attempt(api, ("temperature",), (1.0,))
         assert fuzzer.found.wrong == []
         await fuzzer.attempt(api, ("temperature",), (0.5,))
