@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,15 +26,16 @@ import torch
 from engine import exact
 from engine.assistant import open_assistant
 from engine.blocks import KVCache
+from engine.constraints import Move
 from engine.inbox import Abort, Call, Close, Command, Credit, Inbox, RowLogprobs, RowOutput, Submit
-from engine.masks import make_ahead, make_masks
+from engine.masks import make_ahead, make_masks, take_drawn
 from engine.models import ModelSpec, load_model
 from engine.rows import Ints, Rows, StepPlan
 from engine.runner import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
 from engine.scheduler import Batch, Scheduler
 from engine.sequences import Sequence
 from engine.speculation import ROOM, Guesser, Lookup, Speculation
-from engine.types import DeadlineExceeded, Done, RequestFailed
+from engine.types import DeadlineExceeded, Done, EngineError, RequestFailed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,22 +125,26 @@ class EngineLoop:
         plan = self.scheduler.rows.plan(self.scheduler.kv, batch.slots, batch.counts, wanted)
         drawing = [batch.sequences[i] for i in np.flatnonzero(plan.num_draws)]
         constrained = any(sequence.matcher is not None for sequence in drawing)
-        # llguidance lets go of the interpreter, so masks are made while the model runs.
+        # Masks are made in a process of their own while the model runs.
         draws = plan.num_draws[plan.num_draws > 0].tolist()
         early, masked = None, (drawing, draws, self.scheduler.rows, self._mask_width)
         if forwarded is None:
             early = self._beside.submit(make_masks, *masked) if constrained else None
             forwarded = self.runner.forward(plan)
+        if constrained:
+            self.runner.progress.at = time.monotonic()  # masks have deadlines of their own
         mask_rows, masks, unmasked = make_masks(*masked) if early is None else early.result()
+        self.runner.progress.at = time.monotonic()
         if self.runner.launcher is None:
             result = self.runner.draw(forwarded, plan, mask_rows, masks)
         else:
             launched = self.runner.launch_draw(forwarded, plan, mask_rows, masks)
             self._flight = self._take_off(batch, plan)
             result = self.runner.fetch(launched)
-        result.failed.update(unmasked)
+        failed: dict[int, EngineError] = {row: RequestFailed(why) for row, why in result.failed.items()}
+        failed.update(unmasked)
         with self.lock:
-            self._settle(batch, plan, [i for i, _ in wanted], drawing, result, outputs)
+            self._settle(batch, plan, [i for i, _ in wanted], drawing, result, failed, outputs)
             if batch.num_beside is not None:
                 self.scheduler.pace.took(batch.num_beside, time.perf_counter() - began)
         if outputs:
@@ -232,9 +237,10 @@ class EngineLoop:
         scored: list[int],
         drawing: list[Sequence],
         result: StepResult,
+        failed: dict[int, EngineError],
         outputs: list[RowOutput],
     ) -> None:
-        """Book what a step computed and drew."""
+        """Book what a step computed and drew. failed: rows that have nothing."""
         scheduler, rows = self.scheduler, self.scheduler.rows
         at = 0
         for i, count in zip(scored, plan.prompt_counts, strict=True):
@@ -252,12 +258,14 @@ class EngineLoop:
             scheduler.counters.drafts_accepted += int(added.sum()) - len(added)
             self._speculation.learn(slots, draws - 1, added - 1)
         ids, first = result.ids.tolist(), 0
-        parts = zip(drawing, known, draws.tolist(), added.tolist(), strict=True)
+        parts = list(zip(drawing, known, draws.tolist(), added.tolist(), strict=True))
+        moves = take_drawn(list(self._under_grammars(parts, ids, failed)))
         for sequence, num_tokens, num_draws, num_added in parts:
             behind, end = first + num_added, first + num_draws
-            output = self._output(sequence, num_tokens, ids, range(first, behind), result)
+            move = moves.get(sequence.handle)
+            output = self._output(sequence, num_tokens, ids, range(first, behind), result, failed, move)
             outputs.append(output)
-            broken = not result.failed.keys().isdisjoint(range(first, end))
+            broken = not failed.keys().isdisjoint(range(first, end))
             blocks: list[list[int]] = []
             if output.error is not None or output.finish is not None:
                 blocks = scheduler.finish(sequence, forget=broken)
@@ -269,8 +277,31 @@ class EngineLoop:
                 make_ahead(sequence, self._mask_width, self._behind, self._wake)
             first = end
 
+    def _under_grammars(
+        self, parts: list[tuple[Sequence, int, int, int]], ids: list[int], failed: dict[int, EngineError]
+    ) -> Iterator[tuple[Sequence, list[int]]]:
+        """Sequences that have a grammar, and what it is to take of their draws."""
+        first = 0
+        for sequence, num_tokens, num_draws, num_added in parts:
+            if sequence.matcher is not None:
+                token_ids: list[int] = []
+                for row in range(first, first + min(num_added, sequence.limit - num_tokens)):
+                    if row in failed or ids[row] in sequence.stop_ids:
+                        break
+                    token_ids.append(ids[row])
+                if token_ids:
+                    yield sequence, token_ids
+            first += num_draws
+
     def _output(
-        self, sequence: Sequence, num_tokens: int, ids: list[int], drawn: range, result: StepResult
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        ids: list[int],
+        drawn: range,
+        result: StepResult,
+        failed: dict[int, EngineError],
+        move: Move | None,
     ) -> RowOutput:
         """What its draws mean for a sequence of `num_tokens`; `drawn` says where they are among `ids`."""
         cached = prompt_logprobs = finish = failure = None
@@ -282,14 +313,19 @@ class EngineLoop:
         token_ids: list[int] = []
         for row in drawn:
             num_tokens += 1
-            failure = result.failed.get(row)
+            failure = failed.get(row)
             if failure is None:
-                try:
-                    finish = self._end(sequence, ids[row], num_tokens)
-                except Exception as error:  # one grammar's failure is that row's
-                    failure = f"the grammar failed: {error}"
+                finish = self._end(sequence, ids[row], num_tokens)
+            if failure is None and finish is None and move is not None:
+                at = row - drawn.start
+                if move.error is not None and at >= move.taken:
+                    failure = move.error
+                elif move.matcher.stopped and at + 1 == move.taken:
+                    finish = Done("stop")
             if failure is not None:
                 break
+            if finish is None and num_tokens >= sequence.limit:
+                finish = Done("length")
             if num_tokens <= sequence.limit:  # else max_tokens is 0: the prompt alone was wanted
                 token_ids.append(ids[row])
             if finish is not None:
@@ -299,10 +335,12 @@ class EngineLoop:
         logprobs: tuple[RowLogprobs, ...] = ()
         if drawn.start in result.logprobs:
             logprobs = tuple(result.logprobs[row] for row in drawn[: len(token_ids)])
-        failed = None if failure is None else RequestFailed(failure)
-        return RowOutput(sequence.handle, tuple(token_ids), finish, logprobs, failed, cached, prompt_logprobs)
+        return RowOutput(
+            sequence.handle, tuple(token_ids), finish, logprobs, failure, cached, prompt_logprobs
+        )
 
     def _end(self, sequence: Sequence, token: int, num_tokens: int) -> Done | None:
+        """How a token ends a sequence that it need not be shown to a grammar for."""
         if num_tokens > sequence.limit:
             return Done("length")
         if token in sequence.stop_ids:
@@ -310,11 +348,7 @@ class EngineLoop:
                 sequence.request.sampling.ignore_eos and sequence.matcher is None
             )
             return Done("stop", None if ends_turn else token)
-        if sequence.matcher is not None:
-            sequence.matcher.advance(token)
-            if sequence.matcher.stopped:
-                return Done("stop")
-        return Done("length") if num_tokens >= sequence.limit else None
+        return None
 
 
 def build_loop(
