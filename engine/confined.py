@@ -2,8 +2,8 @@
 
 Owns: the nursery, a process that has read a model's vocabulary and forks others that have it then, and what
 those do: try a constraint once, or keep matchers and write their masks; and the limits that they set
-themselves, so that nothing foreign outlives them even where nobody is left to kill it. Refuses to know: torch,
-who asks (`confinement`, `constraints`), what becomes of a death.
+themselves, so that nothing foreign outlives them even where nobody is left to kill it. Refuses to know:
+torch, who asks (`confinement`, `constraints`), what becomes of a death.
 
 What a grammar makes llguidance do may end a process (an integer at the edge of 64 bits), never return (a text
 that is forced for ever) or take all memory. So none of it is done in the server's process. Requests are
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 LENGTH = struct.Struct("<I")
 ORDER = struct.Struct("<cq")  # to the nursery: fork, or tell the end of a process
 ANSWER = struct.Struct("<q")  # the process id, or how it ended, as `os.waitpid` says it
-STEPPED = struct.Struct(
-    "<d?H"
-)  # of one row: seconds for its first mask, whether it has stopped, tokens taken
+STEPPED = struct.Struct("<d?HH")
+"""Of one row: seconds for its first mask, whether it has stopped, tokens taken, masks that are right."""
 FORK, REAP = b"f", b"r"
 
 HEADER = 64  # bytes of shared memory in front of the masks: the matcher in work as a number of 64 bits
@@ -301,11 +300,9 @@ class _Keeper:
                 at += count * step.width
                 try:
                     stepped.append(STEPPED.pack(*self._step(row, masks)))
-                except (
-                    BaseException
-                ) as error:  # one grammar's failure is that row's; panics are no Exceptions
+                except BaseException as error:  # one row's failure is its own; panics are no Exceptions
                     self._matchers.pop(row.matcher, None)
-                    stepped.append(STEPPED.pack(0.0, False, 0))
+                    stepped.append(STEPPED.pack(0.0, False, 0, 0))
                     errors[index] = str(error)[:500] or type(error).__name__
             _allow(0)
             self._at_work[0] = NOBODY
@@ -328,7 +325,7 @@ class _Keeper:
             with contextlib.suppress(OSError):
                 send(self._opening, error.encode())
 
-    def _step(self, row: Row, masks: Any) -> tuple[float, bool, int]:
+    def _step(self, row: Row, masks: Any) -> tuple[float, bool, int, int]:
         if row.opening is not None:
             grammar, max_tokens = row.opening
             self._matchers[row.matcher] = self._opened[grammar].matcher(max_tokens)
@@ -343,24 +340,28 @@ class _Keeper:
             taken += 1
             if matcher.stopped:
                 break
-        took = 0.0
+        took, right = 0.0, len(masks)
         if row.drafts is not None:
             began = time.thread_time()
             matcher.fill(masks[0])
             took = time.thread_time() - began
             masks[1:] = -1
             ahead = matcher.fork() if row.drafts else matcher
-            for draft, mask in zip(row.drafts, masks[1:], strict=False):
+            for place, draft in enumerate(row.drafts, 1):
                 if not _follow(ahead, draft):
                     break  # nothing that is drawn behind it counts
-                ahead.fill(mask)
+                try:
+                    ahead.fill(masks[place])
+                except ConstraintError:  # so it will be told when the draft has come true
+                    masks[place], right = -1, place
+                    break
         if row.asked is not None:
             import numpy as np
 
             bits = np.zeros(masks.shape[1] * 32, np.uint8)
             bits[: len(row.asked)] = [matcher.allows(token_id) for token_id in row.asked]
             masks[-1] = np.packbits(bits, bitorder="little").view(np.int32)
-        return took, matcher.stopped, taken
+        return took, matcher.stopped, taken, right
 
 
 def _follow(matcher: Matcher, draft: int) -> bool:

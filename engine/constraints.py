@@ -1,8 +1,8 @@
 """Constraints, as the server has them: tried before they are taken, and stepped where they can do no harm.
 
 Owns: whose turn it is to have a grammar tried, what was found out about each, where each generation stands in
-its grammar, and the processes that know it too: when one dies, whose doing that was, and how the others go on.
-Refuses to know: llguidance, how a shape is written, what a process is limited by (`confined`), asyncio loops,
+its grammar, and the processes that know it too: when one dies, whose doing that was, and how the others go
+on. Refuses to know: llguidance, how a shape is written, what a process limits itself to (`confined`),
 schedules.
 
 The tokens that a generation has taken are kept here, so a process holds nothing that cannot be had again: a
@@ -24,7 +24,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from engine.confined import HEADER, NOBODY, SHARED, STEPPED, TOKEN_S, Keep, Load
 from engine.confinement import Cause, Died, Nursery, Worker, shared_nursery
 from engine.marks import Dialect
 from engine.text import Tokenizer
-from engine.types import Constraint, ConstraintError, ReaderParams, RequestFailed, ToolShape
+from engine.types import Constraint, ConstraintError, ReaderParams, RequestFailed
 
 T = TypeVar("T")
 Mask = NDArray[np.int32]
@@ -95,8 +95,8 @@ class Matcher:
         grammar.home.met(self)
 
     def take(self, token_ids: Sequence[int], *, freely: bool = False) -> int:
-        """Take tokens until the shape is whole, and say how many. Raises ConstraintError for one that does not
-        fit; `freely`: stops in front of it instead."""
+        """Take tokens until the shape is whole, and say how many. Raises ConstraintError for one that does
+        not fit; `freely`: stops in front of it instead."""
         move = Move(self, list(token_ids), freely=freely)
         self.grammar.home.fast.run([move])
         if move.error is not None:
@@ -118,8 +118,9 @@ class Matcher:
 class Move:
     """What is asked of one matcher (see `confined.Row`), and what came of it.
 
-    masks: where they are written, one for each place. seconds: of a processor, for the first of them. error:
-    why there is no more; the matcher is not to be asked again then.
+    masks: where they are written, one for each place. right: how many of them count: behind a draft there may
+    be none. seconds: of a processor, for the first. error: why there is no more; the matcher is not to be asked
+    again then.
     """
 
     matcher: Matcher
@@ -129,6 +130,7 @@ class Move:
     asked: list[int] | None = None
     masks: Mask | None = None
     taken: int = 0
+    right: int = 0
     seconds: float = 0.0
     error: ConstraintError | None = None
 
@@ -139,8 +141,8 @@ class Move:
 
 
 class Constraints:
-    """Tries constraints for one model, and keeps what was found. `compile` belongs to asyncio, the rest to any
-    thread."""
+    """Tries constraints for one model, and keeps what was found. `compile` and `replay` belong to asyncio, the
+    rest to any thread."""
 
     def __init__(self, tokenizer: Tokenizer, dialect: Dialect, *, lasting: bool = False) -> None:
         """lasting: the vocabulary is shared with all that have the same, and stays when this is closed."""
@@ -166,7 +168,8 @@ class Constraints:
     async def compile(self, constraint: Constraint, reader: ReaderParams, owner: str = "") -> Grammar:
         """The grammar of a constraint behind a prompt whose answer is read like this.
 
-        Owners take turns. Raises ConstraintError that names the tool and the keyword which cannot be honoured.
+        Owners take turns. Raises ConstraintError that names the tool and the keyword which cannot be
+        honoured.
         """
         offered = reader.tools if self._dialect.typed and constraint.tools else ()
         told = repr((constraint, reader.starts_in, reader.dialect, offered))
@@ -216,10 +219,10 @@ class Constraints:
                     continue
             except Died:
                 pass
-            return ConstraintError(str(error), tool=_name(tool))
+            return ConstraintError(str(error), tool=tool.name)
         return error
 
-    async def _told(self, constraint: Constraint, reader: ReaderParams, owner: str) -> dict[str, str | bool]:
+    async def _told(self, constraint: Constraint, reader: ReaderParams, owner: str) -> dict[str, Any]:
         """What a trial says. Raises Died."""
         try:
             return await self._trial(
@@ -230,7 +233,7 @@ class Constraints:
                 raise
         return await self._trial(self._long, Trial(constraint, reader, LONG_S, TRIAL_MEMORY, True), owner)
 
-    async def _trial(self, turns: Turns, trial: Trial, owner: str) -> dict[str, str | bool]:
+    async def _trial(self, turns: Turns, trial: Trial, owner: str) -> dict[str, Any]:
         async with turns.turn(owner):
             run = _Run(self.nursery, trial)
             try:
@@ -343,18 +346,14 @@ class _Run:
         self._worker: Worker | None = None
         self._stopped = False
 
-    def __call__(self) -> dict[str, str | bool]:
-        if self._stopped:
-            raise Died("time")
+    def __call__(self) -> dict[str, Any]:
         worker = self._nursery.fork(keeps=False)
         with self._lock:
             self._worker = worker
             if self._stopped:
                 worker.kill()
         try:
-            said: dict[str, str | bool] = json.loads(
-                worker.ask(self._trial, STUCK_S + 10 * self._trial.seconds)
-            )
+            said: dict[str, Any] = json.loads(worker.ask(self._trial, STUCK_S + 10 * self._trial.seconds))
             return said
         finally:
             worker.kill()
@@ -368,8 +367,8 @@ class _Run:
 
 
 class Stepper:
-    """One process that steps matchers, started when it is first needed and anew after each death. Thread-safe:
-    one `run` at a time, `open` beside it."""
+    """One process that steps matchers, started when it is first needed and anew after each death.
+    Thread-safe: one `run` at a time, `open` beside it."""
 
     def __init__(self, home: Constraints, seconds: float) -> None:
         self._home = home
@@ -475,7 +474,7 @@ class Stepper:
                 move.error = ConstraintError(error)
                 worker.known.pop(matcher.number, None)
                 continue
-            move.seconds, matcher.stopped, move.taken = stepped
+            move.seconds, matcher.stopped, move.taken, move.right = stepped
             matcher.tokens += move.token_ids[: move.taken]
             worker.known[matcher.number] = len(matcher.tokens)
             if move.num_masks:
@@ -559,10 +558,6 @@ def _drained(queue: deque[int]) -> list[int]:
 def _forget(steppers: tuple[Stepper, ...], matcher: int) -> None:
     for stepper in steppers:
         stepper.forget(matcher)
-
-
-def _name(tool: ToolShape) -> str:
-    return tool.name
 
 
 def ahead(matcher: Matcher, width: int, pool: ThreadPoolExecutor) -> Future[tuple[Mask, float]]:

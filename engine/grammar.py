@@ -2,8 +2,8 @@
 
 Owns: the compilation of constraints under limits, a bounded cache of what was compiled, and where one
 generation stands in its grammar. Refuses to know: torch (masks are NumPy rows), the step loop, how a shape is
-written (`lark`). It stands on llguidance, which a foreign grammar can kill or hang: a server imports it only in
-the processes of `confined`. It never imports llguidance.torch, which costs seconds.
+written (`lark`). It stands on llguidance, which a foreign grammar can kill or hang: a server imports it only
+in the processes of `confined`. It never imports llguidance.torch, which costs seconds.
 """
 
 from __future__ import annotations

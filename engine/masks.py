@@ -60,6 +60,8 @@ def make_masks(
         sequence.slow = move.seconds > SLOW_MASK_S
         if move.error is not None:  # one grammar's failure is that row's
             failed[first] = move.error
+        elif move.right < move.num_masks:
+            failed[first + move.right] = ConstraintError("the grammar outgrew its limits")
     return np.array(own_rows, np.int64), masks, failed
 
 
@@ -73,7 +75,8 @@ def make_ahead(
 
 
 def take_drawn(drawn: list[tuple[Sequence, list[int]]]) -> dict[int, Move]:
-    """Have the grammars of sequences take what was drawn for them, all at once: what came of it, by handle."""
+    """Have the grammars of sequences take what was drawn for them, all at once; what came of it, by
+    handle."""
     moves = {
         sequence.handle: Move(sequence.matcher, token_ids)
         for sequence, token_ids in drawn
