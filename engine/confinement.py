@@ -6,6 +6,7 @@ died. Refuses to know: grammars, what is asked and answered.
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import signal
@@ -226,7 +227,9 @@ class Worker:
 @cache
 def shared_nursery(load: Load) -> Nursery:
     """A nursery that lives as long as this process; the same for the same vocabulary."""
-    return Nursery(load)
+    nursery = Nursery(load)
+    atexit.register(nursery.close)
+    return nursery
 
 
 def _shared() -> int:

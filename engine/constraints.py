@@ -119,8 +119,8 @@ class Move:
     """What is asked of one matcher (see `confined.Row`), and what came of it.
 
     masks: where they are written, one for each place. right: how many of them count: behind a draft there may
-    be none. seconds: of a processor, for the first. error: why there is no more; the matcher is not to be asked
-    again then.
+    be none. seconds: of a processor, for the first. error: why there is no more; the matcher is of no use
+    then.
     """
 
     matcher: Matcher
@@ -141,8 +141,8 @@ class Move:
 
 
 class Constraints:
-    """Tries constraints for one model, and keeps what was found. `compile` and `replay` belong to asyncio, the
-    rest to any thread."""
+    """Tries constraints for one model, and keeps what was found. `compile` and `replay` belong to asyncio,
+    the rest to any thread."""
 
     def __init__(self, tokenizer: Tokenizer, dialect: Dialect, *, lasting: bool = False) -> None:
         """lasting: the vocabulary is shared with all that have the same, and stays when this is closed."""

@@ -342,10 +342,10 @@ class LocalEngine:
         """See `Engine.token_text`."""
         return self._prompts.token_text(token_id)
 
-    async def check(self, constraint: Constraint) -> None:
+    async def check(self, constraint: Constraint, owner: str = "") -> None:
         """See `Engine.check`."""
         constraints = await self._open_constraints()
-        await constraints.compile(constraint, ReaderParams(tools=constraint.tools))
+        await constraints.compile(constraint, ReaderParams(tools=constraint.tools), owner)
 
     # -- generation ------------------------------------------------------------------------------------------
 

@@ -130,9 +130,9 @@ class ScriptedEngine:
         """One token's text."""
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
 
-    async def check(self, constraint: Constraint) -> None:
+    async def check(self, constraint: Constraint, owner: str = "") -> None:
         """Compile a constraint ahead of time; raises ConstraintError."""
-        await self._compile(constraint, ReaderParams())
+        await self._compile(constraint, ReaderParams(), owner)
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         """Follow the script; closing the generator aborts at once."""

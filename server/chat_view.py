@@ -46,7 +46,7 @@ async def prepare(
     check_logprobs(request.sampling.logprobs, served)
     check_search(request.search, served)
     offered = offer_of(request)
-    await check(offered, served, request.tools, request.shape_param)
+    await check(offered, served, request.tools, request.shape_param, owner)
     prompt = await served.engine.render(render_input(request, offered, now=time.time()))
     params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
     reader = offered.reader(prompt.starts_in)

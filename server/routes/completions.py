@@ -27,7 +27,8 @@ async def create_completion(request: Request) -> Response:
     here = context(request)
     asked, ignored = parse_completion(await read_body(request))
     served = here.models.get(asked.model)
-    completion = await prepare(asked, served, owner=owner(request), telemetry=here.telemetry)
+    preparing = prepare(asked, served, owner=owner(request), telemetry=here.telemetry)
+    completion = await while_connected(request, preparing)
     headers = ignored_headers(ignored)
     if not asked.stream:
         return json_reply(await while_connected(request, completion.whole("text_completion")), headers)

@@ -26,6 +26,7 @@ from engine import (
     Shape,
     ToolShape,
 )
+from engine.grammar import Grammars
 from engine.tiny import CHECKPOINT
 
 ROWS = 32
@@ -87,7 +88,7 @@ async def mask_us(
     tokens: list[int] = []
     async for chunk in engine.generate(GenerateRequest("m", prompt, sampling, reader, constraint)):
         tokens += chunk.token_ids
-    grammars = await engine._open_grammars()
+    grammars = Grammars(engine._tokenizer, engine._dialect)
     matcher = grammars.compile(constraint, reader).matcher(TOKENS)
     mask, times = np.zeros((engine.info.vocab_size + 31) // 32, np.int32), []
     for token in tokens:
