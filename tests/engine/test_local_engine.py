@@ -39,8 +39,8 @@ from engine.types import (
     RequestFailed,
     SamplingDefaults,
     SamplingParams,
-    Text,
     Shape,
+    Text,
     ToolShape,
 )
 from tests.engine.checkpoints import oracle_greedy, oracle_logits
