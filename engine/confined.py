@@ -38,14 +38,17 @@ if TYPE_CHECKING:
 LENGTH = struct.Struct("<I")
 ORDER = struct.Struct("<cq")  # to the nursery: fork, or tell the end of a process
 ANSWER = struct.Struct("<q")  # the process id, or how it ended, as `os.waitpid` says it
-STEPPED = struct.Struct("<d?HH")
-"""Of one row: seconds for its first mask, whether it has stopped, tokens taken, masks that are right."""
+TAKEN = struct.Struct("<?H")
+"""Of one row: whether its shape is whole, how many tokens it took."""
+MASKED = struct.Struct("<dH")
+"""Of one row: seconds for its first mask, how many of its masks are right."""
 FORK, REAP = b"f", b"r"
 
 HEADER = 64  # bytes of shared memory in front of the masks: the matcher in work as a number of 64 bits
 SHARED = 16 << 20  # bytes of shared memory for the masks of one request
 NOBODY = -1
-TOKEN_S = 0.0005  # more time for a row, for each token that it has to catch up with
+TOKEN_S = 0.0005  # more time, for each token that a row has to catch up with
+ROW_S = 0.002  # and for each row
 LOOK_AHEAD = 4  # tokens of a text that fits, whose masks are part of a trial
 
 
@@ -85,26 +88,22 @@ class Opened(NamedTuple):
     starts_in: str
 
 
-class Row(NamedTuple):
-    """What is asked of one matcher.
+Row = tuple[int, tuple[int, int] | None, list[int], list[int], bool, list[int] | None, list[int] | None]
+"""What is asked of one matcher (a plain tuple: there are thousands a second).
 
-    opening: its grammar and the tokens of the generation, where the process has not met the matcher. known:
-    tokens that it took elsewhere. taken: tokens to take now; `freely` says that one which does not fit is no
-    error, but left. drafts: masks are written for the place behind `taken` and behind each draft; None: no
-    mask. asked: of these tokens, those that may come next are written as bits of one more mask.
-    """
-
-    matcher: int
-    opening: tuple[int, int] | None
-    known: list[int]
-    taken: list[int]
-    freely: bool = False
-    drafts: list[int] | None = None
-    asked: list[int] | None = None
+Its number. Its grammar and the tokens of the generation, where the process has not met it. Tokens that it
+took elsewhere. Tokens to take now, and whether one that does not fit is left instead of being an error.
+Drafts: masks are written for the place behind the tokens and behind each draft; None: no mask. Tokens of
+which those that may come next are written as the bits of one more mask; None: none.
+"""
 
 
 class Step(NamedTuple):
-    """Rows in the order of their masks, and whatever nobody wants any more. width: words of a mask."""
+    """Rows in the order of their masks, and whatever nobody wants any more. width: words of a mask.
+
+    It is answered twice: with what the rows took, and, if any wants masks, when those are written. Either
+    answer has a `TAKEN`, or `MASKED`, for each row, and behind them what failed, as JSON: messages by index.
+    """
 
     rows: list[Row]
     width: int
@@ -291,23 +290,61 @@ class _Keeper:
                 self._matchers.pop(matcher, None)
             for grammar in step.grammars_gone:
                 self._opened.pop(grammar, None)
-            at, stepped, errors = 0, [], {}
-            for index, row in enumerate(step.rows):
-                self._at_work[0] = row.matcher
-                _allow(self._seconds + TOKEN_S * len(row.known))
-                count = (0 if row.drafts is None else 1 + len(row.drafts)) + (row.asked is not None)
-                masks = self._masks[at : at + count * step.width].reshape(count, step.width)
-                at += count * step.width
-                try:
-                    stepped.append(STEPPED.pack(*self._step(row, masks)))
-                except BaseException as error:  # one row's failure is its own; panics are no Exceptions
-                    self._matchers.pop(row.matcher, None)
-                    stepped.append(STEPPED.pack(0.0, False, 0, 0))
-                    errors[index] = str(error)[:500] or type(error).__name__
-            _allow(0)
-            self._at_work[0] = NOBODY
-            told = json.dumps(errors).encode() if errors else b""
-            send(self._channel, b"".join(stepped) + told)
+            self._step(step)
+
+    def _step(self, step: Step) -> None:
+        """Both answers; the number of the row in work stands where the server finds it should this process
+        end."""
+        rows, at_work = step.rows, self._at_work
+        caught_up = sum(len(row[2]) for row in rows)
+        _allow(self._seconds + ROW_S * len(rows) + TOKEN_S * caught_up)
+        told: list[bytes] = []
+        errors: dict[int, str] = {}
+        matchers: list[Matcher | None] = []
+        for index, (number, opening, known, token_ids, freely, _, _) in enumerate(rows):
+            at_work[0] = number
+            matcher = None
+            try:
+                if opening is not None:
+                    self._matchers[number] = self._opened[opening[0]].matcher(opening[1])
+                matcher = self._matchers[number]
+                for token_id in known:
+                    matcher.advance(token_id)
+                told.append(TAKEN.pack(*_take(matcher, token_ids, freely)))
+            except BaseException as error:  # one row's failure is its own; panics are no Exceptions
+                self._failed(number, index, error, errors)
+                matcher = None
+                told.append(TAKEN.pack(False, 0))
+            matchers.append(matcher)
+        at_work[0] = NOBODY
+        self._tell(told, errors)
+        num_masks = sum(_num_masks(row) for row in rows)
+        if num_masks:
+            _allow(self._seconds + ROW_S * len(rows))
+            masks = self._masks[: num_masks * step.width].reshape(num_masks, step.width)
+            told, errors, at = [], {}, 0
+            for index, (row, matcher) in enumerate(zip(rows, matchers, strict=True)):
+                own, at = masks[at : at + _num_masks(row)], at + _num_masks(row)
+                at_work[0] = row[0]
+                took, right = 0.0, 0
+                if matcher is not None and not (row[3] and matcher.stopped):
+                    try:
+                        took, right = _mask(matcher, row, own)
+                    except BaseException as error:  # as above
+                        self._failed(row[0], index, error, errors)
+                told.append(MASKED.pack(took, right))
+                if took > ROW_S:  # the next one has its whole time again
+                    _allow(self._seconds + ROW_S * len(rows))
+            at_work[0] = NOBODY
+            self._tell(told, errors)
+        _allow(0)
+
+    def _failed(self, number: int, index: int, error: BaseException, errors: dict[int, str]) -> None:
+        self._matchers.pop(number, None)
+        errors[index] = str(error)[:500] or type(error).__name__
+
+    def _tell(self, told: list[bytes], errors: dict[int, str]) -> None:
+        send(self._channel, b"".join(told) + (json.dumps(errors).encode() if errors else b""))
 
     def _open(self) -> None:
         """Compile what was tried already."""
@@ -325,43 +362,47 @@ class _Keeper:
             with contextlib.suppress(OSError):
                 send(self._opening, error.encode())
 
-    def _step(self, row: Row, masks: Any) -> tuple[float, bool, int, int]:
-        if row.opening is not None:
-            grammar, max_tokens = row.opening
-            self._matchers[row.matcher] = self._opened[grammar].matcher(max_tokens)
-        matcher = self._matchers[row.matcher]
-        for token_id in row.known:
-            matcher.advance(token_id)
-        taken = 0
-        for token_id in row.taken:
-            if row.freely and not matcher.allows(token_id):
-                break
-            matcher.advance(token_id)
-            taken += 1
-            if matcher.stopped:
-                break
-        took, right = 0.0, len(masks)
-        if row.drafts is not None:
-            began = time.thread_time()
-            matcher.fill(masks[0])
-            took = time.thread_time() - began
-            masks[1:] = -1
-            ahead = matcher.fork() if row.drafts else matcher
-            for place, draft in enumerate(row.drafts, 1):
-                if not _follow(ahead, draft):
-                    break  # nothing that is drawn behind it counts
-                try:
-                    ahead.fill(masks[place])
-                except ConstraintError:  # so it will be told when the draft has come true
-                    masks[place], right = -1, place
-                    break
-        if row.asked is not None:
-            import numpy as np
 
-            bits = np.zeros(masks.shape[1] * 32, np.uint8)
-            bits[: len(row.asked)] = [matcher.allows(token_id) for token_id in row.asked]
-            masks[-1] = np.packbits(bits, bitorder="little").view(np.int32)
-        return took, matcher.stopped, taken, right
+def _num_masks(row: Row) -> int:
+    return (0 if row[5] is None else 1 + len(row[5])) + (row[6] is not None)
+
+
+def _take(matcher: Matcher, token_ids: list[int], freely: bool) -> tuple[bool, int]:
+    """Whether the shape is whole, and how many tokens it took."""
+    for taken, token_id in enumerate(token_ids):
+        if freely and not matcher.allows(token_id):
+            return False, taken
+        matcher.advance(token_id)
+        if matcher.stopped:
+            return True, taken + 1
+    return matcher.stopped, len(token_ids)
+
+
+def _mask(matcher: Matcher, row: Row, masks: Any) -> tuple[float, int]:
+    """Write a row's masks; seconds for the first, and how many are right."""
+    took, drafts, asked = 0.0, row[5], row[6]
+    if asked is not None:
+        import numpy as np
+
+        bits = np.zeros(masks.shape[1] * 32, np.uint8)
+        bits[: len(asked)] = [matcher.allows(token_id) for token_id in asked]
+        masks[-1] = np.packbits(bits, bitorder="little").view(np.int32)
+    if drafts is not None:
+        began = time.thread_time()
+        matcher.fill(masks[0])
+        took = time.thread_time() - began
+    if drafts:
+        masks[1 : len(drafts) + 1] = -1
+        ahead = matcher.fork()
+        for place, draft in enumerate(drafts, 1):
+            if not _follow(ahead, draft):
+                break  # nothing that is drawn behind it counts
+            try:
+                ahead.fill(masks[place])
+            except ConstraintError:  # so it will be told when the draft has come true
+                masks[place] = -1
+                return took, place
+    return took, len(masks)
 
 
 def _follow(matcher: Matcher, draft: int) -> bool:

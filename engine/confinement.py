@@ -187,12 +187,14 @@ class Worker:
             raise Died(self.bury()) from None
 
     def ask(self, message: Any, seconds: float, *, opening: bool = False) -> bytes:
-        """What it answers within so many seconds by the clock; Died, and gone, where it does not."""
+        """What it answers within so many seconds by the clock; Died, and gone, where it does not. None: what
+        else it answers to the last message."""
         channel = self.opening if opening else self.channel
         assert channel is not None
         try:
             channel.settimeout(seconds)
-            send(channel, pickle.dumps(message))
+            if message is not None:
+                send(channel, pickle.dumps(message))
             return receive(channel)
         except TimeoutError:
             self.kill()

@@ -29,7 +29,20 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.confined import HEADER, NOBODY, SHARED, STEPPED, TOKEN_S, Keep, Load, Opened, Row, Step, Trial
+from engine.confined import (
+    HEADER,
+    MASKED,
+    NOBODY,
+    SHARED,
+    TAKEN,
+    TOKEN_S,
+    Keep,
+    Load,
+    Opened,
+    Row,
+    Step,
+    Trial,
+)
 from engine.confinement import Cause, Died, Nursery, Worker, shared_nursery
 from engine.marks import Dialect
 from engine.text import Tokenizer
@@ -84,7 +97,7 @@ class Grammar:
 class Matcher:
     """Where one generation stands in a grammar: the tokens that it has taken. Not thread-safe."""
 
-    __slots__ = ("__weakref__", "grammar", "max_tokens", "number", "stopped", "tokens")
+    __slots__ = ("__weakref__", "grammar", "max_tokens", "number", "ready", "stopped", "tokens")
 
     def __init__(self, grammar: Grammar, max_tokens: int) -> None:
         self.grammar = grammar
@@ -92,6 +105,7 @@ class Matcher:
         self.number = next(_numbers)
         self.tokens: list[int] = []
         self.stopped = False  # the shape is whole and nothing may follow
+        self.ready: Move | None = None  # asks for the mask behind these tokens, and may have it by now
         grammar.home.met(self)
 
     def take(self, token_ids: Sequence[int], *, freely: bool = False) -> int:
@@ -129,6 +143,7 @@ class Move:
     drafts: list[int] | None = None
     asked: list[int] | None = None
     masks: Mask | None = None
+    booked: bool = False  # `taken` is right
     taken: int = 0
     right: int = 0
     seconds: float = 0.0
@@ -375,6 +390,8 @@ class Stepper:
         self._seconds = seconds
         self._running, self._opening, self._starting = (threading.Lock() for _ in range(3))
         self._worker: _Kept | None = None
+        self._awaited: tuple[_Kept, list[Move]] | None = None
+        self._later = False
         self._closed = False
 
     def open(self, grammar: Grammar) -> None:
@@ -397,12 +414,15 @@ class Stepper:
                 return
         raise RequestFailed("the grammars' process died again and again")
 
-    def run(self, moves: Sequence[Move], *, strict: bool = False) -> None:
+    def run(self, moves: Sequence[Move], *, strict: bool = False, later: bool = False) -> None:
         """Do what is asked, each within its time; what became of it stands in the moves then.
 
-        strict: raise the first error.
+        strict: raise the first error. later: masks are made from now on, and stand in the `ready` of matchers
+        once `collect` was called; those that do not are to be asked for again.
         """
         with self._running:
+            self._collect()
+            self._later = later
             pending = list(moves)
             for _ in range(len(moves) + ATTEMPTS):
                 if not pending:
@@ -412,6 +432,16 @@ class Stepper:
                 move.error = ConstraintError("following the grammar failed again and again")
         if strict and (error := next((move.error for move in moves if move.error is not None), None)):
             raise error
+
+    def collect(self) -> None:
+        """Wait for what was asked for later."""
+        with self._running:
+            self._collect()
+
+    def _collect(self) -> None:
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            self._masked(*awaited)
 
     def _try(self, moves: list[Move]) -> list[Move]:
         """Returns those that are left because somebody's grammar ended the process."""
@@ -436,6 +466,7 @@ class Stepper:
             while end < len(ready) and (end == at or num_masks + ready[end].num_masks <= room):
                 num_masks += ready[end].num_masks
                 end += 1
+            self._collect()
             if not self._ask(worker, ready[at:end], width):
                 return [move for move in ready[at:] if move.error is None]
             at = end
@@ -443,20 +474,64 @@ class Stepper:
 
     def _ask(self, worker: _Kept, moves: list[Move], width: int) -> bool:
         """False where the process died of one of them, or was lost before."""
-        rows = []
+        rows: list[Row] = []
         for move in moves:
             matcher = move.matcher
             known = worker.known.get(matcher.number)
             opening = (matcher.grammar.number, matcher.max_tokens) if known is None else None
             caught_up = matcher.tokens[known or 0 :]
-            rows.append(
-                Row(matcher.number, opening, caught_up, move.token_ids, move.freely, move.drafts, move.asked)
-            )
-        seconds = STUCK_S + sum(TOKEN_S * len(row.known) for row in rows)
+            token_ids = [] if move.booked else move.token_ids
+            rows.append((matcher.number, opening, caught_up, token_ids, move.freely, move.drafts, move.asked))
+        step = Step(rows, width, worker.gone(), _drained(worker.grammars_gone))
+        seconds = STUCK_S + TOKEN_S * sum(len(row[2]) for row in rows)
+        told = self._answer(worker, moves, step, seconds)
+        if told is None:
+            return False
+        for move, (stopped, taken) in zip(moves, TAKEN.iter_unpack(told), strict=True):
+            matcher = move.matcher
+            if move.error is not None:
+                continue
+            if not move.booked:
+                move.taken, move.booked = taken, True
+            if taken:
+                matcher.tokens += move.token_ids[:taken]
+                matcher.ready = None
+            matcher.stopped = stopped
+            worker.known[matcher.number] = len(matcher.tokens)
+            if self._later and move.drafts is not None:
+                matcher.ready = move
+        if not any(move.num_masks for move in moves):
+            return True
+        if self._later:
+            self._awaited = (worker, moves)
+            return True
+        return self._masked(worker, moves)
+
+    def _masked(self, worker: _Kept, moves: list[Move]) -> bool:
+        """The second answer."""
+        told = self._answer(worker, moves, None, STUCK_S)
+        if told is None:
+            return False
+        first, width = 0, self._home.width
+        for move, (seconds, right) in zip(moves, MASKED.iter_unpack(told), strict=True):
+            if move.num_masks:
+                own = worker.masks[first * width : (first + move.num_masks) * width]
+                if move.error is None:
+                    move.seconds, move.right = seconds, right
+                    made = own.reshape(move.num_masks, width)
+                    if move.masks is None:
+                        move.masks = made.copy()
+                    else:
+                        place(made, move.masks)
+                first += move.num_masks
+        return True
+
+    def _answer(
+        self, worker: _Kept, moves: list[Move], step: Step | None, seconds: float
+    ) -> memoryview | None:
+        """What is said of each, the errors taken out; None where the process died, of whatever it was at."""
         try:
-            reply = worker.process.ask(
-                Step(rows, width, worker.gone(), _drained(worker.grammars_gone)), seconds
-            )
+            reply = worker.process.ask(step, seconds)
         except Died as death:
             culprit = int(worker.at_work[0])
             self._lost(worker)
@@ -464,24 +539,14 @@ class Stepper:
                 if move.matcher.number == culprit:
                     self._home.condemn(move.matcher.grammar, death.cause)
                     move.error = ConstraintError(move.matcher.grammar.failure or "")
-            return False
-        told = len(moves) * STEPPED.size
-        errors = json.loads(reply[told:]) if len(reply) > told else {}
-        first = 0
-        for index, (move, stepped) in enumerate(zip(moves, STEPPED.iter_unpack(reply[:told]), strict=True)):
-            matcher = move.matcher
-            if (error := errors.get(str(index))) is not None:
+            return None
+        size = len(moves) * (MASKED if step is None else TAKEN).size
+        if len(reply) > size:
+            for index, error in json.loads(reply[size:]).items():
+                move = moves[int(index)]
                 move.error = ConstraintError(error)
-                worker.known.pop(matcher.number, None)
-                continue
-            move.seconds, matcher.stopped, move.taken, move.right = stepped
-            matcher.tokens += move.token_ids[: move.taken]
-            worker.known[matcher.number] = len(matcher.tokens)
-            if move.num_masks:
-                own = worker.masks[first * width : (first + move.num_masks) * width]
-                _place(move, own.reshape(move.num_masks, width))
-            first += move.num_masks
-        return True
+                worker.known.pop(move.matcher.number, None)
+        return memoryview(reply)[:size]
 
     def _started(self) -> _Kept:
         with self._starting:
@@ -538,14 +603,11 @@ class _Kept:
         return gone
 
 
-def _place(move: Move, masks: Mask) -> None:
+def place(masks: Mask, there: Mask) -> None:
     """Copy masks to where they are wanted; ids beyond the tokenizer's are not allowed."""
-    if move.masks is None:
-        move.masks = masks.copy()
-        return
-    shared = min(move.masks.shape[1], masks.shape[1])
-    move.masks[:, :shared] = masks[:, :shared]
-    move.masks[:, shared:] = 0
+    shared = min(there.shape[1], masks.shape[1])
+    there[:, :shared] = masks[:, :shared]
+    there[:, shared:] = 0
 
 
 def _drained(queue: deque[int]) -> list[int]:

@@ -279,8 +279,9 @@ class EngineLoop:
 
     def _under_grammars(
         self, parts: list[tuple[Sequence, int, int, int]], ids: list[int], failed: dict[int, EngineError]
-    ) -> Iterator[tuple[Sequence, list[int]]]:
-        """Sequences that have a grammar, and what it is to take of their draws."""
+    ) -> Iterator[tuple[Sequence, list[int], bool]]:
+        """Sequences that have a grammar, what it is to take of their draws, and whether they go on without a
+        guess, as far as is known."""
         first = 0
         for sequence, num_tokens, num_draws, num_added in parts:
             if sequence.matcher is not None:
@@ -290,7 +291,8 @@ class EngineLoop:
                         break
                     token_ids.append(ids[row])
                 if token_ids:
-                    yield sequence, token_ids
+                    ends = num_tokens + len(token_ids) >= sequence.limit
+                    yield sequence, token_ids, num_draws == 1 and not ends
             first += num_draws
 
     def _output(

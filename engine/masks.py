@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.constraints import Move, ahead
+from engine.constraints import Move, Stepper, ahead, place
 from engine.rows import Ints, Rows
 from engine.sequences import Sequence
 from engine.types import ConstraintError, EngineError
@@ -36,9 +36,14 @@ def make_masks(
     failed: dict[int, EngineError] = {}
     asked: list[tuple[Sequence, int, Move]] = []
     at = 0
+    if owned:
+        stepper = _stepper(owned[0][0])
+        stepper.collect()
     for sequence, first, count in owned:
         own, at = masks[at : at + count], at + count
-        assert sequence.matcher is not None
+        matcher = sequence.matcher
+        assert matcher is not None
+        ready, matcher.ready = matcher.ready, None
         if sequence.mask is not None:
             made, sequence.mask = sequence.mask, None
             try:
@@ -49,13 +54,19 @@ def make_masks(
             sequence.slow = seconds > SLOW_MASK_S
             if count == 1:
                 continue
+        elif ready is not None and (ready.error is not None or (count == 1 and ready.right)):
+            sequence.slow = ready.seconds > SLOW_MASK_S
+            if ready.error is not None:
+                failed[first] = ready.error
+            elif ready.masks is not None:
+                place(ready.masks, own)
+            continue
         known = rows.num_tokens[sequence.slot]
         drafts = rows.tokens[sequence.slot, known : known + count - 1].tolist()
         end = next((i for i, draft in enumerate(drafts) if draft in sequence.stop_ids), len(drafts))
-        asked.append((sequence, first, Move(sequence.matcher, drafts=drafts[:end], masks=own[: end + 1])))
-    moves = [move for _, _, move in asked]
-    if moves:
-        moves[0].matcher.grammar.home.fast.run(moves)
+        asked.append((sequence, first, Move(matcher, drafts=drafts[:end], masks=own[: end + 1])))
+    if asked:
+        stepper.run([move for _, _, move in asked])
     for sequence, first, move in asked:
         sequence.slow = move.seconds > SLOW_MASK_S
         if move.error is not None:  # one grammar's failure is that row's
@@ -74,18 +85,26 @@ def make_ahead(
     sequence.mask.add_done_callback(lambda _: wake())
 
 
-def take_drawn(drawn: list[tuple[Sequence, list[int]]]) -> dict[int, Move]:
-    """Have the grammars of sequences take what was drawn for them, all at once; what came of it, by
-    handle."""
+def take_drawn(drawn: list[tuple[Sequence, list[int], bool]]) -> dict[int, Move]:
+    """Have the grammars of sequences take what was drawn for them, all at once; what came of it, by handle.
+
+    Where a sequence goes on without a guess, as its flag says, its next mask is begun at once.
+    """
     moves = {
-        sequence.handle: Move(sequence.matcher, token_ids)
-        for sequence, token_ids in drawn
+        sequence.handle: Move(
+            sequence.matcher, token_ids, drafts=[] if goes_on and not sequence.slow else None
+        )
+        for sequence, token_ids, goes_on in drawn
         if sequence.matcher is not None
     }
     if moves:
-        first = next(iter(moves.values()))
-        first.matcher.grammar.home.fast.run(list(moves.values()))
+        _stepper(drawn[0][0]).run(list(moves.values()), later=True)
     for move in moves.values():
         if move.error is None and not move.matcher.stopped and move.taken < len(move.token_ids):
             move.error = ConstraintError(f"token {move.token_ids[move.taken]} does not fit the shape")
     return moves
+
+
+def _stepper(sequence: Sequence) -> Stepper:
+    assert sequence.matcher is not None
+    return sequence.matcher.grammar.home.fast

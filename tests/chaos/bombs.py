@@ -53,10 +53,9 @@ class Thrown:
     short=False,
 )
 async def bombs(form: Form, report: Report) -> None:
-    """Streams beside another tenant's requests, one every 100 ms: each fourth a bomb, each fourth a killer (one
-    in four of these nobody sent before), each fourth with a schema that nobody sent before, each fourth with
-    one that runs for as long as it may. Then beside the same without bombs and schemas: what those cost is the
-    difference."""
+    """Streams beside another tenant's requests, one every 100 ms: each fourth a bomb, each fourth a killer
+    (some of which nobody sent before), each fourth with a new schema, each fourth with one that runs for as
+    long as it may. Then beside the same without bombs and schemas: what those cost is the difference."""
     pairs, count = form.of(1, 15), form.of(150, 1000)
     draw = form.draw("bombs")
     server = Server(form.folder / "data", "--log-level", "error", *KEYS, port=free_port(draw))
