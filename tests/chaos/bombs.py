@@ -48,7 +48,8 @@ class Thrown:
 
 @row(
     "12",
-    "grammar bombs: nested quantifiers, 10,000 `anyOf`, recursive or remote `$ref`, schema flood",
+    "grammar bombs: nested quantifiers, 10,000 `anyOf`, recursive or remote `$ref`, schema flood; "
+    "grammars that kill or hang whatever compiles or steps them",
     "400 within 250 ms; neighbours' ITL p99 +<= 10 %; cache bounded",
     short=False,
 )

@@ -91,7 +91,7 @@ async def test_what_kills_is_a_400_that_names_the_field(tmp_path: Path) -> None:
             )
         asked = {
             "messages": [{"role": "user", "content": "Go."}],
-            "max_tokens": 8,
+            "max_tokens": 60,
             "guided_regex": "[0-9]{4}",
         }
         said = (await client.post("/v1/chat/completions", json=asked)).json()
