@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -45,7 +44,7 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.grammar import Grammars, Matcher
+    from engine.constraints import Constraints, Matcher
     from engine.loop import EngineLoop
 
 T = TypeVar("T")
@@ -123,14 +122,10 @@ class LocalEngine:
         )
         self._inbox: Inbox = SimpleQueue()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
-        # a flood of grammars leaves a processor for the step loop, and threads for everybody's text
-        self._compilers = ThreadPoolExecutor(
-            max_workers=max(1, (os.cpu_count() or 1) // 2), thread_name_prefix="engine-grammars"
-        )
         self._mailboxes: dict[int, Mailbox] = {}
         self._next_handle = 0
         self._watchdog: asyncio.TimerHandle | None = None  # set once the engine is started
-        self._grammars: Grammars | None = None
+        self._constraints: Constraints | None = None
         self._closed = False
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -238,8 +233,9 @@ class LocalEngine:
                 await self._in_pool(lambda: self._thread.join(self._settings.step_timeout_s))
             for handle, mailbox in self._mailboxes.items():
                 mailbox.put(RowOutput(handle, error=EngineDead("the engine was closed")))
+        if self._constraints is not None:
+            await self._in_pool(self._constraints.close)
         self._pool.shutdown(wait=False)
-        self._compilers.shutdown(wait=False)
 
     # -- what is served --------------------------------------------------------------------------------------
 
@@ -354,11 +350,10 @@ class LocalEngine:
         """See `Engine.token_text`."""
         return self._prompts.token_text(token_id)
 
-    async def check(self, constraint: Constraint) -> None:
+    async def check(self, constraint: Constraint, owner: str = "") -> None:
         """See `Engine.check`."""
-        grammars = await self._open_grammars()
-        reader = ReaderParams(tools=constraint.tools)
-        await self._beside(self._compilers, lambda: grammars.compile(constraint, reader))
+        constraints = await self._open_constraints()
+        await constraints.compile(constraint, ReaderParams(tools=constraint.tools), owner)
 
     # -- generation ------------------------------------------------------------------------------------------
 
@@ -446,39 +441,30 @@ class LocalEngine:
 
     # -- grammars --------------------------------------------------------------------------------------------
 
-    async def _open_grammars(self) -> Grammars:
-        if self._grammars is None:
+    async def _open_constraints(self) -> Constraints:
+        if self._constraints is None:
 
-            def load() -> Grammars:
-                from engine.grammar import Grammars  # llguidance is only imported where it is needed
+            def load() -> Constraints:
+                from engine.constraints import Constraints  # numpy, only where it is needed
 
-                return Grammars(self._tokenizer, self._dialect)
+                return Constraints(self._tokenizer, self._dialect)
 
-            grammars = await self._in_pool(load)
-            if self._grammars is None:
-                self._grammars = grammars
-        return self._grammars
+            constraints = await self._in_pool(load)
+            if self._constraints is None:
+                self._constraints = constraints
+        return self._constraints
 
     async def _matcher(self, request: GenerateRequest, constraint: Constraint) -> tuple[Matcher, bool]:
         """A matcher that has read the prefix, and whether the grammar ended there."""
-        grammars = await self._open_grammars()
-
-        def work() -> tuple[Matcher, bool]:
-            grammar = grammars.compile(constraint, request.reader)
-            matcher = grammar.matcher(request.sampling.max_tokens)
-            for chunk in request.prefix:
-                for token in chunk:
-                    if token not in self._info.eos_token_ids:
-                        matcher.advance(token)
-            return matcher, bool(request.prefix) and matcher.stopped
-
-        return await self._beside(self._compilers, work)
+        constraints = await self._open_constraints()
+        grammar = await constraints.compile(constraint, request.reader, request.owner)
+        matcher = grammar.matcher(request.sampling.max_tokens)
+        ends = self._info.eos_token_ids
+        prefix = [token for chunk in request.prefix for token in chunk if token not in ends]
+        return matcher, bool(prefix) and await constraints.replay(matcher, prefix)
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await self._beside(self._pool, work)
-
-    async def _beside(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
 def _dead(cause: BaseException) -> EngineDead:

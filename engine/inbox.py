@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.types import Done, EngineError, GenerateRequest
 
 if TYPE_CHECKING:
-    from engine.grammar import Matcher
+    from engine.constraints import Matcher
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,16 @@ class Source:
     text: str
     inputs: tuple[Input, ...] = ()
 
+    def written(self) -> str:
+        """It as JSON, for another process."""
+        return json.dumps([self.text, self.inputs])
+
+    @classmethod
+    def read(cls, written: str) -> Source:
+        """What `written` wrote."""
+        text, inputs = json.loads(written)
+        return cls(text, tuple(Input(*each) for each in inputs))
+
 
 class Writer:
     """Writes constraints for one model. token_id: the id of a tag that is a token of its own."""
@@ -215,10 +225,19 @@ def client_grammar(shape: Shape) -> str:
         raise ConstraintError(f"the grammar has more than {MAX_CLIENT} characters")
     check_repeats(shape.source)
     if shape.kind == "lark":
-        return gbnf_to_lark(shape.source) if "::=" in shape.source else shape.source
+        return _from_gbnf(shape.source) if "::=" in shape.source else shape.source
     if shape.kind == "regex":
         return f"start: /{whole(shape.source)}/\n"
     raise ConstraintError(f"a shape of kind {shape.kind!r} has no grammar")
+
+
+def _from_gbnf(source: str) -> str:
+    try:
+        return str(gbnf_to_lark(source))
+    except RecursionError:
+        raise ConstraintError("the grammar is nested too deeply") from None
+    except Exception as error:  # the library raises bare Exceptions too
+        raise ConstraintError(f"the grammar cannot be read: {str(error)[:200]}") from None
 
 
 def _before(marks: CallMarks, name: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,16 +27,17 @@ import torch
 from engine import exact
 from engine.assistant import open_assistant
 from engine.blocks import KVCache
+from engine.constraints import Move
 from engine.failures import of_device, without
 from engine.inbox import Abort, Call, Close, Command, Credit, Inbox, RowLogprobs, RowOutput, Submit
-from engine.masks import make_ahead, make_masks
+from engine.masks import make_ahead, make_masks, take_drawn
 from engine.models import ModelSpec, load_model
 from engine.rows import Ints, Rows, StepPlan
 from engine.runner import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
 from engine.scheduler import Batch, Scheduler
 from engine.sequences import Sequence
 from engine.speculation import ROOM, Guesser, Lookup, Speculation
-from engine.types import DeadlineExceeded, Done, GenerateRequest, RequestFailed, SamplingParams
+from engine.types import DeadlineExceeded, Done, EngineError, GenerateRequest, RequestFailed, SamplingParams
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +63,7 @@ class Computed:
     """A batch whose draws are appended and not yet booked.
 
     `scored` are indices of sequences whose prompt was. Of those that drew, `drawing`: how many tokens each
-    had (`known`), and how many it got (`added`).
+    had (`known`), and how many it got (`added`). `failed`: draws that are none, and why.
     """
 
     batch: Batch
@@ -70,6 +71,7 @@ class Computed:
     scored: list[int]
     drawing: list[Sequence]
     result: StepResult
+    failed: dict[int, EngineError]
     known: list[int]
     added: Ints
 
@@ -205,16 +207,19 @@ class EngineLoop:
         drawing = [batch.sequences[i] for i in np.flatnonzero(plan.num_draws)]
         constrained = any(sequence.matcher is not None for sequence in drawing)
         draws, slots = plan.num_draws[plan.num_draws > 0], batch.slots[plan.num_draws > 0]
-        # llguidance lets go of the interpreter, so masks are made while the model runs.
+        # Masks are made in a process of their own while the model runs.
         early, masked = None, (drawing, draws.tolist(), rows, self._mask_width)
         try:
             if forwarded is None:
                 early = self._beside.submit(make_masks, *masked) if constrained else None
                 forwarded = self.runner.forward(plan)
+            if constrained:
+                self.runner.progress.at = time.monotonic()  # masks have deadlines of their own
             mask_rows, masks, unmasked = make_masks(*masked) if early is None else early.result()
         finally:
             if early is not None:  # a matcher is used by one thread at a time
                 wait([early])
+        self.runner.progress.at = time.monotonic()
         if self.runner.launcher is None:
             result = self.runner.draw(forwarded, plan, mask_rows, masks)
         else:
@@ -222,11 +227,12 @@ class EngineLoop:
             with without("launching a step ahead"):
                 self._flight = self._take_off(batch, plan)
             result = self.runner.fetch(launched)
-        result.failed.update(unmasked)
+        failed: dict[int, EngineError] = {row: RequestFailed(why) for row, why in result.failed.items()}
+        failed.update(unmasked)
         with self.lock:
             known = rows.num_tokens[slots].tolist()
             added = rows.append(slots, result.ids, draws)
-        return Computed(batch, plan, [i for i, _ in wanted], drawing, result, known, added)
+        return Computed(batch, plan, [i for i, _ in wanted], drawing, result, failed, known, added)
 
     def _prove(self) -> None:
         """Compute one token of nobody's, where all that others wanted failed: raises what keeps everybody's
@@ -359,13 +365,15 @@ class EngineLoop:
             with without("learning how guesses came true"):
                 self._speculation.learn(slots, draws - 1, part.added - 1)
         ids, first = result.ids.tolist(), 0
-        parts = zip(part.drawing, part.known, draws.tolist(), part.added.tolist(), strict=True)
+        parts = list(zip(part.drawing, part.known, draws.tolist(), part.added.tolist(), strict=True))
+        moves = self._take_drawn(parts, ids, part.failed, outputs)
         for sequence, num_tokens, num_draws, num_added in parts:
             behind, end = first + num_added, first + num_draws
-            broken = not result.failed.keys().isdisjoint(range(first, end))
+            broken = not part.failed.keys().isdisjoint(range(first, end))
             if scheduler.find(sequence.handle) is sequence:  # else it has failed already
                 try:
-                    output = self._output(sequence, num_tokens, ids, range(first, behind), result)
+                    move = moves.get(sequence.handle)
+                    output = self._output(sequence, num_tokens, ids, range(first, behind), part, move)
                     self._book(sequence, output, broken)
                     outputs.append(output)
                 except Exception as error:
@@ -373,6 +381,24 @@ class EngineLoop:
                         raise
                     self._fail(sequence, error, outputs)
             first = end
+
+    def _take_drawn(
+        self,
+        parts: list[tuple[Sequence, int, int, int]],
+        ids: list[int],
+        failed: dict[int, EngineError],
+        outputs: list[RowOutput],
+    ) -> dict[int, Move]:
+        """Have grammars take what was drawn; what came of it, by handle. Where that raises, they all fail."""
+        drawn = list(self._under_grammars(parts, ids, failed))
+        try:
+            return take_drawn(drawn)
+        except Exception as error:
+            if of_device(error):
+                raise
+            for sequence, _, _ in drawn:
+                self._fail(sequence, error, outputs)
+            return {}
 
     def _book(self, sequence: Sequence, output: RowOutput, broken: bool) -> None:
         """Let a sequence go that has ended; `broken`: the model drew for it what is no number, at its end or
@@ -389,8 +415,32 @@ class EngineLoop:
         if sequence.slow and not ended:
             make_ahead(sequence, self._mask_width, self._behind, self._wake)
 
+    def _under_grammars(
+        self, parts: list[tuple[Sequence, int, int, int]], ids: list[int], failed: dict[int, EngineError]
+    ) -> Iterator[tuple[Sequence, list[int], bool]]:
+        """Sequences that have a grammar, what it is to take of their draws, and whether they go on without a
+        guess, as far as is known."""
+        first = 0
+        for sequence, num_tokens, num_draws, num_added in parts:
+            if sequence.matcher is not None and self.scheduler.find(sequence.handle) is sequence:
+                token_ids: list[int] = []
+                for row in range(first, first + min(num_added, sequence.limit - num_tokens)):
+                    if row in failed or ids[row] in sequence.stop_ids:
+                        break
+                    token_ids.append(ids[row])
+                if token_ids:
+                    ends = num_tokens + len(token_ids) >= sequence.limit
+                    yield sequence, token_ids, num_draws == 1 and not ends
+            first += num_draws
+
     def _output(
-        self, sequence: Sequence, num_tokens: int, ids: list[int], drawn: range, result: StepResult
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        ids: list[int],
+        drawn: range,
+        part: Computed,
+        move: Move | None,
     ) -> RowOutput:
         """What its draws mean for a sequence of `num_tokens`; `drawn` says where they are among `ids`."""
         cached = prompt_logprobs = finish = failure = None
@@ -402,14 +452,19 @@ class EngineLoop:
         token_ids: list[int] = []
         for row in drawn:
             num_tokens += 1
-            failure = result.failed.get(row)
+            failure = part.failed.get(row)
             if failure is None:
-                try:
-                    finish = self._end(sequence, ids[row], num_tokens)
-                except Exception as error:  # one grammar's failure is that row's
-                    failure = f"the grammar failed: {error}"
+                finish = self._end(sequence, ids[row], num_tokens)
+            if failure is None and finish is None and move is not None:
+                at = row - drawn.start
+                if move.error is not None and at >= move.taken:
+                    failure = move.error
+                elif move.matcher.stopped and at + 1 == move.taken:
+                    finish = Done("stop")
             if failure is not None:
                 break
+            if finish is None and num_tokens >= sequence.limit:
+                finish = Done("length")
             if num_tokens <= sequence.limit:  # else max_tokens is 0: the prompt alone was wanted
                 token_ids.append(ids[row])
             if finish is not None:
@@ -417,12 +472,14 @@ class EngineLoop:
         sequence.credit -= len(token_ids)
         self.scheduler.counters.output_tokens += len(token_ids)
         logprobs: tuple[RowLogprobs, ...] = ()
-        if drawn.start in result.logprobs:
-            logprobs = tuple(result.logprobs[row] for row in drawn[: len(token_ids)])
-        failed = None if failure is None else RequestFailed(failure)
-        return RowOutput(sequence.handle, tuple(token_ids), finish, logprobs, failed, cached, prompt_logprobs)
+        if drawn.start in part.result.logprobs:
+            logprobs = tuple(part.result.logprobs[row] for row in drawn[: len(token_ids)])
+        return RowOutput(
+            sequence.handle, tuple(token_ids), finish, logprobs, failure, cached, prompt_logprobs
+        )
 
     def _end(self, sequence: Sequence, token: int, num_tokens: int) -> Done | None:
+        """How a token ends a sequence that it need not be shown to a grammar for."""
         if num_tokens > sequence.limit:
             return Done("length")
         if token in sequence.stop_ids:
@@ -430,11 +487,7 @@ class EngineLoop:
                 sequence.request.sampling.ignore_eos and sequence.matcher is None
             )
             return Done("stop", None if ends_turn else token)
-        if sequence.matcher is not None:
-            sequence.matcher.advance(token)
-            if sequence.matcher.stopped:
-                return Done("stop")
-        return Done("length") if num_tokens >= sequence.limit else None
+        return None
 
 
 def _failure(error: Exception) -> RequestFailed:

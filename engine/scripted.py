@@ -47,7 +47,7 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.grammar import Grammar, Grammars
+    from engine.constraints import Constraints, Grammar
 
 _T = TypeVar("_T")
 
@@ -91,7 +91,7 @@ class ScriptedEngine:
         self._encoder = Encoder(self.tokenizer)
         self._dialect: Dialect = dialect_named("hermes")
         self._speech = Speech(self.tokenizer, self._dialect, chunk)
-        self._grammars: Grammars | None = None
+        self._constraints: Constraints | None = None
         self._info = ModelInfo(
             name=name,
             max_model_len=max_model_len,
@@ -152,9 +152,9 @@ class ScriptedEngine:
         """One token's text."""
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
 
-    async def check(self, constraint: Constraint) -> None:
+    async def check(self, constraint: Constraint, owner: str = "") -> None:
         """Compile a constraint ahead of time; raises ConstraintError."""
-        await asyncio.to_thread(self._compile, constraint, ReaderParams())
+        await self._compile(constraint, ReaderParams(), owner)
 
     def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """Follow the script; closing the generator aborts at once."""
@@ -188,6 +188,9 @@ class ScriptedEngine:
     async def close(self) -> None:
         """Running requests end with EngineDead."""
         self._stop(EngineDead("the engine was closed"))
+        if self._constraints is not None:
+            await asyncio.to_thread(self._constraints.close)
+            self._constraints = None
 
     def kill(self, error: BaseException) -> None:
         """Die: `dead` returns `error`, every request ends with EngineDead, no new one is taken."""
@@ -210,7 +213,7 @@ class ScriptedEngine:
             place.begin()
             grammar = None
             if request.constraint is not None:
-                compiled = asyncio.to_thread(self._compile, request.constraint, request.reader)
+                compiled = self._compile(request.constraint, request.reader, request.owner)
                 grammar = await self._until(compiled, request)
             self._counters.prompt_tokens += len(request.prompt_ids)
             follow = self._follow(request, grammar, min(room, request.sampling.max_tokens))
@@ -370,12 +373,12 @@ class ScriptedEngine:
         if self._end is not None and not self._end.done():
             self._end.set_result(error)
 
-    def _compile(self, constraint: Constraint, reader: ReaderParams) -> Grammar:
-        from engine.grammar import Grammars  # llguidance, only where it is needed
+    async def _compile(self, constraint: Constraint, reader: ReaderParams, owner: str = "") -> Grammar:
+        from engine.constraints import Constraints  # numpy, only where it is needed
 
-        if self._grammars is None:
-            self._grammars = Grammars(self.tokenizer, self._dialect)
-        return self._grammars.compile(constraint, reader)
+        if self._constraints is None:
+            self._constraints = Constraints(self.tokenizer, self._dialect, lasting=True)
+        return await self._constraints.compile(constraint, reader, owner)
 
 
 def _stopped(grammar: Grammar | None, parts: tuple[Tokens, ...], max_tokens: int) -> bool:
@@ -383,6 +386,5 @@ def _stopped(grammar: Grammar | None, parts: tuple[Tokens, ...], max_tokens: int
     if grammar is None:
         return False
     matcher = grammar.matcher(max_tokens)
-    for token_id in chain.from_iterable(parts):
-        matcher.advance(token_id)
+    matcher.take(list(chain.from_iterable(parts)))
     return matcher.stopped

@@ -20,7 +20,7 @@ from engine.types import GenerateRequest
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from engine.grammar import Matcher
+    from engine.constraints import Matcher
 
 
 @dataclass(slots=True, eq=False)

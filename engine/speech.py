@@ -24,7 +24,7 @@ from engine.text import BYTE_ALPHABET, Tokenizer
 from engine.types import Done, GenerateRequest, RequestFailed, SamplingParams
 
 if TYPE_CHECKING:
-    from engine.grammar import Matcher
+    from engine.constraints import Matcher
 
 TEMPLATE = Path(__file__).parent / "tiny" / "checkpoint" / "chat_template.jinja"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -119,18 +119,12 @@ class Speech:
             if not isinstance(step, tuple):
                 yield step
                 continue
-            allowed: list[int] = []
-            for token_id in step[0]:
-                if not matcher.allows(token_id):
-                    yield tuple(allowed), False
-                    yield from self._complete(matcher)
-                    return
-                matcher.advance(token_id)
-                allowed.append(token_id)
-                if matcher.stopped:
-                    break
-            yield tuple(allowed), matcher.stopped
+            allowed = step[0][: matcher.take(step[0], freely=True)]
+            yield allowed, matcher.stopped
             if matcher.stopped:
+                return
+            if len(allowed) < len(step[0]):
+                yield from self._complete(matcher)
                 return
 
     @cached_property
@@ -154,18 +148,16 @@ class Speech:
         while not matcher.stopped:
             chunk: list[int] = []
             while len(chunk) < 8 and not matcher.stopped:
+                allowed = matcher.allowed(self._closing_order)
                 # Where a letter and a brace may stand, a string is open: its end closes more than a brace.
-                string = matcher.allows(ord("a")) and matcher.allows(ord("}"))
-                order = (
-                    (ord('"'), *ascii_letters.encode(), *self._closing_order)
-                    if string
-                    else self._closing_order
-                )
-                allowed = list(filter(matcher.allows, order))
+                if ord("a") in allowed and ord("}") in allowed:
+                    first = frozenset(allowed).intersection(b'"' + ascii_letters.encode())
+                    order = (ord('"'), *ascii_letters.encode())
+                    allowed = [*(each for each in order if each in first), *allowed]
                 if not allowed:
                     raise RequestFailed("the grammar allows no token")
                 token_id = min(allowed, key=lambda each: used[each] // (64 if each in marks else 4))
-                matcher.advance(token_id)
+                matcher.take((token_id,))
                 used[token_id] += 1
                 if token_id in marks:  # another place: what did not help before may help here
                     used = Counter({mark: used[mark] for mark in marks})

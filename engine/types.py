@@ -350,8 +350,9 @@ class Engine(Protocol):
         """One token's text, for log probabilities and token lists."""
         ...
 
-    async def check(self, constraint: Constraint) -> None:
-        """Compile a constraint ahead of time; raises ConstraintError naming what cannot be honoured."""
+    async def check(self, constraint: Constraint, owner: str = "") -> None:
+        """Compile a constraint ahead of time; raises ConstraintError naming what cannot be honoured. Owners
+        take turns."""
         ...
 
     @property

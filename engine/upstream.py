@@ -217,7 +217,7 @@ class UpstreamEngine:
         """See `Engine.token_text`."""
         return self._prompts.token_text(token_id)
 
-    async def check(self, constraint: Constraint) -> None:
+    async def check(self, constraint: Constraint, owner: str = "") -> None:
         """See `Engine.check`: no constraint can be honoured."""
         raise ConstraintError("this model cannot be made to call a tool")
 

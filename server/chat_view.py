@@ -52,7 +52,7 @@ async def prepare(
     check_logprobs(request.sampling.logprobs, served)
     check_search(request.search, served)
     offered = offer_of(request)
-    await check(offered, served, request.tools, request.shape_param)
+    await check(offered, served, request.tools, request.shape_param, owner)
     prompt = await rendered(request, served, offered, scope=owner)
     params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
     reader = offered.reader(prompt.starts_in)

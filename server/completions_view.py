@@ -41,7 +41,7 @@ async def prepare(
     check_logprobs(request.logprobs, served)
     check_search(request.search, served)
     offered = Offer.of(request.shape)
-    await check(offered, served, (), request.shape_param)
+    await check(offered, served, (), request.shape_param, owner)
     seed = secrets.randbits(63)
     silent = request.max_tokens == 0
     completion_id = f"cmpl-{secrets.token_hex(12)}"

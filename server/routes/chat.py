@@ -32,7 +32,8 @@ async def create_chat_completion(request: Request) -> Response:
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter())
-        completion = await prepare(asked, served, place, owner=owner(request), telemetry=here.telemetry)
+        preparing = prepare(asked, served, place, owner=owner(request), telemetry=here.telemetry)
+        completion = await while_connected(request, preparing)
         headers = ignored_headers(ignored)
         if not asked.stream:
             return json_reply(await while_connected(request, completion.whole("chat.completion")), headers)

@@ -265,7 +265,7 @@ async def make_plan(
         plan = replace(plan, store=True, hidden=not request.store)
     functions = plan.functions(builtin)
     offered = plan.offer(functions, forced=True)
-    await check(offered, served, plan.tools, request.shape_param)
+    await check(offered, served, plan.tools, request.shape_param, owner)
     num_dropped, prompt = await fit(
         plan, served, context.items, offered, truncate=request.truncation == "auto"
     )
