@@ -13,6 +13,8 @@ import pytest
 
 import tools
 from engine import Say, ScriptedEngine
+from server.config import Config
+from server.models import build_engine
 from server.runs import steps
 from tests.running import http_client, live_app, running_app
 from tests.talk import BUILTIN, WEATHER, Api, Gate, call, calls, loose, prompts, saying, text
@@ -220,7 +222,7 @@ async def test_calls_of_no_tool_again_and_again_end_incomplete(tmp_path: Path) -
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_call_of_a_tool_that_there_is_not_stops_no_chain(tmp_path: Path, waits: bool) -> None:
-    engine = loose(saying(UNKNOWN, "Never mind.", "Well."))
+    engine = loose(saying(UNKNOWN))
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         api = Api(client)
         response = (await api.stream("hi", tools=[WEATHER], await_tool_outputs=waits)).response
@@ -228,10 +230,10 @@ async def test_a_call_of_a_tool_that_there_is_not_stops_no_chain(tmp_path: Path,
         assert (unknown["name"], unknown["status"]) == ("productcreate_note", "incomplete")
         assert response["status"] == "completed"
         following = await api.create("and?", previous_response_id=response["id"])
-        assert text(following) == "Never mind."
+        assert following["status"] == "completed"
         told = {"type": "function_call_output", "call_id": unknown["call_id"], "output": "no such tool"}
         answered = await api.create([told], previous_response_id=response["id"])
-    assert text(answered) == "Well." and "no such tool" in prompts(engine)[-1]
+    assert answered["status"] == "completed" and "no such tool" in prompts(engine)[-1]
 
 
 @pytest.mark.parametrize("parallel", [True, False])
@@ -254,15 +256,8 @@ async def test_calls_of_server_tools_are_strict(tmp_path: Path) -> None:
     assert made["type"] == "mcp_call" and list(json.loads(made["arguments"])) == [fields[made["name"]]]
 
 
-@pytest.fixture(scope="module")
-def shipped() -> Any:
-    """The model that ships, for one test after another."""
-    from engine import CHECKPOINT, LocalEngine
-
-    return LocalEngine(CHECKPOINT, num_threads=2)
-
-
-async def test_the_shipped_model_answers_sums_by_the_calculator(tmp_path: Path, shipped: Any) -> None:
+async def test_the_shipped_model_answers_sums_by_the_calculator(tmp_path: Path) -> None:
+    shipped = build_engine(Config(data=tmp_path, num_threads=1))
     signs = {"*": lambda a, b: a * b, "+": lambda a, b: a + b, "times": lambda a, b: a * b}
     asked = [(a, sign, b) for a, b in ((12, 34), (81, 62), (5, 61)) for sign in signs]
     asked += [(a, "+", b) for a, b in ((19, 99), (31, 15), (48, 55), (33, 85), (24, 67), (70, 41))]
