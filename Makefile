@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	&& command -v $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-js chaos check format lint types bench bench-gpu wheel clean
+.PHONY: help serve test test-js chaos fuzz check format lint types bench bench-gpu wheel clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test-js: $(DEVEL) ## the JavaScript SDKs against this server (needs Node 20 or l
 
 chaos: $(DEVEL) ## what RELIABILITY.md is made of, 40 minutes (make chaos ARGS="--rows 1,3 --seed 7")
 	$(BIN)/python -m tests.chaos.run $(or $(ARGS),--full)
+
+fuzz: $(DEVEL) ## every sampling field at its edges, two at a time (make fuzz ARGS="--requests 50000 --seed 7")
+	$(BIN)/python -m tests.fuzz.sampling $(or $(ARGS),--requests 20000)
 
 check: lint types test ## what CI runs: format, lint, types, tests
 

@@ -22,7 +22,7 @@ from contextlib import aclosing
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.crowd import EVENT, read, run, serving
-from engine import Chunk, GenerateRequest, ScriptedEngine
+from engine import Chunk, GenerateRequest, Place, ScriptedEngine
 
 STREAMS = 64
 EVENTS = 100
@@ -53,22 +53,22 @@ class Paced(ScriptedEngine):
         self._places = itertools.count()
         self._over = threading.Event()
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+    def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """As the scripted engine's, each chunk in its turn."""
-        return self._generate_paced(request)
+        return self._generate_paced(request, place)
 
-    async def _generate_paced(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
-        place = next(self._places) % STREAMS
-        box = self._boxes[place] = asyncio.Queue()
+    async def _generate_paced(self, request: GenerateRequest, place: Place | None) -> AsyncGenerator[Chunk]:
+        turn = next(self._places) % STREAMS
+        box = self._boxes[turn] = asyncio.Queue()
         made = self.made[request.id.partition("/")[0]] = []
         try:
-            async with aclosing(super().generate(request)) as chunks:
+            async with aclosing(super().generate(request, place)) as chunks:
                 async for chunk in chunks:
                     if chunk.deltas:
                         made.append(await box.get())
                     yield chunk
         finally:
-            del self._boxes[place]
+            del self._boxes[turn]
 
     def pace(self, loop: asyncio.AbstractEventLoop) -> None:
         """The thread's work, until `stop`."""

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from tqdm import tqdm
 
+from engine.interface import Engine
 from engine.llm_options import Options
 from engine.structured import closed_schema
 from engine.tiny import CHECKPOINT
@@ -28,7 +29,6 @@ from engine.types import (
     Chunk,
     Constraint,
     Done,
-    Engine,
     EngineError,
     GenerateRequest,
     ReaderParams,

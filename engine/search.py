@@ -12,9 +12,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
+from engine.admission import Place
+from engine.interface import Engine
 from engine.types import (
     Chunk,
-    Engine,
     GenerateRequest,
     ReaderParams,
     RequestError,
@@ -83,11 +84,14 @@ async def best_of(
     return Picked(found[:count], [_mean(chunks) for chunks in found[:count]], spent)
 
 
-async def beam_search(engine: Engine, request: GenerateRequest, params: BeamParams, count: int) -> Picked:
+async def beam_search(
+    engine: Engine, request: GenerateRequest, params: BeamParams, count: int, place: Place | None = None
+) -> Picked:
     """The `count` best continuations of a prompt that beams of likely tokens find; nothing is drawn.
 
-    Of the sampling only `max_tokens`, `min_tokens`, `ignore_eos`, `stop_token_ids` and `logprobs` count.
-    Raises RequestError for what beams cannot do, and what the engine raises.
+    place: the caller's in the engine's queue, for all steps. Of the sampling only `max_tokens`, `min_tokens`,
+    `ignore_eos`, `stop_token_ids` and `logprobs` count. Raises RequestError for what beams cannot do, and
+    what the engine raises.
     """
     sampling = request.sampling
     eos = set() if sampling.ignore_eos else set(engine.info.eos_token_ids)
@@ -103,7 +107,7 @@ async def beam_search(engine: Engine, request: GenerateRequest, params: BeamPara
     most = min(sampling.max_tokens, engine.info.max_model_len - len(request.prompt_ids))
     running, finished, cached = [Beam(0.0)], list[Beam](), 0
     for length in range(1, most + 1):
-        heads = await _together([_next(engine, request, beam, num_alternatives) for beam in running])
+        heads = await _together([_next(engine, request, beam, num_alternatives, place) for beam in running])
         if length == 1:
             cached = heads[0].cached_tokens or 0
         grown = [_grow(beam, head) for beam, head in zip(running, heads, strict=True)]
@@ -120,7 +124,7 @@ async def beam_search(engine: Engine, request: GenerateRequest, params: BeamPara
         if length == most or not _can_improve(running, finished, length, most, params):
             break
     best = finished[:count]
-    chunks = await _together([_written(engine, request, beam, cached) for beam in best])
+    chunks = await _together([_written(engine, request, beam, cached, place) for beam in best])
     return Picked(chunks, [beam.score for beam in best])
 
 
@@ -148,16 +152,20 @@ def _can_improve(
     return best > finished[-1].score
 
 
-async def _next(engine: Engine, request: GenerateRequest, beam: Beam, num_alternatives: int) -> Chunk:
+async def _next(
+    engine: Engine, request: GenerateRequest, beam: Beam, num_alternatives: int, place: Place | None
+) -> Chunk:
     """One step behind a beam: a chunk whose only token has the alternatives."""
     asked = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=num_alternatives)
     prompt_ids = (*request.prompt_ids, *(token.token_id for token in beam.tokens))
     step = replace(request, prompt_ids=prompt_ids, sampling=asked, reader=ReaderParams(dialect=False))
-    async with aclosing(engine.generate(step)) as stream:
+    async with aclosing(engine.generate(step, place)) as stream:
         return await anext(stream)
 
 
-async def _written(engine: Engine, request: GenerateRequest, beam: Beam, cached: int) -> list[Chunk]:
+async def _written(
+    engine: Engine, request: GenerateRequest, beam: Beam, cached: int, place: Place | None
+) -> list[Chunk]:
     """A finished beam as the chunks of a generation that is read to its end, with no token left to draw."""
     sampling, prefix = request.sampling, tuple(token.token_id for token in beam.tokens)
     given: tuple[tuple[TokenLogprob, ...], ...] = ()
@@ -166,7 +174,7 @@ async def _written(engine: Engine, request: GenerateRequest, beam: Beam, cached:
     whole = replace(
         request, prefix=(prefix,), prefix_logprobs=given, sampling=replace(sampling, max_tokens=len(prefix))
     )
-    async with aclosing(engine.generate(whole)) as stream:
+    async with aclosing(engine.generate(whole, place)) as stream:
         return [replace(chunk, replayed=False, cached_tokens=cached) async for chunk in stream]
 
 

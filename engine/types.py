@@ -7,12 +7,17 @@ callers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 # ------------------------------------------------------------------------------------------------------------
 # Requests
+
+
+Start = Literal["text", "reasoning", "answer"]
+"""Where a prompt leaves the model: in a text that may yet begin with a thought, within a thought that the
+template has opened, or behind thoughts, so that a shape is held from the first token on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class ReaderParams:
     calls: bool = False  # tools were offered, so call markup means calls; otherwise it is text
     tools: tuple[ToolShape, ...] = ()  # those tools: layouts without types or tags are read by them
     max_calls: int | None = None  # end the generation after this many calls
-    starts_in: Literal["text", "reasoning"] = "text"  # where the prompt leaves the model (`Prompt.starts_in`)
+    starts_in: Start = "text"  # where the prompt leaves the model (`Prompt.starts_in`)
     shaped: bool = False  # text, once begun, is a shape: no call may follow, whatever it spells
 
 
@@ -130,6 +135,11 @@ class GenerateRequest:
     media: tuple[MediaSpan, ...] = ()
     deadline: float | None = None  # time.monotonic() seconds; past it the request ends with DeadlineExceeded
 
+    @property
+    def flat_prefix(self) -> list[int]:
+        """The token ids of `prefix`, one behind the other."""
+        return [token for chunk in self.prefix for token in chunk]
+
 
 # ------------------------------------------------------------------------------------------------------------
 # Prompts
@@ -137,10 +147,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt. `starts_in` tells whether the template has already opened a reasoning block."""
+    """A rendered prompt, and where it leaves the model."""
 
     ids: tuple[int, ...]
-    starts_in: Literal["text", "reasoning"] = "text"
+    starts_in: Start = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +171,9 @@ class RenderInput:
     chat_template: str | None = None
     answer: Shape | None = None
     now: float = 0.0  # unix seconds, for templates that print a date
+    scope: str | None = (
+        None  # whose text it is, so that its tokens are remembered for them; None: they are not
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -306,63 +319,6 @@ class EngineStats:
     drafts_accepted_total: int = 0  # of those, the ones that came true
 
 
-class Engine(Protocol):
-    """Tokens in, deltas out. All methods are called on one asyncio loop; none blocks it."""
-
-    async def start(self) -> ModelInfo:
-        """Load the model and start the engine thread; raises EngineError when it cannot serve."""
-        ...
-
-    @property
-    def info(self) -> ModelInfo:
-        """The model served; only after `start`."""
-        ...
-
-    async def render(self, messages: RenderInput) -> Prompt:
-        """Render messages by the chat template; raises RenderError (template refused the messages)."""
-        ...
-
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Encode text."""
-        ...
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Decode ids, special tokens included."""
-        ...
-
-    def token_text(self, token_id: int) -> str:
-        """One token's text, for log probabilities and token lists."""
-        ...
-
-    async def check(self, constraint: Constraint) -> None:
-        """Compile a constraint ahead of time; raises ConstraintError naming what cannot be honoured."""
-        ...
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
-        """Generate; closing the generator aborts the request and frees its KV within a step.
-
-        Raises QueueFull at the first step, PromptTooLong, ConstraintError, DeadlineExceeded, RequestFailed
-        (only this request), EngineDead (the engine is gone for all).
-        """
-        ...
-
-    def stats(self) -> EngineStats:
-        """Counters for metrics."""
-        ...
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError when free + cached + used blocks do not add up."""
-        ...
-
-    async def dead(self) -> BaseException:
-        """Wait until the engine has died; returns why."""
-        ...
-
-    async def close(self) -> None:
-        """Stop the engine thread; requests still running end with EngineDead."""
-        ...
-
-
 # ------------------------------------------------------------------------------------------------------------
 # Errors
 
@@ -385,7 +341,13 @@ class EngineError(Exception):
 
 
 class RequestError(EngineError):
-    """The request cannot be honoured; the message says why."""
+    """The request cannot be honoured; the message says why. `param`: the field of it that cannot, if one is
+    to blame.
+    """
+
+    def __init__(self, *message: object, param: str | None = None) -> None:
+        super().__init__(*message)
+        self.param = param
 
 
 class PromptTooLong(RequestError):
@@ -412,7 +374,11 @@ class RenderError(RequestError):
 
 
 class QueueFull(EngineError):
-    """`max_waiting` requests wait already."""
+    """`max_waiting` requests wait already. `retry_after_s`: the wait that is to be expected."""
+
+    def __init__(self, message: str = "too many requests wait already", *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineUnavailable(EngineError):

@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import secrets
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from server.config import Config
@@ -16,6 +19,8 @@ from server.errors import ApiError
 
 if TYPE_CHECKING:
     from storage import Storage
+
+log = logging.getLogger("antiphon")
 
 LOCAL_OWNER = "local"
 """The owner of everything on a server that needs no keys."""
@@ -41,19 +46,67 @@ def owner_of_flag_key(key: str) -> str:
     return "own_" + hashlib.sha256(b"owner:" + hash_key(key)).hexdigest()[:24]
 
 
+class KeyFileError(ValueError):
+    """The file of keys cannot be used; the message says why, and shows no key."""
+
+
+def read_key_file(file: Path) -> list[tuple[bytes, str]]:
+    """The keys of a file as pairs of hash and owner, in its order.
+
+    A line is KEY or OWNER:KEY; blank lines, and those that begin with #, say nothing. KeyFileError for a file
+    that cannot be read, for a line of another form, and for a file without a key: with none the server would
+    be open to whoever reaches it.
+    """
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise KeyFileError(f"the file of keys {file} cannot be read: {said}") from None
+    found = []
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        owner, colon, key = line.rpartition(":")
+        owner, key = owner.strip(), key.strip()
+        if not key or (colon and not owner) or any(map(str.isspace, owner + key)) or ":" in owner:
+            raise KeyFileError(f"{file}, line {number}, is neither KEY nor OWNER:KEY")
+        found.append((hash_key(key), owner or owner_of_flag_key(key)))
+    if not found:
+        raise KeyFileError(f"the file of keys {file} holds no key")
+    return found
+
+
 class Keys:
-    """The keys that this server accepts."""
+    """The keys that this server accepts. Those of a file count from the first `reload` on."""
 
     def __init__(self, config: Config) -> None:
         self._loopback = config.loopback
-        self._given = [(hash_key(key), owner_of_flag_key(key)) for key in config.secrets()]
+        self._file = config.api_key_file
+        self._of_file: list[tuple[bytes, str]] = []
+        self.give(config.secrets())
         self._storage: Storage | None = None
         self._found: dict[bytes, tuple[str | None, float]] = {}
         self._any_stored: tuple[bool, float] = (False, 0.0)
 
+    def give(self, keys: Sequence[str]) -> None:
+        """Accept these of the configuration, in place of those that it had before."""
+        self._flags = [(hash_key(key), owner_of_flag_key(key)) for key in keys]
+        self._given = [*self._flags, *self._of_file]
+
     def attach(self, storage: Storage) -> None:
         """Accept stored keys too."""
         self._storage = storage
+
+    def reload(self) -> bool:
+        """Read the file of keys anew; it counts from the next request on. True where it says something else
+        than before. After a KeyFileError all is as it was."""
+        before = self._of_file
+        if self._file is not None:
+            self._of_file = read_key_file(self._file)
+            self._given = [*self._flags, *self._of_file]
+            if self._file.stat().st_mode & 0o077:
+                log.warning("other users can open the file of keys %s: chmod 600 it", self._file)
+        return self._of_file != before
 
     def forget(self) -> None:
         """Believe nothing that was looked up before: a key was made or revoked here."""
@@ -61,16 +114,12 @@ class Keys:
         self._any_stored = (False, 0.0)
 
     async def needed(self) -> bool:
-        """False only on loopback, when no key was ever configured or made."""
+        """False only on loopback, while there is no key that would be accepted."""
         return not self._loopback or bool(self._given) or await self._stored()
 
     async def usable(self) -> bool:
         """True when some key would be accepted; without one a server on the network would be of no use."""
-        if self._given:
-            return True
-        return self._storage is not None and any(
-            k.revoked_at is None for k in await self._storage.list_keys()
-        )
+        return bool(self._given) or await self._stored()
 
     async def owner(self, key: str | None) -> str:
         """The owner that a key speaks for; ApiError 401 `invalid_api_key` when it speaks for nobody."""
@@ -98,7 +147,7 @@ class Keys:
         now = asyncio.get_running_loop().time()
         found, until = self._any_stored
         if now >= until and self._storage is not None:
-            found = bool(await self._storage.list_keys())
+            found = any(key.revoked_at is None for key in await self._storage.list_keys())
             self._any_stored = (found, now + FRESH_S)
         return found
 

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -76,7 +76,13 @@ class Config(BaseModel):
     # Where it listens, and to whom
     host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
-    api_key: Secrets = _setting((), "a key that is accepted (repeatable); more in `antiphon keys`")
+    api_key: Secrets = _setting(
+        (),
+        "a key that is accepted (repeatable); other users see flags: rather api_key_file or `antiphon keys`",
+    )
+    api_key_file: File | None = _setting(
+        None, "file of keys that are accepted, one a line: KEY or OWNER:KEY; # begins a comment"
+    )
     cors_origin: Names = _setting(
         (), "origin that browsers may call from (repeatable); * for any; default none"
     )
@@ -101,7 +107,13 @@ class Config(BaseModel):
         None, "stored responses of one owner; beyond it the oldest go", unit="responses", gt=0
     )
     max_bytes_per_owner: int | None = _setting(
-        None, "bytes that they take; beyond it the oldest go", unit="bytes", gt=0
+        None,
+        "bytes that an owner stores, conversations too; beyond it the oldest responses go, and then 429",
+        unit="bytes",
+        gt=0,
+    )
+    conversation_retention_s: float = _setting(
+        0.0, "a conversation that nobody has used for this long goes; 0: kept until deleted", unit="s", ge=0
     )
 
     # What it serves
@@ -184,13 +196,28 @@ class Config(BaseModel):
         60.0, "an upstream that is silent for this long in an answer counts as down", unit="s", gt=0
     )
     upstream_patience_s: float = _setting(
-        30.0, "a request waits this long for an upstream that can take it before 503 or 429", unit="s", ge=0
+        30.0, "a request waits this long for an upstream that is up before 503", unit="s", ge=0
     )
 
     # What it refuses
     max_body_bytes: int = _setting(32 << 20, "largest request body", unit="bytes", gt=0)
+    max_arriving_bytes: int = _setting(
+        256 << 20, "request bodies that arrive at once, all together, before 503", unit="bytes", gt=0
+    )
+    max_connections: int | None = _setting(
+        None, "open connections before 503; default: what the limit of descriptors leaves", gt=0
+    )
     max_header_bytes: int = _setting(
         64 << 10, "largest request line and headers together", unit="bytes", ge=1024
+    )
+    max_item_bytes: int = _setting(
+        16 << 20,  # the longest text that the official API takes, 10 Mi characters, and its escapes
+        "largest item of a conversation, an input or a tool's output, as JSON",
+        unit="bytes",
+        ge=1024,
+    )
+    max_items_per_conversation: int = _setting(
+        10_000, "items of one conversation; all of them are read at each turn in it", unit="items", gt=0
     )
     max_json_depth: int = _setting(128, "deepest nesting of a request body", unit="levels", ge=8, le=512)
     max_json_values: int = _setting(
@@ -208,8 +235,22 @@ class Config(BaseModel):
         86400.0, "an Idempotency-Key and its reply are remembered this long", unit="s", gt=0
     )
     keepalive_s: float = _setting(10.0, "silence on a stream before a comment is sent", unit="s", gt=0)
-    send_timeout_s: float = _setting(30.0, "a reader that takes nothing for this long is cut", unit="s", gt=0)
-    body_timeout_s: float = _setting(30.0, "a request body may stall this long before 408", unit="s", gt=0)
+    send_timeout_s: float = _setting(30.0, "a client that takes nothing for this long is cut", unit="s", gt=0)
+    head_timeout_s: float = _setting(
+        15.0, "a request's line and headers may take this long to arrive before 408", unit="s", gt=0
+    )
+    body_timeout_s: float = _setting(
+        30.0,
+        "a request body may take this long, and a second for every 32 KiB of it, before 408",
+        unit="s",
+        gt=0,
+    )
+    idle_timeout_s: float = _setting(
+        75.0,
+        "a connection without a request is kept this long; longer than clients keep theirs",
+        unit="s",
+        gt=0,
+    )
     step_timeout_s: float = _setting(10.0, "an engine step without progress counts as death", unit="s", gt=0)
     tick_s: float = _setting(0.0, "pause between chunks of the scripted engine", unit="s", ge=0)
     lease_s: float = _setting(
@@ -230,9 +271,19 @@ class Config(BaseModel):
         "info", "least severe log lines to print"
     )
 
+    def __repr_args__(self) -> Iterator[tuple[str, str]]:
+        """As it may be printed, in a traceback too."""
+        return ((name, shown(getattr(self, name))) for name in type(self).model_fields)
+
     def secrets(self) -> list[str]:
         """The configured keys, in the clear."""
         return [key.get_secret_value() for key in self.api_key]
+
+    @property
+    def db_file(self) -> Path | None:
+        """The file of the database, where it is one."""
+        path = self.db.partition(":///")[2].partition("?")[0] if self.db.startswith("sqlite") else ""
+        return Path(path).absolute() if path else None
 
     @property
     def loopback(self) -> bool:
@@ -304,8 +355,21 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.15g}"
-    # A database URL may hold a password, and that a slash or an at sign: up to the last one all is hidden.
-    return "-" if value is None else re.sub(r"(://[^/:@]*):\S*@", r"\1:***@", str(value))
+    return "-" if value is None else masked(str(value))
+
+
+# A password may itself hold slashes, colons and at signs: up to the last at sign all of it is hidden.
+_PASSWORD = re.compile(r"(://[^/:@\s]*):[^\n]*@")
+# In http a name without a password is one: a token.
+_TOKEN = re.compile(r"(https?://)[^/:@\s]+@", re.IGNORECASE)
+_PARAMETER = re.compile(
+    r"([?&;][^=&;#\s]*(?:pass|pwd|secret|token|key|auth|sig)[^=&;#\s]*=)[^&;#\s]+", re.IGNORECASE
+)
+
+
+def masked(text: str) -> str:
+    """A text with the passwords of the URLs in it hidden: before the host, and in the query."""
+    return _PARAMETER.sub(r"\1***", _TOKEN.sub(r"\1***@", _PASSWORD.sub(r"\1:***@", text)))
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -77,9 +77,8 @@ def _variables() -> Iterator[Sequence[str]]:
 
 def _database(config: Config) -> Iterator[Sequence[str]]:
     yield "url", without_secrets(config.db)
-    if config.db.startswith("sqlite"):
+    if (file := config.db_file) is not None:
         yield "sqlite", sqlite3.sqlite_version
-        file = Path(config.db.partition(":///")[2].partition("?")[0])
         yield "file", f"{file.stat().st_size:,} bytes" if file.is_file() else "not there yet"
 
 

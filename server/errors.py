@@ -31,6 +31,7 @@ from engine import (
 )
 from storage import (
     BadText,
+    ConversationFull,
     ConversationLocked,
     ConversationMoved,
     EventsExpired,
@@ -103,7 +104,7 @@ class _Row:
     status: int
     code: str | None
     message: Callable[[Any], str] | None = None
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, str] | Callable[[Any], Mapping[str, str]] | None = None
     param: str | None = None
 
 
@@ -123,7 +124,12 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     ConstraintError: _Row(400, "invalid_schema"),
     RenderError: _Row(400, "invalid_prompt"),
     RequestError: _Row(400, "invalid_request"),
-    QueueFull: _Row(429, "queue_full", lambda _: "Too many requests are waiting. Try again shortly.", _SOON),
+    QueueFull: _Row(
+        429,
+        "queue_full",
+        lambda e: f"Too many requests are waiting. Try again in {e.retry_after_s} s.",
+        lambda e: {"retry-after": str(e.retry_after_s)},
+    ),
     DeadlineExceeded: _Row(
         408, "deadline_exceeded", lambda _: "The request's deadline passed before it ended."
     ),
@@ -161,6 +167,15 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     ),
     ConversationMoved: _Row(
         503, "conversation_moved", lambda _: "The conversation is being changed. Try again shortly.", _SOON
+    ),
+    ConversationFull: _Row(
+        400,
+        "conversation_full",
+        lambda e: (
+            f"Conversation '{e.conversation_id}' would have more than {e.limit} items. Delete some of "
+            "them, or go on in another conversation."
+        ),
+        param="conversation",
     ),
     ItemConflict: _Row(
         400,
@@ -201,7 +216,7 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         429,
         "queue_full",
         lambda e: f"{e.limit} of your responses are queued already. Try again once some have begun.",
-        _LATER,
+        _SOON,  # whoever knows how fast they begin says it better
     ),
     StorageError: _Row(500, "server_error", lambda _: "Storage had an error while processing your request."),
 }
@@ -217,7 +232,9 @@ def to_api_error(exc: BaseException) -> ApiError:
         row = _TABLE.get(kind)
         if row is not None:
             message = row.message(exc) if row.message else str(exc)
-            return ApiError(row.status, message, code=row.code, param=row.param, headers=row.headers)
+            param = row.param or getattr(exc, "param", None)
+            headers = row.headers(exc) if callable(row.headers) else row.headers
+            return ApiError(row.status, message, code=row.code, param=param, headers=headers)
     return ApiError(500, "The server had an error while processing your request.", code="server_error")
 
 

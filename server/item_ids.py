@@ -8,16 +8,17 @@ are for.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from server.errors import ApiError
-from server.schema import PREFIXES, Item, normalize_item
+from server.schema import PREFIXES, Item, normalize_item, num_parts
+from server.threads import THREADED_PARTS, aside
 
 if TYPE_CHECKING:
-    from storage import Storage
+    from storage import Storage, StoredItem
 
 
 def may_be_known(item: Item) -> bool:
@@ -34,6 +35,13 @@ async def identify(
     404 for a reference to an item that the owner cannot see.
     """
     found = await storage.get_items(owner, list({item["id"] for item in items}))
+    much = num_parts(items) > THREADED_PARTS
+    return await aside(much, _identified, items, found, param, taken)
+
+
+def _identified(
+    items: Sequence[Item], found: Mapping[str, StoredItem], param: str, taken: str | None
+) -> list[Item]:
     known: dict[str, Item] = {item_id: orjson.loads(stored.body) for item_id, stored in found.items()}
     if taken is not None:
         known.setdefault(taken, {"type": "unknown"})

@@ -1,9 +1,12 @@
-"""One server-sent event as bytes.
+"""How events become server-sent events: one frame each, as bytes.
 
-Source of the format: the HTML standard, section 9.2. Line feeds only.
+Source of the format: the HTML standard, section 9.2. Lines end in line feeds only, and a frame is never split
+over two writes, because some readers lose an event whose blank line arrives alone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def frame(event_type: str | None, data: bytes) -> bytes:
@@ -11,3 +14,22 @@ def frame(event_type: str | None, data: bytes) -> bytes:
     if event_type is None:
         return b"data: " + data + b"\n\n"
     return b"event: " + event_type.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def frames(events: Sequence[bytes], first_seq: int | None = None) -> bytes:
+    """Consecutive events of a response, joined: an `event:` line with the type of each, and its JSON.
+
+    events: JSON objects that begin with their `type`, as the journal stamps them. first_seq: the sequence
+    number of the first, for readers that want `id:` lines.
+    """
+    lines: list[bytes] = []
+    for offset, event in enumerate(events):
+        if first_seq is not None:
+            lines.append(b"id: %d\n" % (first_seq + offset))
+        lines += (b"event: ", event_type(event), b"\ndata: ", event, b"\n\n")
+    return b"".join(lines)
+
+
+def event_type(event: bytes) -> bytes:
+    """The type of an event. It is the first member of every stamped event, so its name needs no parser."""
+    return event[9 : event.index(b'"', 9)]

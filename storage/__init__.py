@@ -12,6 +12,7 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from storage.drivers import make_private_folder
 from storage.records import (
     ECHO_MARK,
     PROGRESS_EVENTS,
@@ -19,6 +20,7 @@ from storage.records import (
     BadText,
     ClosedItem,
     CommitStats,
+    ConversationFull,
     ConversationLocked,
     ConversationMoved,
     Delivery,
@@ -64,10 +66,12 @@ from storage.records import (
     ToolOutput,
     TooManyQueued,
     UnknownCall,
+    Usage,
     WaitingInputs,
 )
 
 if TYPE_CHECKING:
+    from storage.drivers import back_up
     from storage.storage import Storage
     from storage.tables import metadata
 
@@ -78,6 +82,7 @@ __all__ = [
     "BadText",
     "ClosedItem",
     "CommitStats",
+    "ConversationFull",
     "ConversationLocked",
     "ConversationMoved",
     "Delivery",
@@ -124,7 +129,10 @@ __all__ = [
     "TooManyQueued",
     "ToolOutput",
     "UnknownCall",
+    "Usage",
     "WaitingInputs",
+    "back_up",
+    "make_private_folder",
     "metadata",
     "open_storage",
 ]
@@ -147,6 +155,8 @@ async def open_storage(url: str, *, runner: str, lock: bool = True, synced: bool
 def __getattr__(name: str) -> Any:
     if name == "Storage":
         return import_module("storage.storage").Storage
+    if name == "back_up":
+        return import_module("storage.drivers.backup").back_up
     if name == "metadata":  # Alembic's
         return import_module("storage.tables").metadata
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, inspect, text
 from storage.drivers import Database, Writing
 from storage.records import SchemaTooNew
 
-HEAD = "0003"
+HEAD = "0004"
 """The revision that this code is written for; the newest in `alembic/versions`."""
 
 

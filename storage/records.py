@@ -104,6 +104,7 @@ class NewResponse:
     conversation_head: int | None = None  # where the planned history ended
     priority: int = 0  # lower runs first
     queue_limit: int | None = None  # of the runs that its owner may have in the queue
+    conversation_limit: int | None = None  # of the items of a conversation, when the run begins
     request: KeyedRequest | None = None
     hidden: bool = False
 
@@ -195,12 +196,16 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """An item of a run's context and the response it came from (None: added to a conversation)."""
+    """An item of a run's context and the response it came from (None: added to a conversation).
+
+    in_conversation: it is there because a conversation holds it, and may be taken out of that.
+    """
 
     item: StoredItem
     response_id: str | None
     response_status: str | None
     direction: Direction
+    in_conversation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +384,7 @@ class Limits:
     request_age: int | None = None  # of requests with an `Idempotency-Key`, since they came
     max_responses: int | None = None
     max_bytes: int | None = None
+    conversation_age: int | None = None  # since a conversation was last used
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,9 +394,24 @@ class Swept:
     responses: int = 0
     logs: int = 0  # of responses that stay, or that go in one of the next steps
     requests: int = 0
+    conversations: int = 0
 
     def __add__(self, other: Swept) -> Swept:
-        return Swept(self.responses + other.responses, self.logs + other.logs, self.requests + other.requests)
+        return Swept(
+            self.responses + other.responses,
+            self.logs + other.logs,
+            self.requests + other.requests,
+            self.conversations + other.conversations,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes that an owner stores: in `total`, and of them in `held` what no sweep lets go of: conversations
+    with their items, and items of deleted responses that later ones need."""
+
+    total: int
+    held: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +473,7 @@ class StorageError(Exception):
     +- NotFound               unknown, deleted, or another owner's: never told apart
     +- EventsExpired          the response is there, its events were pruned
     +- ConversationLocked     a run holds the conversation
+    +- ConversationFull       it has as many items as it may have
     +- ConversationMoved      items came after the history that the run was planned with
     +- NotWaiting             tool outputs for a run that does not wait
     +- UnknownCall            an output for a call that the run did not make
@@ -497,6 +519,14 @@ class ConversationMoved(StorageError):
     def __init__(self, conversation_id: str, head: int) -> None:
         super().__init__(conversation_id, head)
         self.conversation_id, self.head = conversation_id, head
+
+
+class ConversationFull(StorageError):
+    """The conversation has as many items as it may have, `limit`, or would have more."""
+
+    def __init__(self, conversation_id: str, limit: int) -> None:
+        super().__init__(conversation_id, limit)
+        self.conversation_id, self.limit = conversation_id, limit
 
 
 class NotWaiting(StorageError):

@@ -64,6 +64,7 @@ from storage.records import (
     StoredWebhook,
     Swept,
     ToolOutput,
+    Usage,
     WaitingInputs,
 )
 
@@ -401,10 +402,12 @@ class Storage:
         """NotFound("conversation")."""
         return await self._read(partial(conversations.get, owner=owner, id=id))
 
-    async def update_conversation(self, owner: str, id: str, metadata: bytes) -> StoredConversation:
-        """Replaces the metadata. NotFound("conversation")."""
+    async def update_conversation(
+        self, owner: str, id: str, metadata: bytes, now: int = 0
+    ) -> StoredConversation:
+        """Replaces the metadata. now: when, for its retention. NotFound("conversation")."""
         return await self._write(
-            partial(conversations.update_metadata, owner=owner, id=id, metadata=metadata)
+            partial(conversations.update_metadata, owner=owner, id=id, metadata=metadata, now=now)
         )
 
     async def delete_conversation(self, owner: str, id: str, now: int) -> None:
@@ -412,13 +415,16 @@ class Storage:
         await self._write(partial(conversations.delete, owner=owner, id=id, now=now))
 
     async def add_conversation_items(
-        self, owner: str, id: str, new: Sequence[NewItem]
+        self, owner: str, id: str, new: Sequence[NewItem], now: int = 0, *, limit: int | None = None
     ) -> tuple[StoredItem, ...]:
         """Appends items and returns them; one that the conversation holds already keeps its place.
 
-        NotFound("conversation"), ItemConflict.
+        now: when, for its retention. NotFound("conversation"), ItemConflict, ConversationFull where it would
+        have more than `limit` items.
         """
-        return await self._write(partial(conversations.add_items, owner=owner, id=id, new=tuple(new)))
+        return await self._write(
+            partial(conversations.add_items, owner=owner, id=id, new=tuple(new), now=now, limit=limit)
+        )
 
     async def list_conversation_items(
         self, owner: str, id: str, *, limit: int, order: Order = "desc", after: str | None = None
@@ -473,12 +479,16 @@ class Storage:
 
     # -- retention -------------------------------------------------------------------------------------------
 
-    def sweep(self, limits: Limits, now: int) -> AsyncGenerator[Swept]:
+    def sweep(self, limits: Limits, now: int, owner: str | None = None) -> AsyncGenerator[Swept]:
         """Lets go of what `limits` no longer cover, in short transactions: one for each value that it yields.
 
-        Whoever iterates sets the pace, and may stop anywhere.
+        Whoever iterates sets the pace, and may stop anywhere. owner: of this one's responses alone.
         """
-        return retention.sweep(self._read, self._write_late, limits, now)
+        return retention.sweep(self._read, self._write_late, limits, now, owner)
+
+    async def usage(self, owner: str) -> Usage:
+        """What an owner stores, in bytes; a response counts once a sweep by bytes has measured it."""
+        return await self._read(partial(retention.usage, owner=owner))
 
     # -- tenants ---------------------------------------------------------------------------------------------
 

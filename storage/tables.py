@@ -34,7 +34,8 @@ _COUNTED = BigInteger().with_variant(Integer, "sqlite")
 
 # hidden: kept for the repeats of an idempotent request that asked for store=false; no read shows it.
 # completed_at: when it ended, whichever way. log_erased_at: when its events were pruned; the response itself
-# stays. num_bytes: what it takes, as retention measured it; 0 until then.
+# stays. num_bytes: what it takes, as retention measured it; 0 until then. An item that stands in a
+# conversation as well counts there; a deleted response takes what its items do that a later one needs.
 responses = Table(
     "responses",
     metadata,
@@ -62,6 +63,12 @@ responses = Table(
         *("owner", "completed_at", "id", "num_bytes", "deleted_at", "hidden"),
         sqlite_where=text("completed_at IS NOT NULL AND deleted_at IS NULL AND hidden = 0"),
         postgresql_where=text("completed_at IS NOT NULL AND deleted_at IS NULL AND NOT hidden"),
+    ),
+    Index(
+        "responses_deleted",
+        *("owner", "num_bytes"),
+        sqlite_where=text("deleted_at IS NOT NULL"),
+        postgresql_where=text("deleted_at IS NOT NULL"),
     ),
     Index("responses_by_parent", "previous_response_id"),
     Index("responses_by_conversation", "conversation_id"),
@@ -91,7 +98,8 @@ response_items = Table(
     Index("response_items_by_item", "owner", "item_id"),
 )
 
-# head: the position that the next item takes. Positions are never given twice.
+# head: the position that the next item takes. Positions are never given twice. num_bytes: what it takes with
+# its items. used_at: when something was last added, changed or begun in it.
 conversations = Table(
     "conversations",
     metadata,
@@ -102,7 +110,10 @@ conversations = Table(
     Column("head", BigInteger, nullable=False),
     Column("active_response_id", Text),
     Column("deleted_at", BigInteger),
+    Column("num_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("used_at", BigInteger, nullable=False, server_default="0"),
     Index("conversations_by_time", "owner", "created_at", "id"),
+    Index("conversations_by_use", "used_at"),
 )
 
 # response_status: how the turn that brought it ended; it is needed for longer than the response.

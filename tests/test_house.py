@@ -37,14 +37,15 @@ FORBIDDEN = {
 
 ORDERS = {
     "engine": (
-        *("late", "types", "config", "step", "model_folder", "search"),
+        *("late", "types", "admission", "interface", "config", "step", "model_folder", "search"),
         *("dialects", "tokenizer", "parsing", "structured", "tiny"),
         *("kernels", "models", "executor", "core", "benchmark", "backends", "llm_options", "llm"),
     ),
     "storage": ("records", "tables", "drivers", "queries", "migrate", "storage"),
     "tools": ("spec", "runtime", "builtin"),
     "server": (
-        *("clock", "config", "errors", "metrics", "sse_frame", "api_keys", "model_registry", "environment"),
+        *("clock", "threads", "config", "errors", "metrics", "sse_frame", "api_keys", "model_registry"),
+        *("environment", "quota"),
         *("schema", "item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),
     ),

@@ -1,6 +1,6 @@
 """The tools that come with the server: enough to show the whole loop without a network.
 
-Owns `calculator`, which may run twice, and `record_note`, which may not.
+Owns `calculator`, which may run twice, and `save_note`, which may not.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -47,6 +48,21 @@ _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "sqrt": math.sqrt,
     "tan": math.tan,
 }
+# In Python a caret is xor, which nobody means here.
+_SIGNS: Mapping[str, str] = {
+    "^": "**",
+    "\u00d7": "*",
+    "\u00f7": "/",
+    "\u2212": "-",
+    "plus": "+",
+    "minus": "-",
+    "times": "*",
+    "multiplied by": "*",
+    "divided by": "/",
+}
+_SPOKEN = re.compile(
+    r"[\^\u00d7\u00f7\u2212]|\b(?:plus|minus|times|multiplied\s+by|divided\s+by)\b", re.IGNORECASE
+)
 _CONSTANTS: Mapping[str, float] = {"e": math.e, "pi": math.pi}
 
 
@@ -55,12 +71,16 @@ async def calculator(expression: str) -> str:
     if len(expression) > MAX_EXPRESSION:
         raise ToolError(f"the expression is longer than {MAX_EXPRESSION} characters")
     try:
-        # People write powers with a caret; in Python it is xor, which nobody means here.
-        tree = ast.parse(expression.strip().replace("^", "**"), mode="eval")
+        tree = ast.parse(_signs(expression), mode="eval")
         value = _value(tree.body)
     except (SyntaxError, ValueError, OverflowError, ZeroDivisionError, RecursionError, MemoryError) as exc:
         raise ToolError(f"cannot compute {expression!r}: {exc}") from None
     return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _signs(expression: str) -> str:
+    """An expression with the signs that people write, and the words that they say, as Python has them."""
+    return _SPOKEN.sub(lambda found: _SIGNS[" ".join(found[0].lower().split())], expression.strip())
 
 
 def _value(node: ast.expr) -> Number:
@@ -105,12 +125,12 @@ def _bounded(value: Number) -> Number:
 
 
 # ------------------------------------------------------------------------------------------------------------
-# record_note
+# save_note
 
 MAX_NOTE = 4000  # characters
 
 
-async def record_note(note: str) -> str:
+async def save_note(note: str) -> str:
     """Take a note down. The run's own log is where it is kept: the call's arguments stay in the response."""
     text = note.strip()
     if not text:
@@ -126,11 +146,14 @@ BUILTIN: Mapping[str, ToolSpec] = MappingProxyType(
         for spec in (
             ToolSpec(
                 name="calculator",
-                description="Compute an arithmetic expression, such as (2 + 3) * 4 or sqrt(2) ^ 3.",
+                description="Add, subtract, multiply or divide numbers.",
                 parameters={
                     "type": "object",
                     "properties": {
-                        "expression": {"type": "string", "description": "The expression to compute."}
+                        "expression": {
+                            "type": "string",
+                            "description": "Numbers, operators, parentheses and functions such as sqrt.",
+                        }
                     },
                     "required": ["expression"],
                     "additionalProperties": False,
@@ -140,15 +163,15 @@ BUILTIN: Mapping[str, ToolSpec] = MappingProxyType(
                 run=calculator,
             ),
             ToolSpec(
-                name="record_note",
-                description="Record a short note for the user.",
+                name="save_note",
+                description="Save a note.",
                 parameters={
                     "type": "object",
                     "properties": {"note": {"type": "string", "description": "The text of the note."}},
                     "required": ["note"],
                     "additionalProperties": False,
                 },
-                run=record_note,
+                run=save_note,
             ),
         )
     }

@@ -8,6 +8,7 @@ from engine.late import late
 
 if TYPE_CHECKING:
     from engine.backends.local import LocalEngine
+    from engine.backends.request_checks import check_request
     from engine.backends.script import Fail, Say, Tick, Wait
     from engine.backends.scripted import ScriptedEngine
     from engine.backends.upstream import UpstreamEngine
@@ -16,10 +17,11 @@ else:
         __name__,
         {
             "engine.backends.local": ("LocalEngine",),
+            "engine.backends.request_checks": ("check_request",),
             "engine.backends.script": ("Fail", "Say", "Tick", "Wait"),
             "engine.backends.scripted": ("ScriptedEngine",),
             "engine.backends.upstream": ("UpstreamEngine",),
         },
     )
 
-__all__ = ["Fail", "LocalEngine", "Say", "ScriptedEngine", "Tick", "UpstreamEngine", "Wait"]
+__all__ = ["Fail", "LocalEngine", "Say", "ScriptedEngine", "Tick", "UpstreamEngine", "Wait", "check_request"]

@@ -1,7 +1,7 @@
-"""One request on the asyncio side: its checks, its mailbox, and its tokens read as chunks.
+"""One request on the asyncio side: its mailbox, and its tokens read as chunks.
 
-Owns: what makes a request acceptable, the replay of a durable prefix, and one `Chunk` out of whatever
-gathered while the consumer was busy. Refuses to know: the engine thread, queues of other requests, torch.
+Owns: the replay of a durable prefix, and one `Chunk` out of whatever gathered while the consumer was busy.
+Refuses to know: the engine thread, queues of other requests, torch.
 """
 
 from __future__ import annotations
@@ -15,41 +15,11 @@ from engine.tokenizer import Tokenizer
 from engine.types import (
     Chunk,
     Done,
+    EngineError,
     GenerateRequest,
     ModelInfo,
-    PromptTooLong,
-    RequestError,
     TokenLogprob,
 )
-
-MAX_LOGPROBS = 20
-
-
-def check_request(request: GenerateRequest, info: ModelInfo) -> None:
-    """Raise RequestError or PromptTooLong for what could never run."""
-    limit, vocab_size, sampling = info.max_model_len, info.vocab_size, request.sampling
-    if not request.prompt_ids:
-        raise RequestError("the prompt is empty")
-    if len(request.prompt_ids) + 1 > limit:
-        raise PromptTooLong(len(request.prompt_ids), limit)
-    named = {
-        "prompt": request.prompt_ids,
-        "prefix": _flat(request),
-        "logit_bias": [token for token, _ in sampling.logit_bias],
-        "stop_token_ids": sampling.stop_token_ids,
-    }
-    for field, ids in named.items():
-        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-            raise RequestError(f"{field} has a token id outside 0..{vocab_size - 1}")
-    for field, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
-        if count is not None and not 0 <= count <= MAX_LOGPROBS:
-            raise RequestError(f"{field} must be between 0 and {MAX_LOGPROBS}")
-    if len(named["prefix"]) > limit - len(request.prompt_ids):
-        raise RequestError("the prefix does not fit behind the prompt")
-    if request.adapter is not None and request.adapter not in dict(info.adapters):
-        raise RequestError(f"there is no adapter {request.adapter!r}")
-    if request.media:
-        raise RequestError("this model takes text only")
 
 
 def end_of_prefix(request: GenerateRequest, info: ModelInfo) -> Done | None:
@@ -57,7 +27,7 @@ def end_of_prefix(request: GenerateRequest, info: ModelInfo) -> Done | None:
 
     Without a prefix: Done where nothing is to be generated (`max_tokens` 0, and no prompt to score).
     """
-    prefix, sampling = _flat(request), request.sampling
+    prefix, sampling = request.flat_prefix, request.sampling
     if prefix:
         last = prefix[-1]
         if last in info.eos_token_ids and not (sampling.ignore_eos and request.constraint is None):
@@ -68,10 +38,6 @@ def end_of_prefix(request: GenerateRequest, info: ModelInfo) -> Done | None:
         return None
     total = len(request.prompt_ids) + len(prefix)
     return Done("length") if len(prefix) >= sampling.max_tokens or total >= info.max_model_len else None
-
-
-def _flat(request: GenerateRequest) -> list[int]:
-    return [token for chunk in request.prefix for token in chunk]
 
 
 class Mailbox:
@@ -87,6 +53,14 @@ class Mailbox:
     def put(self, output: RowOutput) -> None:
         """Add an output and wake the taker."""
         self._outputs.append(output)
+        self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        """End with an error, in place of what could not be put here."""
+        self._outputs.append(RowOutput(-1, error=error))
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -18,7 +18,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from engine.backends.generation import Generation, Mailbox, check_request, end_of_prefix, is_last
+from engine.admission import Admission, Place
+from engine.backends.generation import Generation, Mailbox, end_of_prefix, is_last
+from engine.backends.request_checks import check_request
 from engine.config import Device, Dtype, EngineSettings, KVDtype, Quantization
 from engine.core import Abort, Call, Close, Credit, Inbox, Submit
 from engine.model_folder import find_folder, read_sampling_defaults
@@ -35,17 +37,19 @@ from engine.types import (
     LoadError,
     ModelInfo,
     Prompt,
-    QueueFull,
     ReaderParams,
     RenderInput,
+    RequestFailed,
     SamplingDefaults,
 )
 
 if TYPE_CHECKING:
     from engine.core import EngineLoop
-    from engine.structured import Grammars, Matcher
+    from engine.structured.isolation import Constraints, Matcher
 
 T = TypeVar("T")
+
+log = logging.getLogger("antiphon.engine")
 
 CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
 
@@ -118,14 +122,10 @@ class LocalEngine:
         )
         self._inbox: Inbox = SimpleQueue()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
-        # a flood of grammars leaves a processor for the step loop, and threads for everybody's text
-        self._compilers = ThreadPoolExecutor(
-            max_workers=max(1, (os.cpu_count() or 1) // 2), thread_name_prefix="engine-grammars"
-        )
         self._mailboxes: dict[int, Mailbox] = {}
         self._next_handle = 0
         self._watchdog: asyncio.TimerHandle | None = None  # set once the engine is started
-        self._grammars: Grammars | None = None
+        self._constraints: Constraints | None = None
         self._closed = False
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -142,6 +142,9 @@ class LocalEngine:
         )
         self._thread.start()
         self._loop = await loaded
+        self._admission = Admission(
+            max_running=self._loop.max_num_seqs, max_waiting=self._settings.max_waiting
+        )
         self._tokenizer = tokenizer.result()
         self._dialect = open_dialect(
             self._tokenizer, tools=self._settings.tool_dialect, reasoning=self._settings.reasoning_dialect
@@ -230,8 +233,9 @@ class LocalEngine:
                 await self._in_pool(lambda: self._thread.join(self._settings.step_timeout_s))
             for handle, mailbox in self._mailboxes.items():
                 mailbox.put(RowOutput(handle, error=EngineDead("the engine was closed")))
+        if self._constraints is not None:
+            await self._in_pool(self._constraints.close)
         self._pool.shutdown(wait=False)
-        self._compilers.shutdown(wait=False)
 
     # -- what is served --------------------------------------------------------------------------------------
 
@@ -346,15 +350,19 @@ class LocalEngine:
         """See `Engine.token_text`."""
         return self._prompts.token_text(token_id)
 
-    async def check(self, constraint: Constraint) -> None:
+    async def check(self, constraint: Constraint, owner: str = "") -> None:
         """See `Engine.check`."""
-        grammars = await self._open_grammars()
-        reader = ReaderParams(tools=constraint.tools)
-        await self._beside(self._compilers, lambda: grammars.compile(constraint, reader))
+        constraints = await self._open_constraints()
+        await constraints.compile(constraint, ReaderParams(tools=constraint.tools), owner)
 
     # -- generation ------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+    @property
+    def admission(self) -> Admission:
+        """See `Engine.admission`."""
+        return self._admission
+
+    async def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """See `Engine.generate`."""
         self._require_alive()
         check_request(request, self._info)
@@ -368,9 +376,11 @@ class LocalEngine:
         handle = self._next_handle
         self._next_handle += 1
         mailbox = Mailbox()
+        own = None
         if end is None:
             self._require_alive()  # still, after a grammar was compiled
-            self._require_room()
+            if place is None:
+                place = own = self._admission.enter()
             self._mailboxes[handle] = mailbox
             self._inbox.put(Submit(handle, request, matcher))
         try:
@@ -380,6 +390,8 @@ class LocalEngine:
                 yield chunk
             while handle in self._mailboxes:
                 outputs = await mailbox.take()
+                if place is not None:
+                    place.begin()
                 error = outputs[-1].error
                 if outputs[-1].finish is not None or error is not None:
                     del self._mailboxes[handle]  # the engine thread has dropped it already
@@ -395,6 +407,8 @@ class LocalEngine:
                     raise error
         finally:
             self._drop(handle)
+            if own is not None:
+                own.leave()
 
     def _drop(self, handle: int) -> None:
         """Have the engine thread forget a request, if it still runs there."""
@@ -408,8 +422,14 @@ class LocalEngine:
             return
         for output in outputs:
             mailbox = mailboxes.get(output.handle)
-            if mailbox is not None:
+            if mailbox is None:
+                continue
+            try:
                 mailbox.put(output)
+            except Exception as error:  # one reader's failure is that request's
+                log.exception("what request %s was told did not arrive", output.handle)
+                mailbox.fail(RequestFailed(f"{type(error).__name__}: {error}"))
+                self._inbox.put(Abort(output.handle))
 
     # -- checks ----------------------------------------------------------------------------------------------
 
@@ -419,50 +439,32 @@ class LocalEngine:
         if self._death.done():
             raise _dead(self._death.result())
 
-    def _require_room(self) -> None:
-        scheduler = self._loop.scheduler
-        waiting = scheduler.num_waiting + self._inbox.qsize()
-        free = self._loop.max_num_seqs - len(scheduler.running)
-        if waiting - free >= self._settings.max_waiting:
-            raise QueueFull(f"{waiting} requests wait already")
-
     # -- grammars --------------------------------------------------------------------------------------------
 
-    async def _open_grammars(self) -> Grammars:
-        if self._grammars is None:
+    async def _open_constraints(self) -> Constraints:
+        if self._constraints is None:
 
-            def load() -> Grammars:
-                from engine.structured import (
-                    Grammars,  # llguidance is only imported where it is needed
-                )
+            def load() -> Constraints:
+                from engine.structured.isolation import Constraints  # numpy, only where it is needed
 
-                return Grammars(self._tokenizer, self._dialect)
+                return Constraints(self._tokenizer, self._dialect)
 
-            grammars = await self._in_pool(load)
-            if self._grammars is None:
-                self._grammars = grammars
-        return self._grammars
+            constraints = await self._in_pool(load)
+            if self._constraints is None:
+                self._constraints = constraints
+        return self._constraints
 
     async def _matcher(self, request: GenerateRequest, constraint: Constraint) -> tuple[Matcher, bool]:
         """A matcher that has read the prefix, and whether the grammar ended there."""
-        grammars = await self._open_grammars()
-
-        def work() -> tuple[Matcher, bool]:
-            grammar = grammars.compile(constraint, request.reader)
-            matcher = grammar.matcher(request.sampling.max_tokens)
-            for chunk in request.prefix:
-                for token in chunk:
-                    if token not in self._info.eos_token_ids:
-                        matcher.advance(token)
-            return matcher, bool(request.prefix) and matcher.stopped
-
-        return await self._beside(self._compilers, work)
+        constraints = await self._open_constraints()
+        grammar = await constraints.compile(constraint, request.reader, request.owner)
+        matcher = grammar.matcher(request.sampling.max_tokens)
+        ends = self._info.eos_token_ids
+        prefix = [token for chunk in request.prefix for token in chunk if token not in ends]
+        return matcher, bool(prefix) and await constraints.replay(matcher, prefix)
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await self._beside(self._pool, work)
-
-    async def _beside(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
 def _dead(cause: BaseException) -> EngineDead:

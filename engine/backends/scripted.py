@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from engine.admission import Admission, Place
 from engine.backends.script import Fail, Script, Tick, Wait, obey
 from engine.backends.scripted_tokens import Speech, Tokens, scripted_tokenizer
 from engine.dialects import Dialect, dialect_named
 from engine.parsing import Reader
+from engine.tokenizer import Encoder, start_of
 from engine.types import (
     Chunk,
     Constraint,
@@ -37,7 +39,6 @@ from engine.types import (
     ModelInfo,
     Prompt,
     PromptTooLong,
-    QueueFull,
     ReaderParams,
     RenderInput,
     RequestFailed,
@@ -45,9 +46,11 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.structured import Grammar, Grammars
+    from engine.structured.isolation import Constraints, Grammar
 
 _T = TypeVar("_T")
+
+SMALL_TEXT = 4096  # characters, or tokens, that are gone through on the spot; more goes to a thread
 
 
 @dataclass
@@ -82,11 +85,12 @@ class ScriptedEngine:
         self._script = script or obey
         self._tick_s = tick_s
         self._max_running = max_running
-        self._max_waiting = max_waiting
+        self._admission = Admission(max_running=max_running, max_waiting=max_waiting)
         self.tokenizer = scripted_tokenizer(chat_template)
+        self._encoder = Encoder(self.tokenizer)
         self._dialect: Dialect = dialect_named("hermes")
         self._speech = Speech(self.tokenizer, self._dialect, chunk)
-        self._grammars: Grammars | None = None
+        self._constraints: Constraints | None = None
         self._info = ModelInfo(
             name=name,
             max_model_len=max_model_len,
@@ -109,34 +113,51 @@ class ScriptedEngine:
         return self._info
 
     @property
+    def admission(self) -> Admission:
+        """See `Engine.admission`."""
+        return self._admission
+
+    @property
     def info(self) -> ModelInfo:
         """The model served."""
         return self._info
 
     async def render(self, messages: RenderInput) -> Prompt:
         """Render messages by the chat template; raises RenderError."""
-        text = self.tokenizer.render(messages, self._dialect.history)
-        return Prompt(tuple(self.tokenizer.encode(text)), self._dialect.starts_in(text))
+
+        def work() -> Prompt:
+            text = self.tokenizer.render(messages, self._dialect.history)
+            ids = self._encoder.encode(text, messages.scope)
+            return Prompt(ids, start_of(text, messages, self._dialect))
+
+        size = sum(64 + len(message.get("content") or "") for message in messages.messages)
+        return await asyncio.to_thread(work) if size > SMALL_TEXT else work()
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Encode text: a token a byte, tags aside."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+        def work() -> tuple[int, ...]:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+        return await asyncio.to_thread(work) if len(text) > SMALL_TEXT else work()
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Decode ids, special tokens included."""
+        if len(token_ids) > SMALL_TEXT:
+            return await asyncio.to_thread(self.tokenizer.decode, token_ids)
         return self.tokenizer.decode(token_ids)
 
     def token_text(self, token_id: int) -> str:
         """One token's text."""
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
 
-    async def check(self, constraint: Constraint) -> None:
+    async def check(self, constraint: Constraint, owner: str = "") -> None:
         """Compile a constraint ahead of time; raises ConstraintError."""
-        await asyncio.to_thread(self._compile, constraint, ReaderParams())
+        await self._compile(constraint, ReaderParams(), owner)
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+    def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """Follow the script; closing the generator aborts at once."""
-        return self._generate(request)
+        return self._generate(request, place)
 
     def stats(self) -> EngineStats:
         """Counters; there is no KV cache to count."""
@@ -166,6 +187,9 @@ class ScriptedEngine:
     async def close(self) -> None:
         """Running requests end with EngineDead."""
         self._stop(EngineDead("the engine was closed"))
+        if self._constraints is not None:
+            await asyncio.to_thread(self._constraints.close)
+            self._constraints = None
 
     def kill(self, error: BaseException) -> None:
         """Die: `dead` returns `error`, every request ends with EngineDead, no new one is taken."""
@@ -174,16 +198,21 @@ class ScriptedEngine:
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+    async def _generate(self, request: GenerateRequest, given: Place | None) -> AsyncGenerator[Chunk]:
         room = self._info.max_model_len - len(request.prompt_ids)
         if room <= 0:
             raise PromptTooLong(len(request.prompt_ids), self._info.max_model_len)
         self.requests.append(request)
-        await self._enter(request)
+        self._check(request)
+        place = self._admission.enter() if given is None else given
+        entered = False
         try:
+            await self._enter(request)
+            entered = True
+            place.begin()
             grammar = None
             if request.constraint is not None:
-                compiled = asyncio.to_thread(self._compile, request.constraint, request.reader)
+                compiled = self._compile(request.constraint, request.reader, request.owner)
                 grammar = await self._until(compiled, request)
             self._counters.prompt_tokens += len(request.prompt_ids)
             follow = self._follow(request, grammar, min(room, request.sampling.max_tokens))
@@ -193,7 +222,10 @@ class ScriptedEngine:
                     self._counters.output_tokens += 0 if chunk.replayed else len(chunk.token_ids)
                     yield chunk
         finally:
-            self._leave()
+            if entered:
+                self._leave()
+            if given is None:
+                place.leave()
 
     async def _follow(
         self, request: GenerateRequest, grammar: Grammar | None, max_tokens: int
@@ -284,22 +316,19 @@ class ScriptedEngine:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _enter(self, request: GenerateRequest) -> None:
-        """Take a place among the running, in the order of arrival; `_leave` gives it back."""
+        """Come to be among the running, in the order of arrival, until `_leave`."""
         counters = self._counters
-        self._check(request)
         if counters.running < self._max_running:
             counters.running += 1
             return
-        if len(counters.queue) >= self._max_waiting:
-            raise QueueFull(f"{self._max_waiting} requests wait already")
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        counters.queue.append(place)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        counters.queue.append(turn)
         try:
-            await self._until(place, request)
+            await self._until(turn, request)
         except BaseException:
-            if place in counters.queue:
-                counters.queue.remove(place)
-            else:  # the place was given while this request was on its way out
+            if turn in counters.queue:
+                counters.queue.remove(turn)
+            else:  # its turn had come while this request was on its way out
                 self._leave()
             raise
 
@@ -343,12 +372,12 @@ class ScriptedEngine:
         if self._end is not None and not self._end.done():
             self._end.set_result(error)
 
-    def _compile(self, constraint: Constraint, reader: ReaderParams) -> Grammar:
-        from engine.structured import Grammars  # llguidance, only where it is needed
+    async def _compile(self, constraint: Constraint, reader: ReaderParams, owner: str = "") -> Grammar:
+        from engine.structured.isolation import Constraints  # numpy, only where it is needed
 
-        if self._grammars is None:
-            self._grammars = Grammars(self.tokenizer, self._dialect)
-        return self._grammars.compile(constraint, reader)
+        if self._constraints is None:
+            self._constraints = Constraints(self.tokenizer, self._dialect, lasting=True)
+        return await self._constraints.compile(constraint, reader, owner)
 
 
 def _stopped(grammar: Grammar | None, parts: tuple[Tokens, ...], max_tokens: int) -> bool:
@@ -356,6 +385,5 @@ def _stopped(grammar: Grammar | None, parts: tuple[Tokens, ...], max_tokens: int
     if grammar is None:
         return False
     matcher = grammar.matcher(max_tokens)
-    for token_id in chain.from_iterable(parts):
-        matcher.advance(token_id)
+    matcher.take(list(chain.from_iterable(parts)))
     return matcher.stopped

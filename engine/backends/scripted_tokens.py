@@ -24,7 +24,7 @@ from engine.tokenizer import BYTE_ALPHABET, Tokenizer
 from engine.types import Done, GenerateRequest, RequestFailed, SamplingParams
 
 if TYPE_CHECKING:
-    from engine.structured import Matcher
+    from engine.structured.isolation import Matcher
 
 TEMPLATE = Path(__file__).parents[1] / "tiny" / "checkpoint" / "chat_template.jinja"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -119,18 +119,12 @@ class Speech:
             if not isinstance(step, tuple):
                 yield step
                 continue
-            allowed: list[int] = []
-            for token_id in step[0]:
-                if not matcher.allows(token_id):
-                    yield tuple(allowed), False
-                    yield from self._complete(matcher)
-                    return
-                matcher.advance(token_id)
-                allowed.append(token_id)
-                if matcher.stopped:
-                    break
-            yield tuple(allowed), matcher.stopped
+            allowed = step[0][: matcher.take(step[0], freely=True)]
+            yield allowed, matcher.stopped
             if matcher.stopped:
+                return
+            if len(allowed) < len(step[0]):
+                yield from self._complete(matcher)
                 return
 
     @cached_property
@@ -154,18 +148,16 @@ class Speech:
         while not matcher.stopped:
             chunk: list[int] = []
             while len(chunk) < 8 and not matcher.stopped:
+                allowed = matcher.allowed(self._closing_order)
                 # Where a letter and a brace may stand, a string is open: its end closes more than a brace.
-                string = matcher.allows(ord("a")) and matcher.allows(ord("}"))
-                order = (
-                    (ord('"'), *ascii_letters.encode(), *self._closing_order)
-                    if string
-                    else self._closing_order
-                )
-                allowed = list(filter(matcher.allows, order))
+                if ord("a") in allowed and ord("}") in allowed:
+                    first = frozenset(allowed).intersection(b'"' + ascii_letters.encode())
+                    order = (ord('"'), *ascii_letters.encode())
+                    allowed = [*(each for each in order if each in first), *allowed]
                 if not allowed:
                     raise RequestFailed("the grammar allows no token")
                 token_id = min(allowed, key=lambda each: used[each] // (64 if each in marks else 4))
-                matcher.advance(token_id)
+                matcher.take((token_id,))
                 used[token_id] += 1
                 if token_id in marks:  # another place: what did not help before may help here
                     used = Counter({mark: used[mark] for mark in marks})
@@ -188,13 +180,13 @@ class Speech:
         self, sampling: SamplingParams, token_ids: Tokens, num_tokens: int, max_tokens: int
     ) -> tuple[Tokens, Done | None]:
         """The chunk up to the first token that ends the generation."""
+        ends = frozenset((*self._tokenizer.eos_token_ids, *sampling.stop_token_ids))
         kept: list[int] = []
         for token_id in token_ids:
-            early = num_tokens + len(kept) < sampling.min_tokens
-            if early and token_id in (*self._tokenizer.eos_token_ids, *sampling.stop_token_ids):
+            if token_id in ends and num_tokens + len(kept) < sampling.min_tokens:
                 continue
             kept.append(token_id)
-            finish = self.finish(sampling, tuple(kept), num_tokens + len(kept), max_tokens)
+            finish = self.finish(sampling, (token_id,), num_tokens + len(kept), max_tokens)
             if finish is not None:
                 return tuple(kept), finish
         return tuple(kept), None

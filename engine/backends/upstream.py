@@ -25,7 +25,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from engine.backends.generation import Generation, check_request, end_of_prefix, is_last
+from engine.admission import Admission, Place
+from engine.backends.generation import Generation, end_of_prefix, is_last
+from engine.backends.request_checks import check_request
 from engine.backends.upstream_peers import PROBE_TEXT, Facts, Peer, PeerBusy, PeerDown, Peers
 from engine.backends.upstream_wire import Answer, completion_body, salt
 from engine.dialects import Dialect
@@ -43,7 +45,6 @@ from engine.types import (
     LoadError,
     ModelInfo,
     Prompt,
-    QueueFull,
     RenderInput,
     RequestFailed,
     SamplingDefaults,
@@ -53,6 +54,7 @@ T = TypeVar("T")
 
 MAX_FAILURES = 4  # of servers under one request, before it is taken to be the cause
 AFFINE_TOKENS = 256  # whose hash chooses the server; a shorter prompt is hashed whole: it is cheap to compute
+ASK_AGAIN_S = 1.0  # a request that waits for busy servers looks at least so often whether one is up still
 DRAIN_S = 0.1  # how long the end of a finished answer is waited for, so that its connection can be kept
 
 log = logging.getLogger("antiphon.upstream")
@@ -90,7 +92,8 @@ class UpstreamEngine:
         self._upstream_model = upstream_model
         self._api_key = api_key
         self._max_model_len = max_model_len
-        self._max_waiting = max_waiting
+        # How many the servers generate for at once is theirs to know.
+        self._admission = Admission(max_running=0, max_waiting=max_waiting)
         self._chat_template = chat_template
         self._tool_dialect = tool_dialect
         self._reasoning_dialect = reasoning_dialect
@@ -153,6 +156,11 @@ class UpstreamEngine:
         )
 
     @property
+    def admission(self) -> Admission:
+        """See `Engine.admission`."""
+        return self._admission
+
+    @property
     def info(self) -> ModelInfo:
         """See `Engine.info`."""
         return self._info
@@ -208,38 +216,39 @@ class UpstreamEngine:
         """See `Engine.token_text`."""
         return self._prompts.token_text(token_id)
 
-    async def check(self, constraint: Constraint) -> None:
+    async def check(self, constraint: Constraint, owner: str = "") -> None:
         """See `Engine.check`: no constraint can be honoured."""
         raise ConstraintError("this model cannot be made to call a tool")
 
     # -- generation ------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
-        """See `Engine.generate`; also raises EngineUnavailable when no server is up for the patience."""
+    async def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
+        """See `Engine.generate`; also raises EngineUnavailable when no server is up for the patience. Servers
+        that are merely busy are waited for as long as it takes by a request that has a place."""
         self._require_open()
         check_request(request, self._info)
         if request.constraint is not None:
             await self.check(request.constraint)
         generation = Generation(request, self._prompts.tokenizer, self._prompts.dialect)
         end = end_of_prefix(request, self._info)
-        if end is None and self._waiting >= self._max_waiting:
-            raise QueueFull(f"{self._waiting} requests wait already")
         for chunk in generation.replay(end):
             yield chunk
             if is_last(chunk):
                 return
+        held = self._admission.enter() if place is None else place
         self._prompt_tokens += len(request.prompt_ids)
         self._running += 1
         self._waiting += 1
         waits = True
         try:
-            async with aclosing(self._outputs(request)) as stream:
+            async with aclosing(self._outputs(request, patient=place is not None)) as stream:
                 async for outputs in stream:
                     read = generation.read(outputs)
                     if read is None:
                         continue
                     self._waiting -= waits
                     waits = False
+                    held.begin()
                     self._chunks += 1
                     self._output_tokens += len(read.token_ids)
                     if is_last(read):  # before the consumer sees the end: it may never come back
@@ -248,15 +257,17 @@ class UpstreamEngine:
         finally:
             self._running -= 1
             self._waiting -= waits
+            if place is None:
+                held.leave()
 
-    async def _outputs(self, request: GenerateRequest) -> AsyncGenerator[list[RowOutput]]:
+    async def _outputs(self, request: GenerateRequest, *, patient: bool) -> AsyncGenerator[list[RowOutput]]:
         """The outputs behind the prefix, from as many servers as it takes."""
         assert self._peers is not None
         produced = [token for chunk in request.prefix for token in chunk]
         key = _affinity(request)
         failed: list[Peer] = []
         while True:
-            peer = await self._choose(request, key, failed)
+            peer = await self._choose(request, key, failed, patient=patient)
             try:
                 async with aclosing(self._attempt(peer, request, produced)) as attempt:
                     async for outputs in attempt:
@@ -316,14 +327,20 @@ class UpstreamEngine:
                     raise last.error
         raise RequestFailed("the answer broke off")
 
-    async def _choose(self, request: GenerateRequest, key: bytes, failed: Sequence[Peer]) -> Peer:
-        """The server to ask next; raises what keeps the request from being asked when the patience is
-        over."""
+    async def _choose(
+        self, request: GenerateRequest, key: bytes, failed: Sequence[Peer], *, patient: bool
+    ) -> Peer:
+        """The server to ask next; raises what keeps the request from being asked when the patience is over.
+
+        patient: that the servers are busy does not keep it, only that none is up.
+        """
         assert self._peers is not None
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience_s
         while (peer := self._peers.pick(key, avoid=failed)) is None:
-            if loop.time() >= until:
+            if patient and self._peers.any_up:
+                until = loop.time() + max(self._patience_s, ASK_AGAIN_S)
+            elif loop.time() >= until:
                 raise self._peers.refusal()
             await self._within(request, self._peers.turn(until))
         return peer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -67,18 +68,19 @@ class Facts:
 
 
 class Peer:
-    """One server. It is up while `facts` are known."""
+    """One server. It is up while `facts` are known. url: for messages, without user and password."""
 
     def __init__(self, url: str, *, api_key: str | None, timeout_s: float) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        address = url.rstrip("/").removesuffix("/v1")
+        self.url = _shown(address)
         self.facts: Facts | None = None
         self.in_flight = 0
         self.rests_until = 0.0  # loop time; before it the server is too busy to be asked
         self._rest_s = FIRST_REST_S
-        if not _is_http(self.url):
-            raise LoadError(f"upstream {url!r} is no http URL")
+        if not _is_http(address):
+            raise LoadError(f"upstream {self.url!r} is no http URL")
         self._client = httpx.AsyncClient(
-            base_url=self.url,
+            base_url=address,
             # Whoever compresses a stream holds tokens back.
             headers={"accept-encoding": "identity"} | _authorization(api_key),
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_S, pool=CONNECT_S),
@@ -333,6 +335,11 @@ class Peers:
             probe.cancel()
         await asyncio.gather(*probes, return_exceptions=True)
         await asyncio.gather(*(peer.close() for peer in self.all))
+
+
+def _shown(url: str) -> str:
+    """A URL without what stands before its host's at sign, which may be a password, and without its query."""
+    return re.sub(r"://.*@", "://", url, flags=re.DOTALL).partition("?")[0]
 
 
 def _is_http(url: str) -> bool:

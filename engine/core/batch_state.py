@@ -23,6 +23,9 @@ PROMPT_LOGPROBS_CHUNK = (
     128  # prompt tokens a step whose logits are wanted: bounds rows x vocabulary in memory
 )
 
+# Below it the likeliest token is drawn: no other has a chance, and logits divided by so little overflow.
+LEAST_TEMPERATURE = 1e-5
+
 
 class Rows:
     """Arrays with one row a slot."""
@@ -81,7 +84,7 @@ class Rows:
         adapter: int = 0,
     ) -> int:
         """Give a sequence a slot; `stops` are banned below min_tokens (a grammar says itself when to end)."""
-        slot = self._free.pop()
+        slot = self._free[-1]
         sampling = request.sampling
         self.tokens[slot, : len(tokens)] = tokens
         self.num_tokens[slot] = len(tokens)
@@ -92,7 +95,8 @@ class Rows:
         self.max_drafts[slot] = _or_unset(sampling.num_assistant_tokens)
         self.max_ngram[slot] = _or_unset(sampling.max_ngram_size)
         self.confidence[slot] = _or_unset(sampling.assistant_confidence_threshold)
-        self.temperature[slot] = sampling.temperature
+        cold = sampling.temperature < LEAST_TEMPERATURE
+        self.temperature[slot] = 0 if cold else sampling.temperature
         self.top_k[slot] = max(0, sampling.top_k)
         self.top_p[slot] = sampling.top_p
         self.min_p[slot] = sampling.min_p
@@ -109,6 +113,7 @@ class Rows:
             ids, values = zip(*sampling.logit_bias, strict=True)
             self.bias[slot] = np.array(ids, np.int64), np.array(values, np.float32)
         self.stops[slot] = stops
+        self._free.pop()  # where anything above raises, the slot is still free
         return slot
 
     def give_back(self, slot: int) -> None:

@@ -11,10 +11,11 @@ nothing. Draws, grammars and speculation see every token that came before, ahead
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty
@@ -26,21 +27,25 @@ import torch
 from engine.core.batch_state import Rows
 from engine.core.determinism_check import prove
 from engine.core.draft_model import open_assistant
+from engine.core.failures import of_device, without
 from engine.core.kv_cache import KVCache
 from engine.core.messages import Abort, Call, Close, Command, Credit, Inbox, Submit
 from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence
 from engine.core.speculation import ROOM, Drafter, Lookup, Speculation
-from engine.core.token_masks import make_ahead, make_masks
+from engine.core.token_masks import make_ahead, make_masks, take_drawn
 from engine.executor import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
 from engine.models import ModelSpec, load_model
 from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
-from engine.types import DeadlineExceeded, Done, RequestFailed
+from engine.structured.isolation import Move
+from engine.types import DeadlineExceeded, Done, EngineError, GenerateRequest, RequestFailed, SamplingParams
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.config import EngineSettings
+
+log = logging.getLogger("antiphon.engine")
 
 Deliver = Callable[[list[RowOutput]], None]
 
@@ -52,6 +57,29 @@ class InFlightStep:
     sequences: list[Sequence]
     slots: Ints
     forwarded: Forwarded
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A batch whose draws are appended and not yet booked.
+
+    `scored` are indices of sequences whose prompt was. Of those that drew, `drawing`: how many tokens each
+    had (`known`), and how many it got (`added`). `failed`: draws that are none, and why.
+    """
+
+    batch: Batch
+    plan: StepPlan
+    scored: list[int]
+    drawing: list[Sequence]
+    result: StepResult
+    failed: dict[int, EngineError]
+    known: list[int]
+    added: Ints
+
+
+_NOBODYS = GenerateRequest(
+    id="", prompt_ids=(0,), sampling=SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+)
 
 
 class EngineLoop:
@@ -97,55 +125,142 @@ class EngineLoop:
                     self._wait()
 
     def step(self) -> bool:
-        """One step; False when nothing could be computed."""
+        """One step; False when nothing could be computed.
+
+        An exception that belongs to one sequence ends that one. What does not say whose it is, is computed
+        again in halves until it does: up to the draw nothing is booked, so a step can be done again. Raises
+        what keeps the engine from computing anything.
+        """
         began = time.perf_counter()
         outputs: list[RowOutput] = []
         flight, self._flight = self._flight, None
         if flight is None:
             self._speculation.propose(self.scheduler.running)
-        forwarded = None
+        batch, forwarded = None, None
         with self.lock:
             for sequence in self.scheduler.expired(time.monotonic()):
                 self.scheduler.finish(sequence)
                 outputs.append(RowOutput(sequence.handle, error=DeadlineExceeded("the deadline passed")))
             if flight is not None:
-                batch, forwarded = self._collect(flight)
+                with without("going on from a step launched ahead"):
+                    batch, forwarded = self._collect(flight)
             if forwarded is None:
-                batch = self.scheduler.schedule()
+                batch = self._schedule(outputs)
         if batch is None:
             if outputs:
                 self._deliver(outputs)
             return False
         self.runner.progress.at = time.monotonic()
+        parts, failed = self._compute(batch, forwarded)
+        with self.lock:
+            for sequence, error in failed:
+                self._fail(sequence, error, outputs)
+            for part in parts:
+                self._settle(part, outputs)
+            if batch.num_beside is not None:
+                self.scheduler.pace.took(batch.num_beside, time.perf_counter() - began)
+        if not parts:
+            self._prove()
+        if outputs:
+            self._deliver(outputs)
+        return True
+
+    def _schedule(self, outputs: list[RowOutput]) -> Batch | None:
+        """The next batch, without those for whom there can be none."""
+        while True:
+            try:
+                return self.scheduler.schedule()
+            except Exception as error:
+                culprit = self.scheduler.considered
+                if culprit is None or self.scheduler.find(culprit.handle) is None or of_device(error):
+                    raise
+                self._fail(culprit, error, outputs)
+
+    def _compute(
+        self, batch: Batch, forwarded: Forwarded | None
+    ) -> tuple[list[Computed], list[tuple[Sequence, Exception]]]:
+        """Compute and draw a batch: its parts, one unless something raised, and for whom it did."""
+        try:
+            return [self._draw(batch, forwarded)], []
+        except Exception as error:
+            self._flight = None
+            if of_device(error):
+                raise
+            if len(batch.sequences) == 1:
+                return [], [(batch.sequences[0], error)]
+        parts: list[Computed] = []
+        failed: list[tuple[Sequence, Exception]] = []
+        for half in batch.halves():
+            computed, broken = self._compute(half, None)
+            parts += computed
+            failed += broken
+        return parts, failed
+
+    def _draw(self, batch: Batch, forwarded: Forwarded | None) -> Computed:
+        """Compute a batch unless that was done already, draw, and append what was drawn."""
+        rows = self.scheduler.rows
         wanted = [
             (i, sequence.request.sampling.prompt_logprobs or 0)
             for i, sequence in enumerate(batch.sequences)
             if sequence.wants_prompt_logprobs
         ]
-        plan = self.scheduler.rows.plan(self.scheduler.kv, batch.slots, batch.counts, wanted)
+        plan = rows.plan(self.scheduler.kv, batch.slots, batch.counts, wanted)
         drawing = [batch.sequences[i] for i in np.flatnonzero(plan.num_draws)]
         constrained = any(sequence.matcher is not None for sequence in drawing)
-        # llguidance lets go of the interpreter, so masks are made while the model runs.
-        draws = plan.num_draws[plan.num_draws > 0].tolist()
-        early, masked = None, (drawing, draws, self.scheduler.rows, self._mask_width)
-        if forwarded is None:
-            early = self._beside.submit(make_masks, *masked) if constrained else None
-            forwarded = self.runner.forward(plan)
-        mask_rows, masks, unmasked = make_masks(*masked) if early is None else early.result()
+        draws, slots = plan.num_draws[plan.num_draws > 0], batch.slots[plan.num_draws > 0]
+        # Masks are made in a process of their own while the model runs.
+        early, masked = None, (drawing, draws.tolist(), rows, self._mask_width)
+        try:
+            if forwarded is None:
+                early = self._beside.submit(make_masks, *masked) if constrained else None
+                forwarded = self.runner.forward(plan)
+            if constrained:
+                self.runner.progress.at = time.monotonic()  # masks have deadlines of their own
+            mask_rows, masks, unmasked = make_masks(*masked) if early is None else early.result()
+        finally:
+            if early is not None:  # a matcher is used by one thread at a time
+                wait([early])
+        self.runner.progress.at = time.monotonic()
         if self.runner.launcher is None:
             result = self.runner.draw(forwarded, plan, mask_rows, masks)
         else:
             launched = self.runner.launch_draw(forwarded, plan, mask_rows, masks)
-            self._flight = self._launch_ahead(batch, plan)
+            with without("launching a step ahead"):
+                self._flight = self._launch_ahead(batch, plan)
             result = self.runner.fetch(launched)
-        result.failed.update(unmasked)
+        failed: dict[int, EngineError] = {row: RequestFailed(why) for row, why in result.failed.items()}
+        failed.update(unmasked)
         with self.lock:
-            self._settle(batch, plan, [i for i, _ in wanted], drawing, result, outputs)
-            if batch.num_beside is not None:
-                self.scheduler.pace.took(batch.num_beside, time.perf_counter() - began)
-        if outputs:
-            self._deliver(outputs)
-        return True
+            known = rows.num_tokens[slots].tolist()
+            added = rows.append(slots, result.ids, draws)
+        return Computed(batch, plan, [i for i, _ in wanted], drawing, result, failed, known, added)
+
+    def _prove(self) -> None:
+        """Compute one token of nobody's, where all that others wanted failed: raises what keeps everybody's
+        from being computed.
+        """
+        rows, kv = self.scheduler.rows, self.scheduler.kv
+        none, no_masks = np.zeros(0, np.int64), np.zeros((0, self._mask_width), np.int32)
+        with self.lock:
+            if not rows.num_free:  # those that run will show it
+                return
+            slot = rows.take(_NOBODYS, np.zeros(1, np.int32), 0, none, constrained=False)
+            try:
+                if kv.grow(slot, 1):
+                    plan = rows.plan(kv, np.array([slot]), np.array([1]))
+                    self.runner.draw(self.runner.forward(plan), plan, none, no_masks)
+            finally:
+                kv.release(slot)
+                rows.give_back(slot)
+
+    def _fail(self, sequence: Sequence, error: Exception, outputs: list[RowOutput]) -> None:
+        """End one sequence by what was raised for it."""
+        log.error("request %s failed, and no other", sequence.request.id, exc_info=error)
+        if self.scheduler.find(sequence.handle) is sequence:
+            blocks = self.scheduler.finish(sequence, forget=True)
+            if blocks:  # what it left may be no numbers
+                self.runner.clear(blocks)
+        outputs.append(RowOutput(sequence.handle, error=_failure(error)))
 
     def _launch_ahead(self, batch: Batch, plan: StepPlan) -> InFlightStep | None:
         """Launch the step behind this one, whose draws nobody has read yet, if they are all that it lacks.
@@ -197,7 +312,7 @@ class EngineLoop:
             if isinstance(command, Credit):
                 self.scheduler.credit(command.handle, command.num_tokens)
             elif isinstance(command, Submit):
-                self.scheduler.add(command)
+                self._add(command)
             elif isinstance(command, Abort):
                 sequence = self.scheduler.find(command.handle)
                 if sequence is not None:
@@ -206,6 +321,13 @@ class EngineLoop:
                 self._closed = True
         if isinstance(command, Call):
             command.function()
+
+    def _add(self, submit: Submit) -> None:
+        try:
+            self.scheduler.add(submit)
+        except Exception as error:
+            log.exception("request %s could not be queued", submit.request.id)
+            self._deliver([RowOutput(submit.handle, error=_failure(error))])
 
     def _obey_all(self) -> bool:
         """Obey what has gathered; False once closed."""
@@ -226,52 +348,100 @@ class EngineLoop:
 
     # -- a step's parts --------------------------------------------------------------------------------------
 
-    def _settle(
-        self,
-        batch: Batch,
-        plan: StepPlan,
-        scored: list[int],
-        drawing: list[Sequence],
-        result: StepResult,
-        outputs: list[RowOutput],
-    ) -> None:
+    def _settle(self, part: Computed, outputs: list[RowOutput]) -> None:
         """Book what a step computed and drew."""
-        scheduler, rows = self.scheduler, self.scheduler.rows
+        scheduler, batch, plan, result = self.scheduler, part.batch, part.plan, part.result
         at = 0
-        for i, count in zip(scored, plan.prompt_counts, strict=True):
+        for i, count in zip(part.scored, plan.prompt_counts, strict=True):
             batch.sequences[i].prompt_logprobs += result.prompt_logprobs[at : at + count]
             at += count
-        draws = plan.num_draws[plan.num_draws > 0]
-        slots = batch.slots[plan.num_draws > 0]
-        known = rows.num_tokens[slots].tolist()
-        added = rows.append(slots, result.ids, draws)
+        draws, slots = plan.num_draws[plan.num_draws > 0], batch.slots[plan.num_draws > 0]
         rejected = np.zeros_like(batch.counts)
-        rejected[plan.num_draws > 0] = draws - added
-        scheduler.computed(batch, rejected)
-        if len(result.ids) > len(drawing):
+        rejected[plan.num_draws > 0] = draws - part.added
+        for sequence, error in scheduler.computed(batch, rejected):
+            self._fail(sequence, error, outputs)
+        if len(result.ids) > len(part.drawing):
             scheduler.counters.drafts += int(draws.sum()) - len(draws)
-            scheduler.counters.drafts_accepted += int(added.sum()) - len(added)
-            self._speculation.learn(slots, draws - 1, added - 1)
+            scheduler.counters.drafts_accepted += int(part.added.sum()) - len(part.added)
+            with without("learning how guesses came true"):
+                self._speculation.learn(slots, draws - 1, part.added - 1)
         ids, first = result.ids.tolist(), 0
-        parts = zip(drawing, known, draws.tolist(), added.tolist(), strict=True)
+        parts = list(zip(part.drawing, part.known, draws.tolist(), part.added.tolist(), strict=True))
+        moves = self._take_drawn(parts, ids, part.failed, outputs)
         for sequence, num_tokens, num_draws, num_added in parts:
             behind, end = first + num_added, first + num_draws
-            output = self._output(sequence, num_tokens, ids, range(first, behind), result)
-            outputs.append(output)
-            broken = not result.failed.keys().isdisjoint(range(first, end))
-            blocks: list[list[int]] = []
-            if output.error is not None or output.finish is not None:
-                blocks = scheduler.finish(sequence, forget=broken)
-            elif broken:  # by a guess that never came true
-                blocks = scheduler.preempt(sequence, forget=True)
-            if broken:  # what is in the cache must not reach the next token, or the next owner, as NaN
-                self.runner.clear(blocks)
-            if sequence.slow and output.error is None and output.finish is None:
-                make_ahead(sequence, self._mask_width, self._behind, self._wake)
+            broken = not part.failed.keys().isdisjoint(range(first, end))
+            if scheduler.find(sequence.handle) is sequence:  # else it has failed already
+                try:
+                    move = moves.get(sequence.handle)
+                    output = self._output(sequence, num_tokens, ids, range(first, behind), part, move)
+                    self._book(sequence, output, broken)
+                    outputs.append(output)
+                except Exception as error:
+                    if of_device(error):
+                        raise
+                    self._fail(sequence, error, outputs)
             first = end
 
+    def _take_drawn(
+        self,
+        parts: list[tuple[Sequence, int, int, int]],
+        ids: list[int],
+        failed: dict[int, EngineError],
+        outputs: list[RowOutput],
+    ) -> dict[int, Move]:
+        """Have grammars take what was drawn; what came of it, by handle. Where that raises, they all fail."""
+        drawn = list(self._under_grammars(parts, ids, failed))
+        try:
+            return take_drawn(drawn)
+        except Exception as error:
+            if of_device(error):
+                raise
+            for sequence, _, _ in drawn:
+                self._fail(sequence, error, outputs)
+            return {}
+
+    def _book(self, sequence: Sequence, output: RowOutput, broken: bool) -> None:
+        """Let a sequence go that has ended; `broken`: the model drew for it what is no number, at its end or
+        behind a guess.
+        """
+        blocks: list[list[int]] = []
+        ended = output.error is not None or output.finish is not None
+        if ended:
+            blocks = self.scheduler.finish(sequence, forget=broken)
+        elif broken:  # by a guess that never came true
+            blocks = self.scheduler.preempt(sequence, forget=True)
+        if broken:  # what is in the cache must not reach the next token, or the next owner, as NaN
+            self.runner.clear(blocks)
+        if sequence.slow and not ended:
+            make_ahead(sequence, self._mask_width, self._behind, self._wake)
+
+    def _under_grammars(
+        self, parts: list[tuple[Sequence, int, int, int]], ids: list[int], failed: dict[int, EngineError]
+    ) -> Iterator[tuple[Sequence, list[int], bool]]:
+        """Sequences that have a grammar, what it is to take of their draws, and whether they go on without a
+        guess, as far as is known."""
+        first = 0
+        for sequence, num_tokens, num_draws, num_added in parts:
+            if sequence.matcher is not None and self.scheduler.find(sequence.handle) is sequence:
+                token_ids: list[int] = []
+                for row in range(first, first + min(num_added, sequence.limit - num_tokens)):
+                    if row in failed or ids[row] in sequence.stop_ids:
+                        break
+                    token_ids.append(ids[row])
+                if token_ids:
+                    ends = num_tokens + len(token_ids) >= sequence.limit
+                    yield sequence, token_ids, num_draws == 1 and not ends
+            first += num_draws
+
     def _output(
-        self, sequence: Sequence, num_tokens: int, ids: list[int], drawn: range, result: StepResult
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        ids: list[int],
+        drawn: range,
+        part: Computed,
+        move: Move | None,
     ) -> RowOutput:
         """What its draws mean for a sequence of `num_tokens`; `drawn` says where they are among `ids`."""
         cached = prompt_logprobs = finish = failure = None
@@ -283,14 +453,19 @@ class EngineLoop:
         token_ids: list[int] = []
         for row in drawn:
             num_tokens += 1
-            failure = result.failed.get(row)
+            failure = part.failed.get(row)
             if failure is None:
-                try:
-                    finish = self._end(sequence, ids[row], num_tokens)
-                except Exception as error:  # one grammar's failure is that row's
-                    failure = f"the grammar failed: {error}"
+                finish = self._end(sequence, ids[row], num_tokens)
+            if failure is None and finish is None and move is not None:
+                at = row - drawn.start
+                if move.error is not None and at >= move.taken:
+                    failure = move.error
+                elif move.matcher.stopped and at + 1 == move.taken:
+                    finish = Done("stop")
             if failure is not None:
                 break
+            if finish is None and num_tokens >= sequence.limit:
+                finish = Done("length")
             if num_tokens <= sequence.limit:  # else max_tokens is 0: the prompt alone was wanted
                 token_ids.append(ids[row])
             if finish is not None:
@@ -298,12 +473,14 @@ class EngineLoop:
         sequence.credit -= len(token_ids)
         self.scheduler.counters.output_tokens += len(token_ids)
         logprobs: tuple[RowLogprobs, ...] = ()
-        if drawn.start in result.logprobs:
-            logprobs = tuple(result.logprobs[row] for row in drawn[: len(token_ids)])
-        failed = None if failure is None else RequestFailed(failure)
-        return RowOutput(sequence.handle, tuple(token_ids), finish, logprobs, failed, cached, prompt_logprobs)
+        if drawn.start in part.result.logprobs:
+            logprobs = tuple(part.result.logprobs[row] for row in drawn[: len(token_ids)])
+        return RowOutput(
+            sequence.handle, tuple(token_ids), finish, logprobs, failure, cached, prompt_logprobs
+        )
 
     def _end(self, sequence: Sequence, token: int, num_tokens: int) -> Done | None:
+        """How a token ends a sequence that it need not be shown to a grammar for."""
         if num_tokens > sequence.limit:
             return Done("length")
         if token in sequence.stop_ids:
@@ -311,11 +488,13 @@ class EngineLoop:
                 sequence.request.sampling.ignore_eos and sequence.matcher is None
             )
             return Done("stop", None if ends_turn else token)
-        if sequence.matcher is not None:
-            sequence.matcher.advance(token)
-            if sequence.matcher.stopped:
-                return Done("stop")
-        return Done("length") if num_tokens >= sequence.limit else None
+        return None
+
+
+def _failure(error: Exception) -> RequestFailed:
+    failure = RequestFailed(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def build_loop(
@@ -373,6 +552,12 @@ def build_loop(
             num_threads=settings.num_threads,
             deterministic=settings.deterministic,
         )
+    log.info(
+        "the KV cache may take %.2f GiB, for %d tokens; %.2f GiB now, the rest as it comes into use",
+        runner.kv_bytes / 2**30,
+        num_blocks[0] * settings.block_size,
+        runner.kv_taken / 2**30,
+    )
     kv = KVCache(model.spec.groups, num_blocks, settings.block_size, max_num_seqs, max_model_len)
     rows = Rows(max_num_seqs, max_model_len)
     if settings.deterministic:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.types import GenerateRequest
 
 if TYPE_CHECKING:
-    from engine.structured import Matcher
+    from engine.structured.isolation import Matcher
 
 
 @dataclass(frozen=True, slots=True)

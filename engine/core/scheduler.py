@@ -53,6 +53,15 @@ class Batch:
     counts: Ints
     num_beside: int | None
 
+    def halves(self) -> tuple[Batch, Batch]:
+        """The same work as two steps; what they are beside is not theirs to say."""
+        middle = len(self.sequences) // 2
+        first, last = slice(middle), slice(middle, None)
+        return (
+            Batch(self.sequences[first], self.slots[first], self.counts[first], None),
+            Batch(self.sequences[last], self.slots[last], self.counts[last], None),
+        )
+
 
 @dataclass(slots=True)
 class Filling:
@@ -126,6 +135,7 @@ class Scheduler:
         self._held_back: tuple[int, int] | None = (
             None  # (handle, releases): it did not fit, and nothing changed
         )
+        self.considered: Sequence | None = None  # whom `schedule` looks at: the culprit where it raises
 
     # -- requests come and go --------------------------------------------------------------------------------
 
@@ -147,9 +157,9 @@ class Scheduler:
             limit=min(len(request.prompt_ids) + sampling.max_tokens, self._max_model_len),
             credit=self._max_undelivered,
         )
+        self.waiting.push(sequence)
         self._live[submit.handle] = sequence
         self._newest = submit.handle
-        self.waiting.push(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, submit.handle))
 
@@ -199,7 +209,12 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """Choose the next step's tokens: first those that decode, then begun prefills, then new sequences,
-        which go before begun prefills that matter less."""
+        which go before begun prefills that matter less.
+
+        Where it raises, `considered` is the sequence that it raised for. Once that one is finished, it can be
+        called again: what was done for others is no more than they need.
+        """
+        self.considered = None
         slots = np.fromiter((sequence.slot for sequence in self.running), np.int64, len(self.running))
         remaining = (self.rows.num_tokens[slots] - self.rows.num_computed[slots]).tolist()
         begun = list(zip(self.running, remaining, strict=True))
@@ -221,9 +236,8 @@ class Scheduler:
         self._go_on(filling, prefills[: len(prefills) - len(later)])
         self._admit(filling)
         self._go_on(filling, later)
-        if not filling.chosen:
-            return None
-        return filling.batch()
+        self.considered = None
+        return filling.batch() if filling.chosen else None
 
     def decode(self, sequences: list[Sequence]) -> Batch:
         """The step in which these decode a token each, and which runs already."""
@@ -235,6 +249,7 @@ class Scheduler:
 
     def _go_on(self, filling: Filling, begun: list[tuple[Sequence, int]]) -> None:
         for sequence, wanted in begun:
+            self.considered = sequence
             # a slot below 0: preempted for one that came before, and perhaps admitted anew
             if (
                 sequence.slot < 0
@@ -251,6 +266,7 @@ class Scheduler:
         """Have drafts checked as far as `left` goes; they take no blocks from anybody."""
         rows = self.rows
         for sequence, _ in list(filling.chosen.values()):
+            self.considered = sequence
             drafts = min(int(rows.num_drafts[sequence.slot]), left)
             if drafts and self.kv.grow(sequence.slot, int(rows.num_tokens[sequence.slot]) + drafts):
                 filling.put(sequence, drafts)
@@ -303,6 +319,7 @@ class Scheduler:
 
     def _admit(self, filling: Filling) -> None:
         while (sequence := self.waiting.peek()) is not None and not sequence.late:
+            self.considered = sequence
             room = filling.room(sequence)
             if room <= 0:
                 break
@@ -327,7 +344,6 @@ class Scheduler:
                     break
                 self.preempt(paused)
                 continue
-            self.waiting.pop()
             self._start(sequence, hit)
             wanted = len(sequence.tokens) - hit.num_blocks * self.kv.block_size
             count = self._chunk(sequence, wanted, room)
@@ -355,35 +371,44 @@ class Scheduler:
             sequence.matcher is not None,
             0 if request.adapter is None else self._adapters[request.adapter],
         )
+        self.waiting.pop()
         sequence.slot = slot
+        insort(self.running, sequence, key=lambda other: other.request.priority)
+        self.kv.attach(slot, hit)
         sequence.num_published = hit.num_blocks
         self.rows.num_computed[slot] = num_hit
-        self.kv.attach(slot, hit)
-        insort(self.running, sequence, key=lambda other: other.request.priority)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(num_hit, num_prompt)
             self.counters.prefix_queries += num_prompt
             self.counters.prefix_hits += sequence.cached_tokens
             self.counters.prompt_tokens += num_prompt
 
-    def computed(self, batch: Batch, num_rejected: Ints | int = 0) -> None:
+    def computed(self, batch: Batch, num_rejected: Ints | int = 0) -> list[tuple[Sequence, Exception]]:
         """Book a step's tokens as computed: publish full blocks, release those that left a window.
 
         num_rejected: how many at the end of each sequence's were drafts that did not come true; their places
-        are computed again.
+        are computed again. Returns the sequences whose blocks could not be booked, and why.
         """
+        failed = []
         self.rows.num_computed[batch.slots] += batch.counts - num_rejected
         self.counters.steps += 1
         computed = self.rows.num_computed[batch.slots]
         full = (computed // self.kv.block_size).tolist()
         for sequence, num_full, num_computed in zip(batch.sequences, full, computed.tolist(), strict=True):
             if num_full > sequence.num_published:
-                tokens = self.rows.tokens[sequence.slot, :num_computed]
-                self._hasher.extend(sequence.chain, sequence.root, tokens, _media(sequence.request))
-                self.kv.publish(sequence.slot, sequence.chain, sequence.num_published, num_full)
-                sequence.num_published = num_full
-                if self.kv.has_windows:
-                    self.kv.trim(sequence.slot, num_computed)
+                try:
+                    self._publish(sequence, num_full, num_computed)
+                except Exception as error:  # that sequence's alone
+                    failed.append((sequence, error))
+        return failed
+
+    def _publish(self, sequence: Sequence, num_full: int, num_computed: int) -> None:
+        tokens = self.rows.tokens[sequence.slot, :num_computed]
+        self._hasher.extend(sequence.chain, sequence.root, tokens, _media(sequence.request))
+        self.kv.publish(sequence.slot, sequence.chain, sequence.num_published, num_full)
+        sequence.num_published = num_full
+        if self.kv.has_windows:
+            self.kv.trim(sequence.slot, num_computed)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when blocks, slots and queues do not add up."""

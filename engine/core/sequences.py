@@ -20,7 +20,7 @@ from engine.types import GenerateRequest
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from engine.structured import Matcher
+    from engine.structured.isolation import Matcher
 
 
 @dataclass(slots=True, eq=False)

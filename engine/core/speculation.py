@@ -7,6 +7,7 @@ tokens come and never which), tensors, and models (`assistant` guesses by one).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.batch_state import Rows, ragged
+from engine.core.failures import of_device
 from engine.step import Ints
 
 if TYPE_CHECKING:
     from engine.core.sequences import Sequence
+
+log = logging.getLogger("antiphon.engine")
 
 ROOM = {"cpu": 32, "cuda": 128}  # tokens of a step that costs about what one of a single token does
 COST = 0.3  # of a token's time that checking one draft takes at most: as much must be gained by it
@@ -56,6 +60,7 @@ class Speculation:
         self._rest = np.zeros(num_slots, np.int64)  # steps until then
         self._patience = np.zeros(num_slots, np.int64)  # the rest after the next loss
         self._gain = np.zeros(num_slots, np.float64)  # tokens won by an attempt, lately
+        self._barred = np.zeros(num_slots, np.bool_)
 
     def propose(self, running: Seq[Sequence]) -> None:
         """Write drafts for those of the running sequences that decode and for which it pays."""
@@ -77,7 +82,28 @@ class Speculation:
         ready = able & (self._rest[slots] == 0)
         self._rest[slots[able & ~ready]] -= 1
         if ready.any():
-            self._drafter.draft(rows, slots[ready], wanted[ready])
+            self._guess(slots[ready], wanted[ready])
+
+    def _guess(self, slots: Ints, wanted: Ints) -> None:
+        """Have drafts written. A text behind which guessing fails gets none from here on, and loses nothing
+        but time by that: it is found by guessing behind one at a time.
+        """
+        try:
+            self._drafter.draft(self._rows, slots, wanted)
+        except Exception as error:
+            if of_device(error):
+                raise
+            self._rows.num_drafts[slots] = 0
+            if len(slots) > 1:
+                for at in range(len(slots)):
+                    self._guess(slots[at : at + 1], wanted[at : at + 1])
+                return
+            log.exception("guessing ahead failed behind one text, which goes on without")
+            self.bar(slots)
+
+    def bar(self, slots: Ints) -> None:
+        """No guesses for these any more, until they change hands."""
+        self._barred[slots] = True
 
     def rests(self, running: Seq[Sequence]) -> bool:
         """Whether the next step may begin before its drafts can be made: as far as the text is known there
@@ -90,7 +116,13 @@ class Speculation:
             return True
         slots = self._slots_of(running)
         ready = (self._rest[slots] == 0) & (self._most_of(slots) > 0)
-        if ready.any() and self._drafter.finds(rows, slots[ready]):
+        try:
+            finds = ready.any() and self._drafter.finds(rows, slots[ready])
+        except Exception as error:
+            if of_device(error):
+                raise
+            finds = True  # then the next step asks again, text by text
+        if finds:
             return False
         self._rest[slots] = np.maximum(0, self._rest[slots] - 1)
         return True
@@ -108,7 +140,7 @@ class Speculation:
 
     def _most_of(self, slots: Ints) -> Ints:
         asked = self._rows.max_drafts[slots]
-        return np.where(asked < 0, self._most, asked)
+        return np.where(self._barred[slots], 0, np.where(asked < 0, self._most, asked))
 
     def _slots_of(self, running: Seq[Sequence]) -> Ints:
         """The slots of these sequences; those that changed hands begin anew."""
@@ -116,7 +148,7 @@ class Speculation:
         new = slots[self._tenure[slots] != self._rows.tenure[slots]]
         self._tenure[new] = self._rows.tenure[new]
         self._length[new], self._rest[new], self._patience[new] = FIRST_LENGTH, 0, 1
-        self._gain[new] = 0
+        self._gain[new], self._barred[new] = 0, False
         return slots
 
 
@@ -153,14 +185,14 @@ def follows(tokens: NDArray[np.int32], lengths: Ints, sizes: Ints) -> Ints:
     """Where, in each row of tokens [B, W], the text behind the latest earlier place of its end begins.
 
     The end is the last `sizes[i]` tokens of the row's `lengths[i]`, or as many of them as stood there before,
-    two at least (one if one is asked for); 0: nowhere.
+    two at least (one if one is asked for); 0: nowhere. Sizes may be larger than any length.
     """
     width, last = tokens.shape[1], lengths - 1
     rows, places = np.arange(len(tokens)), np.arange(width - 1)
     # matches[b, p]: the tokens up to p are those at the end of row b
     matches = (tokens[:, :-1] == tokens[rows, last][:, None]) & (places < last[:, None])
     after = np.zeros(len(tokens), np.int64)
-    for size in range(1, int(sizes.max()) + 1):
+    for size in range(1, min(int(sizes.max()), width - 1) + 1):  # a longer end never stood before
         if size > 1:
             matches[:, size - 1 :] &= tokens[:, : width - size] == tokens[rows, last - size + 1][:, None]
             matches[:, : size - 1] = False

@@ -1,16 +1,14 @@
 """The token masks of one step's rows.
 
 Owns: which rows of a step need one, also behind drafts, which are made before their step, and what becomes of
-a grammar that fails. Refuses to know: how a grammar makes its mask (`grammar`), tensors, schedules.
+a grammar that fails. Refuses to know: where masks are made (`constraints`), and how; tensors, schedules.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +16,8 @@ from numpy.typing import NDArray
 from engine.core.batch_state import Rows
 from engine.core.sequences import Sequence
 from engine.step import Ints
-
-if TYPE_CHECKING:
-    from engine.structured import Matcher
+from engine.structured.isolation import Move, Stepper, ahead, place
+from engine.types import ConstraintError, EngineError
 
 SLOW_MASK_S = 0.002
 """Seconds of a processor: after a mask that took longer, the next is made beforehand, beside the steps."""
@@ -28,7 +25,7 @@ SLOW_MASK_S = 0.002
 
 def make_masks(
     drawing: list[Sequence], draws: list[int], rows: Rows, width: int
-) -> tuple[Ints, NDArray[np.int32], dict[int, str]]:
+) -> tuple[Ints, NDArray[np.int32], dict[int, EngineError]]:
     """Rows under a grammar, their masks [M, width] (32 tokens a word), and why a row could not have one.
 
     draws: how many rows each sequence has; those behind its first are masked as if its drafts had come.
@@ -37,59 +34,78 @@ def make_masks(
     owned = [each for each in zip(drawing, firsts, draws, strict=False) if each[0].matcher is not None]
     own_rows = [row for _, first, count in owned for row in range(first, first + count)]
     masks = np.full((len(own_rows), width), -1, np.int32)
-    failed: dict[int, str] = {}
+    failed: dict[int, EngineError] = {}
+    asked: list[tuple[Sequence, int, Move]] = []
     at = 0
+    if owned:
+        stepper = _stepper(owned[0][0])
+        stepper.collect()
     for sequence, first, count in owned:
         own, at = masks[at : at + count], at + count
-        matcher, known = sequence.matcher, rows.num_tokens[sequence.slot]
+        matcher = sequence.matcher
         assert matcher is not None
-        drafts = rows.tokens[sequence.slot, known : known + count - 1].tolist()
-        for ahead, mask in enumerate(own):
-            if ahead == 1:
-                matcher = matcher.fork()
-            if ahead and not _follow(matcher, drafts[ahead - 1], sequence.stop_ids):
-                break  # nothing that is drawn behind it counts
+        ready, matcher.ready = matcher.ready, None
+        if sequence.mask is not None:
+            made, sequence.mask = sequence.mask, None
             try:
-                _fill(sequence, matcher, mask)
-            except Exception as error:  # one grammar's failure is that row's
-                mask[:] = -1
-                failed[first + ahead] = f"the grammar failed: {error}"
-                break
+                own[0], seconds = made.result()
+            except EngineError as error:
+                failed[first] = error
+                continue
+            sequence.slow = seconds > SLOW_MASK_S
+            if count == 1:
+                continue
+        elif ready is not None and (ready.error is not None or (count == 1 and ready.right)):
+            sequence.slow = ready.seconds > SLOW_MASK_S
+            if ready.error is not None:
+                failed[first] = ready.error
+            elif ready.masks is not None:
+                place(ready.masks, own)
+            continue
+        known = rows.num_tokens[sequence.slot]
+        drafts = rows.tokens[sequence.slot, known : known + count - 1].tolist()
+        end = next((i for i, draft in enumerate(drafts) if draft in sequence.stop_ids), len(drafts))
+        asked.append((sequence, first, Move(matcher, drafts=drafts[:end], masks=own[: end + 1])))
+    if asked:
+        stepper.run([move for _, _, move in asked])
+    for sequence, first, move in asked:
+        sequence.slow = move.seconds > SLOW_MASK_S
+        if move.error is not None:  # one grammar's failure is that row's
+            failed[first] = move.error
+        elif move.right < move.num_masks:
+            failed[first + move.right] = ConstraintError("the grammar outgrew its limits")
     return np.array(own_rows, np.int64), masks, failed
 
 
-def make_ahead(sequence: Sequence, width: int, executor: Executor, wake: Callable[[], None]) -> None:
+def make_ahead(
+    sequence: Sequence, width: int, executor: ThreadPoolExecutor, wake: Callable[[], None]
+) -> None:
     """Begin a slow mask as soon as it can be: the sequence sits out steps until it is there; then `wake`."""
-    matcher = sequence.matcher
-    assert matcher is not None
-
-    def make() -> tuple[NDArray[np.int32], float]:
-        mask, began = np.zeros(width, np.int32), time.thread_time()
-        matcher.fill(mask)
-        return mask, time.thread_time() - began
-
-    sequence.mask = executor.submit(make)
+    assert sequence.matcher is not None
+    sequence.mask = ahead(sequence.matcher, width, executor)
     sequence.mask.add_done_callback(lambda _: wake())
 
 
-def _fill(sequence: Sequence, matcher: Matcher, mask: NDArray[np.int32]) -> None:
-    """A row's mask, and whether the next one of this sequence had better be made beforehand."""
-    made, sequence.mask = sequence.mask, None
-    if made is None:
-        began = time.thread_time()
-        matcher.fill(mask)
-        took = time.thread_time() - began
-    else:
-        mask[:], took = made.result()
-    sequence.slow = took > SLOW_MASK_S
+def take_drawn(drawn: list[tuple[Sequence, list[int], bool]]) -> dict[int, Move]:
+    """Have the grammars of sequences take what was drawn for them, all at once; what came of it, by handle.
+
+    Where a sequence goes on without a guess, as its flag says, its next mask is begun at once.
+    """
+    moves = {
+        sequence.handle: Move(
+            sequence.matcher, token_ids, drafts=[] if goes_on and not sequence.slow else None
+        )
+        for sequence, token_ids, goes_on in drawn
+        if sequence.matcher is not None
+    }
+    if moves:
+        _stepper(drawn[0][0]).run(list(moves.values()), later=True)
+    for move in moves.values():
+        if move.error is None and not move.matcher.stopped and move.taken < len(move.token_ids):
+            move.error = ConstraintError(f"token {move.token_ids[move.taken]} does not fit the shape")
+    return moves
 
 
-def _follow(matcher: Matcher, draft: int, stops: frozenset[int]) -> bool:
-    """Take a draft; False where it cannot come, or ends the sequence."""
-    if draft in stops:
-        return False
-    try:
-        matcher.advance(draft)
-    except Exception:  # should this token be drawn, the sequence's own matcher says the same
-        return False
-    return not matcher.stopped
+def _stepper(sequence: Sequence) -> Stepper:
+    assert sequence.matcher is not None
+    return sequence.matcher.grammar.home.fast

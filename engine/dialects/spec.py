@@ -200,6 +200,15 @@ class Dialect:
         opened, closed = rendered.rfind(marks.open, start), rendered.rfind(marks.close, start)
         return "reasoning" if opened > closed else "text"
 
+    def has_thought(self, rendered: str) -> bool:
+        """Whether a rendered prompt ends behind a thought: a template that is told not to think writes one of
+        nothing.
+        """
+        marks = self.reasoning
+        if marks is None or not rendered.rstrip().endswith(marks.close):
+            return False
+        return rendered.rfind(marks.open) > (rendered.rfind(self.turn) if self.turn else -1)
+
     @property
     def layouts(self) -> tuple[CallMarks, ...]:
         """Every layout of calls that is read, the family's own first."""

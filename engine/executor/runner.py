@@ -42,7 +42,8 @@ from engine.models import Model
 from engine.step import RowLogprobs, StepPlan
 from engine.types import LoadError
 
-TAKEN = 4  # times the weights: so much memory of a CPU's pools is taken at once, see `Reserve`
+TAKEN = 256 << 20  # bytes of a CPU's pools that are taken before there is any use, see `Reserve`,
+TAKEN_WEIGHTS = 4  # but no more than so many times the weights
 SMALL_STEP_S = 0.02  # of one core, which computes and reads about so much a second:
 OPERATIONS_PER_S = 1e11
 BYTES_PER_S = 3e10
@@ -174,9 +175,11 @@ class Runner:
                 views[layer] = (g, pool[:, i, 0], pool[:, i, 1])
         self.layers = [views[layer] for layer in sorted(views)]
         self._reserves: list[Reserve] = []
+        self.kv_bytes = self.kv_taken = sum(pool.nbytes for pool in self.pools)
         if device.type == "cpu":
-            taken = TAKEN * spec.num_parameters * spec.dtype.itemsize
-            share = taken / sum(pool.nbytes for pool in self.pools)
+            weights = spec.num_parameters * spec.dtype.itemsize
+            self.kv_taken = min(self.kv_bytes, TAKEN, TAKEN_WEIGHTS * weights)
+            share = self.kv_taken / self.kv_bytes
             self._reserves = [
                 Reserve(partial(memory_of, pool), len(pool), math.ceil(share * len(pool)))
                 for pool in self.pools

@@ -19,7 +19,7 @@ from engine.parsing.coercion import Shapes
 from engine.parsing.harmony_header import is_header, read_header
 from engine.parsing.tag_search import NEVER, Mark, Marks, first_of, firsts, partial
 from engine.parsing.tool_calls import Section
-from engine.types import Delta, Done, ToolShape
+from engine.types import Delta, Done, Start, ToolShape
 
 _State = Literal["header", "text", "reasoning", "calls"]
 _ALWAYS = re.compile("")
@@ -39,7 +39,7 @@ class Parser:
         *,
         calls: bool = False,
         max_calls: int | None = None,
-        starts_in: Literal["text", "reasoning"] = "text",
+        starts_in: Start = "text",
         stops: tuple[str, ...] = (),
         tools: tuple[ToolShape, ...] = (),
         shaped: bool = False,

@@ -11,14 +11,7 @@ from engine.late import late
 
 if TYPE_CHECKING:
     from engine.structured.close_schema import closed_schema
-    from engine.structured.grammar import Grammar, Grammars, Matcher
 else:
-    __getattr__ = late(
-        __name__,
-        {
-            "engine.structured.close_schema": ("closed_schema",),
-            "engine.structured.grammar": ("Grammar", "Grammars", "Matcher"),
-        },
-    )
+    __getattr__ = late(__name__, {"engine.structured.close_schema": ("closed_schema",)})
 
-__all__ = ["Grammar", "Grammars", "Matcher", "closed_schema"]
+__all__ = ["closed_schema"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from engine.dialects import CallMarks
 from engine.parsing import TEXT, Shapes, gemma_call, python_call, xml_call
-from engine.structured.json_schema import written
+from engine.structured.json_documents import document
 from engine.structured.regexes import ANY, MAX_REPEATS, searched, spelled
 from engine.structured.schema_algebra import Schema, kinds, resolved, values
 from engine.types import ConstraintError, ToolShape
@@ -186,7 +186,9 @@ class ArgumentWriter:
     def _json(self, part: Any) -> str:
         """A value as JSON."""
         close = "" if self._marks.kind == "keyed" else self._close
-        return self._placed(self._rule(f"%json {self._document(part)}", "value"), close, text=False)
+        schema = part if isinstance(part, dict) else {}
+        body = document(schema, self._whole, f"value_{len(self.rules)}", self.rules)
+        return self._placed(self._rule(body, "value"), close, text=False)
 
     def _text(self, part: Any, types: frozenset[str] | None, any_text: bool, told: bool) -> str:
         """A value as a bare text, nothing where there is none. told: the layout tells texts from other
@@ -237,25 +239,6 @@ class ArgumentWriter:
         """Whether a listed text is as long as it should be, and can be written."""
         fits = texts.least <= len(text) and (texts.most is None or len(text) <= texts.most)
         return fits and not any(end in text for end in self._ends)
-
-    def _document(self, part: Any) -> str:
-        """A property's schema as one of its own: what it refers to comes along."""
-        text = written(part if isinstance(part, dict) else {})
-        if '"$ref"' not in text:
-            return text
-        return written({**_moved(part), "$defs": {"whole": _moved(self._whole)}})
-
-
-def _moved(value: Any) -> Any:
-    """A part of a schema, for a place where the whole stands below `#/$defs/whole`."""
-    if isinstance(value, list):
-        return [_moved(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    moved = {key: _moved(each) for key, each in value.items()}
-    if isinstance(target := value.get("$ref"), str):
-        moved["$ref"] = f"#/$defs/whole{target[1:]}"
-    return moved
 
 
 def _quoted(text: str) -> str:

@@ -2,8 +2,8 @@
 
 Owns: the compilation of constraints under limits, a bounded cache of what was compiled, and where one
 generation stands in its grammar. Refuses to know: torch (masks are NumPy rows), the step loop, how a shape is
-written (`lark`). It stands on llguidance and is imported only where a request has a constraint; it never
-imports llguidance.torch, which costs seconds.
+written (`lark`). It stands on llguidance, which a foreign grammar can kill or hang: a server imports it only
+in the processes of `confined`. It never imports llguidance.torch, which costs seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
@@ -24,7 +25,7 @@ from engine.structured.json_string_grammar import QuotedText, QuotedVocabulary
 from engine.structured.lark_writer import Input, Source, Writer
 from engine.structured.raw_text_grammar import RawText, RawVocabulary
 from engine.tokenizer import Tokenizer
-from engine.types import Constraint, ConstraintError, ReaderParams, ToolShape
+from engine.types import Constraint, ConstraintError, ReaderParams, Shape, ToolShape
 
 # One step may cost 200,000 units of lexer fuel, about 15 ms; only hostile patterns come near.
 LIMITS = LLParserLimits(
@@ -79,6 +80,27 @@ class Grammars:
             self._keep(key, grammar)
         return grammar
 
+    def again(self, source: str, marked: bool, starts_in: str) -> Grammar:
+        """A grammar that was compiled elsewhere, from its `Source.written`, `marked` and start."""
+        vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._tokenizer)
+        marks = self._dialect.reasoning if marked else None
+        return Grammar(vocabulary, Source.read(source), marks, starts_in)
+
+    def read(self) -> None:
+        """Make now what is otherwise made where it is first needed. Raises ConstraintError for a tokenizer
+        that cannot be constrained."""
+        self.compile(Constraint(answer=Shape("json", '{"pattern": "^a"}')), ReaderParams(dialect=False))
+        assert self._vocabulary is not None
+        self._vocabulary.read()
+        self._kept.clear()
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """How many tokens the vocabulary has."""
+        assert self._vocabulary is not None
+        return self._vocabulary.size
+
     def _keep(self, key: Key, grammar: Grammar) -> None:
         if key in self._kept:
             return
@@ -129,6 +151,12 @@ class Vocabulary:
         with self._lock:
             return self._raw
 
+    def read(self) -> None:
+        """Make all of it now."""
+        _ = self.raw, self._lengths
+        with suppress(ConstraintError):  # who needs it is told
+            _ = self.quoted
+
     def within(self, mask: NDArray[np.int32], length: int) -> None:
         """Take tokens of more than so many bytes out of a mask."""
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
@@ -162,6 +190,8 @@ class Grammar:
         self.size = len(source.text) + sum(len(each.grammar) for each in source.inputs)
         if self.size > MAX_SOURCE:
             raise ConstraintError(f"the shape is too long ({self.size} characters of grammar)")
+        self.source = source
+        self.marked = marks is not None
         self._vocabulary = vocabulary
         self._marks = marks
         self._thinks = starts_in == "reasoning"

@@ -81,16 +81,11 @@ def read_schema(text: str) -> Schema:
     return schema
 
 
-def enforceable(schema: Schema) -> str:
-    """The text, for llguidance's `%json`, of a schema that can be enforced.
+def rewrite(schema: Schema) -> Schema:
+    """A schema in the keywords that llguidance enforces.
 
     Raises ConstraintError naming the keyword that cannot be honoured, and where it stands.
     """
-    return written(rewrite(schema))
-
-
-def rewrite(schema: Schema) -> Schema:
-    """A schema in the keywords that llguidance enforces; ConstraintError as `enforceable`."""
     weigh([schema])
     place = Place(schema, "#", iter(range(MAX_STEPS)), frozenset(_anchors(schema)))
     rewritten = _rewrite(schema, place)

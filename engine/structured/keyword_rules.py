@@ -30,6 +30,7 @@ MAX_BRANCHES = 64  # that one keyword may be written as
 MAX_ARRAYS = 2_000  # of items that do not repeat, written out
 PLACES = 8  # of an array's first items, where one that it must contain may stand
 LEAST_STEP = 1e-9  # between numbers that have bounds
+MAX_FINE = 99_999_999_999  # of a number that has such steps: twenty digits in all
 MAX_INTEGER = 9 * 10**18  # of an integer without bounds: readers refuse, or lose, longer ones
 
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
@@ -209,10 +210,7 @@ def _type(schema: Schema, place: Place) -> None:
     if schema.keys() & {"enum", "const"}:
         return
     if "number" in kinds:
-        bounds = [schema[key] for key in _BOUNDS if isinstance(schema.get(key), int | float)]
-        # Within bounds llguidance writes no exponents, but digits without end.
-        if bounds and "multipleOf" not in schema and all(not each or abs(each) > 1e-6 for each in bounds):
-            schema["multipleOf"] = LEAST_STEP
+        _end_fractions(schema)
         return
     if "integer" not in kinds:
         return
@@ -220,6 +218,24 @@ def _type(schema: Schema, place: Place) -> None:
         schema["minimum"] = -MAX_INTEGER
     if "maximum" not in schema and "exclusiveMaximum" not in schema:
         schema["maximum"] = MAX_INTEGER
+
+
+def _end_fractions(schema: Schema) -> None:
+    """A number with some bounds gets those that it lacks: within bounds llguidance writes no exponent, but
+    digits without end."""
+    bounds = [schema[key] for key in _BOUNDS if isinstance(schema.get(key), int | float)]
+    if not bounds and "multipleOf" not in schema:
+        return  # written otherwise (`documents`)
+    largest = max(map(abs, bounds), default=0)
+    if "multipleOf" not in schema and all(not each or abs(each) > 1e-6 for each in bounds):
+        # What lies far out needs no billionths: there a float has none.
+        schema["multipleOf"] = LEAST_STEP if largest < MAX_FINE else 1
+    limit = MAX_INTEGER if schema.get("multipleOf", 0) >= 1 else MAX_FINE
+    most = limit if largest < limit else 10 * largest
+    if "minimum" not in schema and "exclusiveMinimum" not in schema:
+        schema["minimum"] = -most
+    if "maximum" not in schema and "exclusiveMaximum" not in schema:
+        schema["maximum"] = most
 
 
 def _min_properties(schema: Schema, place: Place) -> None:

@@ -18,7 +18,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from engine.dialects import CallMarks, Dialect
 from engine.parsing import Shapes, openings
 from engine.structured.call_grammar import ArgumentWriter
-from engine.structured.json_schema import enforceable, read_schema, rewrite, weigh, written
+from engine.structured.json_documents import document
+from engine.structured.json_schema import read_schema, rewrite, weigh
 from engine.structured.regexes import ANY, check_repeats, spelled, whole
 from engine.structured.structural_tags import TagWriter
 from engine.types import Constraint, ConstraintError, ReaderParams, Shape, ToolShape
@@ -42,6 +43,16 @@ class Source:
 
     text: str
     inputs: tuple[Input, ...] = ()
+
+    def written(self) -> str:
+        """It as JSON, for another process."""
+        return json.dumps([self.text, self.inputs])
+
+    @classmethod
+    def read(cls, written: str) -> Source:
+        """What `written` wrote."""
+        text, inputs = json.loads(written)
+        return cls(text, tuple(Input(*each) for each in inputs))
 
 
 class Writer:
@@ -96,7 +107,8 @@ class Writer:
     def _answer(self, shape: Shape, rules: list[str]) -> list[dict[str, str]]:
         """Adds the rule of an answer; returns the grammars that it refers to."""
         if shape.kind == "json":
-            rules.append(f"answer: %json {enforceable(read_schema(shape.source))}")
+            schema = rewrite(read_schema(shape.source))
+            rules.append(f"answer: {document(schema, schema, 'answer', rules)}")
         elif shape.kind == "choice":
             rules.append("answer: " + " | ".join(map(_quoted, json.loads(shape.source))))
         else:
@@ -140,7 +152,7 @@ class Writer:
         The block's text may not spell a tag that ends it, so that grammar and parser agree where it does.
         """
         marks = self._dialect.reasoning
-        if marks is None:
+        if marks is None or reader.starts_in == "answer":
             return ""
         ends, after = [*marks.ends, *self._dialect.interrupts], self._spelled(marks.after)
         if self._token_id(marks.close) is None:
@@ -172,7 +184,7 @@ class Writer:
             before = self._spelled(_before(marks, tool.name))
             rules += [
                 f"call_{index}: {before} arguments_{index} {self._spelled(marks.end)}",
-                f"arguments_{index}: {_arguments(marks, writer, tool)}",
+                f"arguments_{index}: {_arguments(marks, writer, tool, f'arguments_{index}', rules)}",
             ]
         rules += writer.rules
         more = "*" if max_calls is None else f"{{0,{max_calls - 1}}}"
@@ -212,10 +224,19 @@ def client_grammar(shape: Shape) -> str:
         raise ConstraintError(f"the grammar has more than {MAX_CLIENT} characters")
     check_repeats(shape.source)
     if shape.kind == "lark":
-        return gbnf_to_lark(shape.source) if "::=" in shape.source else shape.source
+        return _from_gbnf(shape.source) if "::=" in shape.source else shape.source
     if shape.kind == "regex":
         return f"start: /{whole(shape.source)}/\n"
     raise ConstraintError(f"a shape of kind {shape.kind!r} has no grammar")
+
+
+def _from_gbnf(source: str) -> str:
+    try:
+        return str(gbnf_to_lark(source))
+    except RecursionError:
+        raise ConstraintError("the grammar is nested too deeply") from None
+    except Exception as error:  # the library raises bare Exceptions too
+        raise ConstraintError(f"the grammar cannot be read: {str(error)[:200]}") from None
 
 
 def _before(marks: CallMarks, name: str) -> str:
@@ -223,8 +244,9 @@ def _before(marks: CallMarks, name: str) -> str:
     return f"{marks.before_name}{named}{marks.before_arguments}"
 
 
-def _arguments(marks: CallMarks, writer: ArgumentWriter, tool: ToolShape) -> str:
-    """A tool's arguments, in the form of the layout; they are an object, whatever its schema leaves open."""
+def _arguments(marks: CallMarks, writer: ArgumentWriter, tool: ToolShape, name: str, rules: list[str]) -> str:
+    """A tool's arguments, in the form of the layout; they are an object, whatever its schema leaves open.
+    Adds what they refer to, under names that begin with `name`, to `rules`."""
     try:
         schema = read_schema(tool.parameters)
         kind = schema.get("type", "object")
@@ -234,7 +256,7 @@ def _arguments(marks: CallMarks, writer: ArgumentWriter, tool: ToolShape) -> str
         rewritten = rewrite(schema if "$ref" in schema else {**schema, "type": "object"})
         if marks.kind in ("tags", "python", "keyed"):
             return writer.write(tool, rewritten)
-        return f"%json {written(rewritten)}"
+        return document(rewritten, rewritten, name, rules)
     except ConstraintError as error:
         raise ConstraintError(str(error), tool=tool.name) from None
 

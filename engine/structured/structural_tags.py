@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from engine.structured.json_schema import enforceable, weigh
+from engine.structured.json_documents import document
+from engine.structured.json_schema import rewrite, weigh
 from engine.structured.regexes import ANY, spelled
 from engine.types import ConstraintError
 
@@ -75,7 +76,8 @@ class TagWriter:
         schema = form.get("json_schema", form.get("schema"))
         if form.get("style", "json") != "json" or not isinstance(schema, dict | bool):
             raise ConstraintError("a structural tag's json_schema must be an object, in the style of JSON")
-        return self._rule(f"%json {enforceable({} if schema is True else _object(schema))}")
+        rewritten = rewrite({} if schema is True else _object(schema))
+        return self._rule(document(rewritten, rewritten, f"part_{len(self.rules)}", self.rules))
 
     def _nested(self, kind: str, source: str) -> str:
         name = f"nested_{len(self.grammars)}"

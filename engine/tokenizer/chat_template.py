@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.dialects import History
 from engine.tokenizer.message_format import answer_arguments, effort_arguments, in_form
+from engine.tokenizer.short_answers import skips_thought
 from engine.tokenizer.template_fallbacks import orders, says_all, told
 from engine.types import RenderError, RenderInput
 
@@ -45,7 +46,8 @@ def render_template(
     tools = _plain(list(inp.tools))
     messages = told(messages, tools, source, variables_of(source), history.told)
     ending = _mark_final(messages, source) if inp.continue_final_message else None
-    said = effort_arguments(inp.effort, variables_of(source)) if inp.effort else {}
+    effort = "none" if skips_thought(inp) else inp.effort
+    said = effort_arguments(effort, variables_of(source)) if effort else {}
     if inp.answer is not None:
         said |= answer_arguments(inp.answer)
     now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike

@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from engine.dialects import Dialect, choose_dialect
+from engine.tokenizer.prompt_encoder import Encoder
+from engine.tokenizer.short_answers import skips_thought
 from engine.tokenizer.tokenizer import Tokenizer
-from engine.types import LoadError, Prompt, PromptTooLong, RenderInput
+from engine.types import LoadError, Prompt, PromptTooLong, RenderInput, Start
 
 T = TypeVar("T")
 
@@ -30,6 +32,14 @@ def open_dialect(tokenizer: Tokenizer, *, tools: str | None, reasoning: str | No
         raise LoadError(str(error.args[0])) from None
 
 
+def start_of(rendered: str, messages: RenderInput, dialect: Dialect) -> Start:
+    """Where a prompt leaves the model; behind thoughts also where none is wanted and it cannot be told."""
+    start = dialect.starts_in(rendered)
+    if start == "text" and (dialect.has_thought(rendered) or skips_thought(messages)):
+        return "answer"
+    return start
+
+
 class Prompts:
     """A model's tokenizer and dialect, for an engine whose context holds `limit` tokens."""
 
@@ -38,6 +48,7 @@ class Prompts:
     ) -> None:
         self.tokenizer = tokenizer
         self.dialect = dialect
+        self._encoder = Encoder(tokenizer)
         self._limit = limit
         self._pool = pool
 
@@ -46,7 +57,9 @@ class Prompts:
 
         def work() -> Prompt:
             text = self.tokenizer.render(messages, self.dialect.history)
-            return Prompt(self._encode(text, add_special_tokens=False), self.dialect.starts_in(text))
+            self._require_hope(text)
+            ids = self._encoder.encode(text, messages.scope)
+            return Prompt(ids, start_of(text, messages, self.dialect))
 
         return await self._in_pool(work)
 
@@ -67,12 +80,15 @@ class Prompts:
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids. A text far beyond the context is refused by its length, with the least count it can
-        have: encoding it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
+        self._require_hope(text)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def _require_hope(self, text: str) -> None:
+        """A text far beyond the context is refused by its length, with the least count it can have: encoding
+        it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
         least = len(text) // self.tokenizer.longest_token
         if least > HOPELESS * self._limit:
             raise PromptTooLong(least, self._limit)
-        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

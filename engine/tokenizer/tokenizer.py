@@ -49,6 +49,7 @@ class Tokenizer:
         highest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.vocab_size = highest + 1
         self.longest_token = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)  # characters
+        self.added_tokens: tuple[AddedToken, ...] = tuple(added.values())
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._all_tags = frozenset(self._added.values())
@@ -101,6 +102,13 @@ class Tokenizer:
         """Token ids of a text; tags and special tokens written in it become their ids."""
         # The batch form gives the interpreter's lock back while it works; with `encode` every stream waits.
         return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same of several texts, without special tokens of its own."""
+        return [
+            list(found.ids)
+            for found in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids: what a Detokenizer streams for them, whole; unknown ids are nothing."""

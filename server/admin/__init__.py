@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from server.admin.backup import run
 from server.admin.database_access import AdminError, address_file, leave_address
 
 if TYPE_CHECKING:  # imported when they are asked for
     from server.admin import keys, sealing_keys, tenants, webhooks
 
-__all__ = ["AdminError", "address_file", "keys", "leave_address", "sealing_keys", "tenants", "webhooks"]
+__all__ = [
+    "AdminError",
+    "address_file",
+    "keys",
+    "leave_address",
+    "run",
+    "sealing_keys",
+    "tenants",
+    "webhooks",
+]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from server.config import Config
-from storage import FolderHeld, NotFound, Storage, StorageError, open_storage
+from storage import FolderHeld, NotFound, Storage, StorageError, make_private_folder, open_storage
 
 if TYPE_CHECKING:
     import httpx
@@ -99,7 +99,7 @@ def address_file(config: Config) -> Path:
 
 def leave_address(config: Config, url: str, token: str) -> None:
     """Write the file; it names this process, so that a later reader can tell an old one."""
-    config.data.mkdir(parents=True, exist_ok=True)
+    make_private_folder(config.data)
     file = address_file(config)
     file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from server.admin.database_access import AdminError, carry_out
 from server.clock import now_us
-from server.config import Config, is_loopback
+from server.config import Config, is_loopback, masked
 from server.webhooks import EVENT_TYPES, event, make_sender
 from storage import Storage, StoredWebhook
 
@@ -144,7 +144,7 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
         at = datetime.fromtimestamp(hook["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
         state = "gone" if hook["disabled_at"] else "live"
         types = ",".join(type.removeprefix("response.") for type in hook["event_types"])
-        yield "  ".join((hook["id"], state, at, f"owner {hook['owner']}", types, hook["url"]))
+        yield "  ".join((hook["id"], state, at, f"owner {hook['owner']}", types, masked(hook["url"])))
 
 
 def _remove(config: Config, options: argparse.Namespace) -> Iterator[str]:

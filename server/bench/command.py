@@ -23,7 +23,7 @@ from server.bench.load import Load, Prompts
 from server.bench.measure import Case, Plan, Target, measure
 from server.bench.outside import APIS, Outside, ServerRefused, base_url, first_model
 from server.bench.report import Pace, as_json, compared, legend, pairs, plot, text
-from server.config import Config
+from server.config import Config, masked
 from server.environment import without_secrets
 
 REFUSED = 2
@@ -308,7 +308,10 @@ async def _serve(options: argparse.Namespace) -> int:
         for side in sides[1:]:
             await side.words(options.input)  # that it answers, and its own first requests
         if per_word is None:
-            print(f"antiphon: {options.url} counts no tokens: prompts have --input words", file=sys.stderr)
+            print(
+                f"antiphon: {masked(options.url)} counts no tokens: prompts have --input words",
+                file=sys.stderr,
+            )
         plan = _plan(options, _prompts(options, words, round(options.prefix_tokens / (per_word or 1.0))))
         cases = await measure(targets, plan)
     except httpx.InvalidURL as error:

@@ -16,6 +16,8 @@ from typing import Any, TextIO
 import httpx
 import orjson
 
+from server.config import masked
+
 TERMINAL_EVENTS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
 MAX_RESUMES = 8
 RETRY_S = 0.25  # before the first resume; doubled for each further one, up to 4 s
@@ -26,7 +28,7 @@ HELP = "/new begins anew, /quit ends, Ctrl-C stops an answer"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags; it talks to a server, so the server's settings are none of its business."""
     url = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000")
-    parser.add_argument("--url", default=url, help=f"the server (or ANTIPHON_URL; default {url})")
+    parser.add_argument("--url", default=url, help=f"the server (or ANTIPHON_URL; default {masked(url)})")
     parser.add_argument("--api-key", default=os.environ.get("ANTIPHON_CHAT_KEY"), help="or ANTIPHON_CHAT_KEY")
     parser.add_argument("--model", default=None, help="a name from /v1/models (default: the first)")
     parser.add_argument("--instructions", default=None, help="a system message for every turn")
@@ -46,7 +48,7 @@ def chat(options: argparse.Namespace) -> int:
         try:
             session.begin()
         except (httpx.HTTPError, ChatError) as exc:
-            print(f"antiphon: {options.url}: {exc}", file=sys.stderr)
+            print(f"antiphon: {masked(options.url)}: {exc}", file=sys.stderr)
             return 1
         return _converse(session)
 
@@ -178,7 +180,7 @@ class Session:
             self._print("\n", DIM)
         elif item["type"] in ("function_call", "mcp_call"):
             self._print(f"{item['name']}({item['arguments']})", BOLD)
-            outcome = item.get("error") or item.get("output")
+            outcome = _told(item.get("error")) or item.get("output")
             self._print(f" -> {outcome}\n" if outcome is not None else "\n", DIM)
 
     def _print(self, text: str, style: str) -> None:
@@ -196,6 +198,12 @@ class Session:
         if reply.status_code != 200:
             raise ChatError(body.get("error", {}).get("message", f"status {reply.status_code}"))
         return body
+
+
+def _told(error: dict[str, Any] | None) -> str:
+    """What a call's error says."""
+    parts = (error or {}).get("content", ())
+    return "\n".join(part["text"] for part in parts if part.get("type") == "text")
 
 
 def _parse(reply: httpx.Response) -> Iterator[dict[str, Any]]:

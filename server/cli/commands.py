@@ -32,6 +32,7 @@ COMMANDS = {
     "collect-env": "print what a bug report should say of this machine",
     "eval-tiny": "score the shipped model at what it was made for",
     "keys": "create, list and revoke API keys",
+    "backup": "copy the database to a file, also while a server runs",
     "export": "write all that an owner can read as JSON lines",
     "purge": "remove everything of an owner",
     "webhooks": "add, list, remove and test webhooks",
@@ -128,10 +129,15 @@ def _serve(options: argparse.Namespace) -> int:
         return loaded
     if options.workers != 1:
         return _refuse("--workers: one process serves, because the engine and its KV cache live in it")
+    from server.config import Config, load
     from server.process import serve, set_up_logging
 
     set_up_logging(loaded.config.log_level)
-    code = serve(loaded.config, began=BEGAN)
+
+    def reread() -> Config:
+        return load({name: getattr(options, name, None) for name in Config.model_fields}).config
+
+    code = serve(loaded.config, began=BEGAN, reread=reread)
     # Everything is closed and on the disk by now. A thread that still loads a model would make the
     # interpreter's own end abort the process from inside torch.
     logging.shutdown()
@@ -298,6 +304,20 @@ def _sealing(options: argparse.Namespace) -> int:
     return _print(sealing_keys.run(loaded.config, options))
 
 
+def _backup_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="where the copy goes; it must not exist yet")
+    _storage_arguments(parser)
+
+
+def _backup(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if isinstance(loaded, int):
+        return loaded
+    from server.admin import run
+
+    return _print(run(loaded.config, options))
+
+
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owner", required=True, help="whose, as `antiphon keys list` shows it")
     _storage_arguments(parser)
@@ -366,6 +386,7 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "collect-env": _add_settings,
     "eval-tiny": lambda parser: None,
     "keys": _keys_arguments,
+    "backup": _backup_arguments,
     "export": _export_arguments,
     "purge": _purge_arguments,
     "webhooks": _webhooks_arguments,
@@ -383,6 +404,7 @@ _RUN: dict[str, Callable[[Any], int]] = {
     "collect-env": _collect_env,
     "eval-tiny": _eval_tiny,
     "keys": _keys,
+    "backup": _backup,
     "export": _export,
     "purge": _purge,
     "webhooks": _webhooks,

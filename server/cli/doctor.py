@@ -7,18 +7,23 @@ makes or migrates it.
 from __future__ import annotations
 
 import asyncio
+import glob
 import platform
+import re
+import shlex
+import stat
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Literal
 
 from engine import EngineError
 from server import __version__
-from server.config import Config, shown
+from server.config import FILE_NAME, Config, masked, shown
 from server.model_registry import build_engine
-from storage import FolderHeld, StorageError, open_storage
+from storage import FolderHeld, StorageError, make_private_folder, open_storage
 
 Verdict = Literal["ok", "note", "FAIL"]
 Finding = tuple[Verdict, str]
@@ -47,7 +52,7 @@ async def _python(config: Config) -> Finding:
 
 async def _data(config: Config) -> Finding:
     try:
-        config.data.mkdir(parents=True, exist_ok=True)
+        make_private_folder(config.data)
         with tempfile.TemporaryFile(dir=config.data):
             pass
     except OSError as exc:
@@ -73,6 +78,47 @@ async def _database(config: Config) -> Finding:
     return "ok", f"{shown(config.db)} has this version's schema, is {use} and has {keys} keys"
 
 
+async def _access(config: Config) -> Finding:
+    """Which other users of this machine can get at what is kept; after the database was opened, which takes
+    its files from them."""
+    worst: Verdict = "ok"
+    told = []
+    for verdict, words in _openings(config):
+        told.append(words)
+        if worst != "FAIL":
+            worst = verdict
+    return worst, "; ".join(told) or "no other user can read or replace what is kept"
+
+
+def _openings(config: Config) -> Iterator[Finding]:
+    files = [file] if _holds_secrets(file := config.data / FILE_NAME) else []
+    files += [config.api_key_file] if config.api_key_file is not None else []
+    files += sorted(config.data.glob("server-*.json"))
+    folders = {config.data}
+    if (database := config.db_file) is not None:
+        folders.add(database.parent)
+        files += sorted(database.parent.glob(f"{glob.escape(database.name)}*"))
+    for file in files:
+        if file.is_file() and file.stat().st_mode & 0o077:
+            yield "FAIL", f"other users can open {file}: chmod 600 {shlex.quote(str(file))}"
+    for folder in sorted({*folders, *(file.parent for file in files)}):
+        for each in (folder, *folder.parents):
+            mode = each.stat().st_mode if each.is_dir() else 0
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                yield "FAIL", f"any user can replace what is in {each}: chmod o-w {shlex.quote(str(each))}"
+        if folder in folders and folder.is_dir() and folder.stat().st_mode & 0o077:
+            yield "note", f"other users can look into {folder}: chmod 700 {shlex.quote(str(folder))}"
+
+
+def _holds_secrets(file: Path) -> bool:
+    """Whether a file of settings says what other users should not read."""
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return masked(text) != text or re.search(r"^\s*(upstream_)?api_key\s*=", text, re.MULTILINE) is not None
+
+
 async def _port(config: Config) -> Finding:
     from server.process import bind
 
@@ -80,7 +126,7 @@ async def _port(config: Config) -> Finding:
         bind(config.host, config.port).close()
     except OSError as exc:
         return "note", f"{config.host}:{config.port} cannot be listened on: {exc.strerror or exc}"
-    if not config.loopback and not config.api_key:
+    if not config.loopback and not config.api_key and config.api_key_file is None:
         return "note", f"{config.host}:{config.port} is free; an address like this needs keys"
     return "ok", f"{config.host}:{config.port} is free"
 
@@ -113,6 +159,7 @@ CHECKS: dict[str, Check] = {
     "torch": _device,
     "data": _data,
     "database": _database,
+    "access": _access,
     "port": _port,
     "model": _model,
 }

@@ -6,26 +6,27 @@ streams.
 
 from __future__ import annotations
 
+from server.http.arrivals import Arrivals
 from server.http.authentication import Admission
-from server.http.body import read_body
+from server.http.body import read_as, read_body
 from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
 from server.http.idempotency import IdempotencyMiddleware, keyed
 from server.http.query_params import PageArgs, choice, flag, include, integer, number, page_args, timestamp
 from server.http.replies import conversation_json, json_reply, page_json
 from server.http.request import context, life, owner, while_connected
-from server.http.sse import EventStream, KeepAlive, StreamCut
+from server.http.sse import EventStream, StreamCut
 from server.http.state import Context, Phase
 
 __all__ = [
     "Admission",
+    "Arrivals",
     "Boundary",
     "BoundedHttp",
     "Context",
     "Envelope",
     "EventStream",
     "IdempotencyMiddleware",
-    "KeepAlive",
     "PageArgs",
     "Phase",
     "StreamCut",
@@ -42,6 +43,7 @@ __all__ = [
     "owner",
     "page_args",
     "page_json",
+    "read_as",
     "read_body",
     "timestamp",
     "while_connected",

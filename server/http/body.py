@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -11,49 +14,117 @@ from starlette.requests import Request
 from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.http.request import life
+from server.threads import aside
+
+if TYPE_CHECKING:
+    from server.config import Config
+
+T = TypeVar("T")
+
+Digest = Callable[[bytes | bytearray], bytes]
+
+MIN_BODY_RATE = 32 * 1024
+"""Bytes per second that a body must bring on average, beyond the time that every body has: a tenth of a slow
+uplink, at which the largest body takes 17 minutes."""
+
+
+MAX_JSON_STRINGS = 150_000
+"""Strings of a body, keys included: ten for each of the most items that there may be, and half as many again.
+The parser takes 0.3 us for a key that it has not seen before, in which nothing else runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A request's body, read once. size: in bytes. value: a JSON object, None where there was nothing, or
+    what was wrong with it. digest: equal for bodies that say the same, where it was asked for."""
+
+    size: int
+    value: dict[str, Any] | ApiError | None
+    digest: bytes = b""
+
+    def object(self, *, allow_empty: bool = False) -> dict[str, Any]:
+        """The JSON object; `{}` for nothing where `allow_empty`. Raises ApiError 400 `invalid_json`."""
+        if isinstance(self.value, ApiError):
+            raise self.value
+        if self.value is not None:
+            return self.value
+        if allow_empty:
+            return {}
+        raise ApiError(400, "The request has no body; a JSON object is needed.", code="invalid_json")
 
 
 async def read_body(request: Request, *, allow_empty: bool = False) -> dict[str, Any]:
-    """The body as a JSON object.
+    """The body as a JSON object; see `read_as`."""
+    return await read_as(request, lambda body: body, allow_empty=allow_empty)
+
+
+async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, allow_empty: bool = False) -> T:
+    """What `read` makes of the body, a JSON object, which it must not change; in a thread for a large one.
 
     Refused before it is buffered when larger than `max_body_bytes` (413). Malformed JSON, NaN, infinities,
     lone surrogates, a byte order mark: 400 `invalid_json`. An empty body is `{}` where `allow_empty`. A
-    client that sends nothing for `body_timeout_s` gets 408. A key given twice has its last value.
+    client that takes too long (`body_timeout_s`) gets 408, and 503 when too much is arriving. A key given
+    twice has its last value.
+    """
+    body = getattr(request.state, "body", None) or await load_body(request)
+    value = body.object(allow_empty=allow_empty)
+    return await aside(body.size > THREADED_BYTES, read, value)
+
+
+async def load_body(request: Request, digest: Digest | None = None) -> Body:
+    """Receive the body and parse it. digest: of its canonical JSON, or of what is no JSON object.
+
+    Nothing of what was received is kept. Raises ApiError as `read_as` does, but for what the body says.
     """
     config = life(request).config
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(
             400, "Compressed request bodies are not supported.", code="unsupported_content_encoding"
         )
-    raw = await receive_body(request, config.max_body_bytes, config.body_timeout_s)
-    if not raw.strip(b" \t\r\n"):
-        if allow_empty:
-            return {}
-        raise ApiError(400, "The request has no body; a JSON object is needed.", code="invalid_json")
-    if len(raw) > THREADED_BYTES:
-        return await asyncio.to_thread(parse_object, raw, config.max_json_depth, config.max_json_values)
-    return parse_object(raw, config.max_json_depth, config.max_json_values)
+    with life(request).arrivals.body() as count:
+        raw = await _receive(request, config, count)
+        return await aside(len(raw) > THREADED_BYTES, _load, raw, config, digest)
 
 
-async def receive_body(request: Request, limit: int, timeout_s: float) -> bytearray:
-    """The whole body, or ApiError 413 as soon as it is known to be too large, 408 when it stalls."""
+def _load(raw: bytearray, config: Config, digest: Digest | None) -> Body:
+    value: dict[str, Any] | ApiError | None = None
+    if raw.strip(b" \t\r\n"):
+        try:
+            value = parse_object(raw, config.max_json_depth, config.max_json_values)
+        except ApiError as error:
+            value = error
+    if digest is None:
+        return Body(len(raw), value)
+    said: bytes | bytearray = raw
+    if isinstance(value, dict):
+        with suppress(orjson.JSONEncodeError):
+            said = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return Body(len(raw), value, digest(said))
+
+
+async def _receive(request: Request, config: Config, count: Callable[[int], None]) -> bytearray:
+    """The whole body, or ApiError 413 as soon as it is known to be too large, 408 when it is too slow."""
+    limit = config.max_body_bytes
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large(limit)
     raw = bytearray()
+    until = asyncio.get_running_loop().time() + config.body_timeout_s
     chunks = request.stream()
     try:
         while True:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(until + len(raw) / MIN_BODY_RATE):
                 chunk = await anext(chunks, None)
             if chunk is None:
                 return raw
             if len(raw) + len(chunk) > limit:
                 raise _too_large(limit)
+            count(len(chunk))
             raw += chunk
     except TimeoutError:
+        allowed = config.body_timeout_s + len(raw) / MIN_BODY_RATE
         raise ApiError(
             408,
-            f"The request's body did not arrive: nothing came for {timeout_s:g} s.",
+            f"The request's body did not arrive: {len(raw)} bytes in {allowed:.3g} s.",
             code="request_timeout",
             headers={"connection": "close"},
         ) from None
@@ -67,9 +138,13 @@ def parse_object(raw: bytes | bytearray, max_depth: int, max_values: int) -> dic
     """JSON text to an object; ApiError 400 `invalid_json` for anything else."""
     # The parser holds the interpreter for as long as it works, thread or not, so its work is bounded
     # beforehand. Every value but the first follows a bracket or a comma; those inside of strings count too.
+    # A string costs most, where it is a key that no other object has.
     containers = raw.count(b"{") + raw.count(b"[")
     if containers + raw.count(b",") > max_values:
         message = f"The request's body has more than {max_values} brackets and commas."
+        raise ApiError(400, message, code="invalid_json")
+    if raw.count(b'"') - raw.count(b'\\"') > 2 * MAX_JSON_STRINGS:
+        message = f"The request's body has more than {MAX_JSON_STRINGS} strings, keys included."
         raise ApiError(400, message, code="invalid_json")
     try:
         value = orjson.loads(raw)

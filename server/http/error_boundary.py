@@ -12,6 +12,7 @@ import logging
 import time
 import uuid
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -33,6 +34,7 @@ access = logging.getLogger("antiphon.access")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds, so logged only for debugging
 MAX_ECHO = 512
+MAX_LOGGED = 512
 CLIENT_LEFT = 499  # nginx's number for a request whose client did not wait; it is counted, never sent
 
 
@@ -84,7 +86,7 @@ class Envelope:
                 level,
                 "%s %s %d %.0f ms %s",
                 scope["method"],
-                scope["path"],
+                _logged(scope),
                 status,
                 seconds * 1000,
                 request_id,
@@ -122,10 +124,16 @@ class Boundary:
                 return
             error = _routing_error(exc, scope) or to_api_error(exc)
             if error.status == 500:
-                log.error("%s %s", scope["method"], scope["path"], exc_info=exc, extra=scope["state"])
+                log.error("%s %s", scope["method"], _logged(scope), exc_info=exc, extra=scope["state"])
                 error.message += f" (request id {scope['state']['request_id']})"
             if not started:
                 await error.response()(scope, receive, send)
+
+
+def _logged(scope: Scope) -> str:
+    """The path as it came: it has no spaces, so that the rest of a line cannot be forged by it."""
+    path: str = scope.get("raw_path", b"").decode("latin-1") or quote(scope["path"])
+    return path if len(path) <= MAX_LOGGED else path[:MAX_LOGGED] + "..."
 
 
 def _routing_error(exc: Exception, scope: Scope) -> ApiError | None:

@@ -23,15 +23,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.clock import now_us
-from server.config import THREADED_BYTES
 from server.errors import ApiError, to_api_error
 from server.http.authentication import ADMIN_PATHS
-from server.http.body import parse_object, receive_body
+from server.http.body import load_body
 from server.http.request import while_connected
 from storage import KeyedRequest, KnownRequest, RequestKnown, StorageUnavailable
 
 if TYPE_CHECKING:
-    from server.config import Config
     from server.http.state import ServerState
     from storage import Storage
 
@@ -106,23 +104,20 @@ class IdempotencyMiddleware:
         if key is None or self._life.context is None:
             await self._app(scope, receive, send)
             return
-        config = self._life.config
-        body = bytes(
-            await receive_body(Request(scope, receive), config.max_body_bytes, config.body_timeout_s)
-        )
+        # Read and parsed once, for the key's sake and for the route's.
+        body = await load_body(Request(scope, receive), digest=_digest)
+        scope["state"]["body"] = body
         request = KeyedRequest(
             owner=scope["state"].get("owner", ""),
             route=scope["path"],
             key=key,
-            body_hash=await _hashed(body, config),
+            body_hash=body.digest,
             created_at=now_us(),
         )
-        while not await self._answered(request, body, scope, receive, send):
+        while not await self._answered(request, scope, receive, send):
             pass
 
-    async def _answered(
-        self, request: KeyedRequest, body: bytes, scope: Scope, receive: Receive, send: Send
-    ) -> bool:
+    async def _answered(self, request: KeyedRequest, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer a request, or wait until the first of its kind has an answer: then it is to be looked at
         again."""
         place = (request.owner, request.route, request.key)
@@ -134,7 +129,7 @@ class IdempotencyMiddleware:
             return False
         here = self._at_work[place] = Keyed(request)
         try:
-            await self._answer(here, request, body, scope, receive, send)
+            await self._answer(here, request, scope, receive, send)
         except RequestKnown:  # another server was quicker
             return False
         finally:
@@ -144,7 +139,7 @@ class IdempotencyMiddleware:
         return True
 
     async def _answer(
-        self, here: Keyed, request: KeyedRequest, body: bytes, scope: Scope, receive: Receive, send: Send
+        self, here: Keyed, request: KeyedRequest, scope: Scope, receive: Receive, send: Send
     ) -> None:
         assert self._life.context is not None
         storage = self._life.context.storage
@@ -152,7 +147,7 @@ class IdempotencyMiddleware:
         if request.route not in RUN_ROUTES and (known is None or _is_unanswered(known)):
             known = await storage.begin_request(request)
         scope["state"]["keyed"] = here
-        receive = _Body(body, here, receive, self._life.config.resume_grace_s)
+        receive = _Departure(here, receive, self._life.config.resume_grace_s)
         if known is None:
             await self._work(here, request, storage, scope, receive, send)
             return
@@ -194,23 +189,19 @@ class IdempotencyMiddleware:
                     await storage.release_request(request)
 
 
-class _Body:
-    """ASGI receive of a request whose body is here already. That the client has left is told late.
+class _Departure:
+    """ASGI receive of a request whose body was read already. That the client has left is told late.
 
     Who sends a key will ask again when the connection breaks, so the work goes on without it, for as long as
     a stored run goes on without a reader. A run that was started has its own such time.
     """
 
-    def __init__(self, body: bytes, here: Keyed, receive: Receive, grace_s: float) -> None:
-        self._body: bytes | None = body
+    def __init__(self, here: Keyed, receive: Receive, grace_s: float) -> None:
         self._here = here
         self._receive = receive
         self._grace_s = grace_s
 
     async def __call__(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
         while (message := await self._receive())["type"] != "http.disconnect":
             pass
         while self._here.response_id is None:
@@ -293,15 +284,7 @@ def _key(scope: Scope) -> str | None:
     return key
 
 
-async def _hashed(body: bytes, config: Config) -> bytes:
-    return await asyncio.to_thread(_hash, body, config) if len(body) > THREADED_BYTES else _hash(body, config)
-
-
-def _hash(body: bytes, config: Config) -> bytes:
-    """Equal for bodies that say the same: spaces and the order of keys do not count."""
-    with suppress(ApiError, orjson.JSONEncodeError):  # what is no JSON object is for the route to judge
-        value = parse_object(body, config.max_json_depth, config.max_json_values)
-        body = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+def _digest(body: bytes | bytearray) -> bytes:
     return hashlib.blake2b(body, digest_size=32).digest()
 
 

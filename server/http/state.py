@@ -9,15 +9,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from server.http.sse import KeepAlive
-
 if TYPE_CHECKING:
     from server.api_keys import Keys
     from server.config import Config
     from server.encrypted_reasoning import Sealing
     from server.errors import ApiError
+    from server.http.arrivals import Arrivals
     from server.metrics import Telemetry
     from server.model_registry import Models
+    from server.quota import Quota
     from server.runs import Runs
     from storage import Storage
 
@@ -34,6 +34,7 @@ class Context:
     sealing: Sealing
     runs: Runs
     telemetry: Telemetry
+    quota: Quota
 
 
 class ServerState(Protocol):
@@ -41,7 +42,8 @@ class ServerState(Protocol):
 
     config: Config
     telemetry: Telemetry
-    pulse: KeepAlive
+    arrivals: Arrivals
+    num_streams: int  # open event streams
     keys: Keys
     admin_token: str
     phase: Phase

@@ -8,12 +8,14 @@ Owns the list of routers and the order of the middlewares. Refuses to know how t
 from __future__ import annotations
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.errors import ApiError
 from server.http import Admission, Boundary, Envelope, IdempotencyMiddleware
 from server.process.lifecycle import ServerLifecycle
 from server.routes import ROUTERS
@@ -22,7 +24,7 @@ from server.routes import ROUTERS
 def create_app(life: ServerLifecycle) -> FastAPI:
     """The ASGI application of one server; it serves what `life` holds, in every phase of it."""
     cors = Middleware(
-        CORSMiddleware,
+        Cors,
         allow_origins=list(life.config.cors_origin),
         allow_methods=["*"],
         allow_headers=["*"],
@@ -48,6 +50,19 @@ def create_app(life: ServerLifecycle) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     return app
+
+
+class Cors(CORSMiddleware):
+    """Starlette's, with refusals in the official shape."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """The answer to a preflight: 200, or 400 `cors_refused`."""
+        found = super().preflight_response(request_headers)
+        if found.status_code < 400:
+            return found
+        message = f"{bytes(found.body).decode()}. See the setting cors_origin."
+        kept = {name: value for name, value in found.headers.items() if not name.startswith("content-")}
+        return ApiError(found.status_code, message, code="cors_refused", headers=kept).response()
 
 
 async def _to_the_boundary(request: Request, exc: Exception) -> Response:

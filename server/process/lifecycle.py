@@ -19,10 +19,11 @@ from server.api_keys import Keys
 from server.config import Config
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
-from server.http import Context, KeepAlive, Phase
+from server.http import Arrivals, Context, Phase
 from server.metrics import Telemetry
 from server.model_registry import Models, build_engine, served_names
 from server.process.retention import Retention
+from server.quota import Quota
 from server.webhooks import Deliveries
 from storage import CommitStats, Storage, open_storage
 
@@ -45,8 +46,9 @@ class ServerLifecycle:
     def __init__(self, config: Config, *, engine: Engine | None = None) -> None:
         self.config = config
         self.telemetry = Telemetry()
-        self.pulse = KeepAlive(config.keepalive_s, config.send_timeout_s)
+        self.num_streams = 0  # open event streams
         self.keys = Keys(config)
+        self.arrivals = Arrivals(config.max_arriving_bytes)
         self.admin_token = secrets.token_urlsafe(32)
         self.phase: Phase = "starting"
         self.context: Context | None = None
@@ -67,11 +69,12 @@ class ServerLifecycle:
     async def start(self) -> None:
         """Open storage and load the model, side by side; then take up what an earlier process left.
 
-        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, or the engine's LoadError; whatever
-        had started is closed again by `close`.
+        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, the engine's LoadError, or
+        KeyFileError; whatever had started is closed again by `close`.
         """
         from server.runs import Runs
 
+        self.keys.reload()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._open_storage())
             group.create_task(self._start_engine())
@@ -79,8 +82,9 @@ class ServerLifecycle:
         models = Models()
         models.add(self._engine, served_names(self.config))
         sealing = Sealing(self._storage, self.config.sealing_key_s)
-        runs = Runs(self._storage, models, sealing, self.config, self.telemetry)
-        context = Context(self.config, self._storage, models, sealing, runs, self.telemetry)
+        quota = Quota(self._storage, self.config.max_bytes_per_owner)
+        runs = Runs(self._storage, models, sealing, self.config, self.telemetry, quota)
+        context = Context(self.config, self._storage, models, sealing, runs, self.telemetry, quota)
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
@@ -117,7 +121,7 @@ class ServerLifecycle:
         assert self._deliveries is not None and self._retention is not None
         yield "engine", self._engine.stats()
         yield "storage", _commit_numbers(self._storage.commit_stats())
-        yield "sse", {"readers": self.pulse.num_streams}
+        yield "sse", {"readers": self.num_streams}
         yield "webhooks", {"pending": self._deliveries.num_pending}
         yield "retention", self._retention.readings()
 
@@ -177,7 +181,6 @@ class ServerLifecycle:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self.context = None
-        await self.pulse.close()
         if self._retention is not None:
             await self._retention.close()
         if self._deliveries is not None:

@@ -49,6 +49,7 @@ class Retention:
             "responses_total": total.responses,
             "logs_total": total.logs,
             "requests_total": total.requests,
+            "conversations_total": total.conversations,
         }
 
     async def _sweeps(self) -> None:
@@ -73,8 +74,8 @@ class Retention:
                 began = time.monotonic()
         if went != Swept():
             log.info(
-                "let go of %d responses, %d logs, %d idempotent requests",
-                *(went.responses, went.logs, went.requests),
+                "let go of %d responses, %d logs, %d idempotent requests, %d conversations",
+                *(went.responses, went.logs, went.requests, went.conversations),
             )
         return went
 
@@ -87,6 +88,7 @@ def limits(config: Config) -> Limits:
         request_age=_us(config.idempotency_ttl_s),
         max_responses=config.max_responses_per_owner,
         max_bytes=config.max_bytes_per_owner,
+        conversation_age=_us(config.conversation_retention_s) or None,
     )
 
 

@@ -4,15 +4,18 @@ Owns everything between `antiphon serve` and the end of the process. Refuses to 
 the application's (`server.process.app`) and its life's (`server.process.lifecycle`).
 
 The port opens first; the model's libraries are imported by a thread after it. Signals are ours, not
-uvicorn's: the first drains, another one a second or more later ends the process within two. Every end has a
-backstop in a thread, so that no hung event loop can keep a dead server alive.
+uvicorn's: the first drains, another one a second or more later ends the process within two; SIGHUP
+reloads what can change while requests are in flight. Every end has a backstop in a thread, so that no hung
+event loop can keep a dead server alive.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -20,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import orjson
 import uvicorn
@@ -28,12 +31,16 @@ import uvloop
 from fastapi import FastAPI
 
 from engine import Engine, EngineError
+from engine import load_late_modules as engine_late_modules
 from server import __version__
 from server.admin import address_file, leave_address
-from server.config import Config
+from server.api_keys import KeyFileError
+from server.config import Config, ConfigError
 from server.http import BoundedHttp
 from server.process.app import create_app
 from server.process.lifecycle import ServerLifecycle
+from server.process.log_lines import Lines
+from server.process.sockets import Listener, raise_descriptor_limit, room
 from storage import StorageError
 
 log = logging.getLogger("antiphon")
@@ -41,28 +48,45 @@ log = logging.getLogger("antiphon")
 REFUSED = 2
 ENGINE_DIED = 70  # EX_SOFTWARE
 
+LATE_MODULES = (
+    "cryptography.hazmat.primitives.ciphers.aead",  # sealed reasoning
+    "encodings.idna",  # names of other hosts
+    "encodings.unicode_escape",  # log lines
+    "server.webhooks.sender",  # webhooks
+)
+
 ECHO_S = 1.0  # make and shells forward signals, so one Ctrl-C arrives twice
 DEATH_NOTICE_S = 1.0  # /health says 503 and readers are cut before the process ends
 DEATH_S = 8.0
 CLOSING_S = 10.0
 
 
-def serve(config: Config, *, began: float | None = None, engine: Engine | None = None) -> int:
+def serve(
+    config: Config,
+    *,
+    began: float | None = None,
+    engine: Engine | None = None,
+    reread: Callable[[], Config] | None = None,
+) -> int:
     """Serve until a signal; returns the exit code: 0 drained, 2 refused to start, 70 engine or storage died.
 
     began: time.monotonic() at the start of the process, for the line that says how long it took. engine: one
-    to serve instead of the configured one.
+    to serve instead of the configured one. reread: the settings as they are now, for SIGHUP; raises
+    ConfigError.
     """
+    raise_descriptor_limit()
     # A thread that computes hands over to the event loop sooner: [measured] 64 streams slow an engine step to
     # 2.4 ms at the default of 5 ms, and to 1.0 ms at this.
     sys.setswitchinterval(1e-4)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Process(config, began or time.monotonic(), engine).run())
+        return runner.run(_Process(config, began or time.monotonic(), engine, reread).run())
 
 
 def set_up_logging(level: str) -> None:
     """Lines on standard error: ours from `level` on, those of libraries only when they warn."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    lines = logging.StreamHandler()
+    lines.setFormatter(Lines())
+    logging.basicConfig(level=logging.WARNING, handlers=[lines])
     log.setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of bad requests, which have their replies
     logging.getLogger("uvicorn.error").addFilter(_not_a_cut)
@@ -78,10 +102,17 @@ class Refused(Exception):
 
 
 class _Process:
-    def __init__(self, config: Config, began: float, engine: Engine | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        began: float,
+        engine: Engine | None,
+        reread: Callable[[], Config] | None = None,
+    ) -> None:
         self._config = config
         self._began = began
         self._engine = engine
+        self._reread = reread or (lambda: config)
         self._stop = asyncio.Event()
         self._first_signal: float | None = None
         self._ready = False
@@ -99,6 +130,7 @@ class _Process:
         server = web_server(create_app(life), self._config)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, life)
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         starting = asyncio.create_task(self._start(life, sock), name="start")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
@@ -123,14 +155,17 @@ class _Process:
         if not self._config.loopback and not await life.keys.usable():
             raise Refused(
                 f"{self._config.host} can be reached from other machines, and no key is configured. "
-                "Make one with `antiphon keys create`, or give --api-key."
+                "Make one with `antiphon keys create`, or give --api-key-file."
             )
         self._ready = True
         # What was imported stays for good; unfrozen, the collector would walk all of it again and again
         # while every stream waits (110 ms a time with torch).
         gc.freeze()
         leave_address(self._config, base_url(sock), life.admin_token)
-        _banner(life, sock, time.monotonic() - self._began)
+        keyed = await life.keys.needed()
+        _banner(life, sock, time.monotonic() - self._began, keyed=keyed)
+        await asyncio.to_thread(load_late_modules)
+        gc.freeze()
 
     async def _end(self, life: ServerLifecycle, server: uvicorn.Server, starting: asyncio.Task[None]) -> None:
         """Bring `server` to its end: after a refusal and a death at once, after a signal with a drain."""
@@ -150,6 +185,49 @@ class _Process:
             await life.drain(grace)
         server.should_exit = True
 
+    def _reload(self, life: ServerLifecycle) -> None:
+        """Take over what may change while the server runs; nothing in flight is touched.
+
+        What was wrong is logged, and everything stays as it was.
+        """
+        try:
+            new = self._reread()
+        except ConfigError as error:
+            log.error("SIGHUP: nothing was reloaded: %s", error)
+            return
+        done = [
+            # Certificates of a TLS listener are to be read again here, too.
+            *self._reload_log_level(new),
+            *self._reload_keys(new, life),
+        ]
+        taken = {"log_level", "api_key"}
+        waiting = [
+            name
+            for name in Config.model_fields
+            if name not in taken and getattr(new, name) != getattr(self._config, name)
+        ]
+        if waiting:
+            done.append(f"a restart is needed for {', '.join(waiting)}")
+        log.warning("SIGHUP: %s", "; ".join(done) or "nothing has changed")
+
+    def _reload_log_level(self, new: Config) -> Iterator[str]:
+        if new.log_level != self._config.log_level:
+            log.setLevel(new.log_level.upper())
+            yield f"log_level is now {new.log_level}"
+            self._config = self._config.model_copy(update={"log_level": new.log_level})
+
+    def _reload_keys(self, new: Config, life: ServerLifecycle) -> Iterator[str]:
+        before, after = set(self._config.secrets()), set(new.secrets())
+        if before != after:
+            life.keys.give(new.secrets())
+            yield f"api_key: {len(after - before)} added, {len(before - after)} removed"
+            self._config = self._config.model_copy(update={"api_key": new.api_key})
+        try:
+            if life.keys.reload():
+                yield "the file of keys was read again"
+        except KeyFileError as error:
+            log.error("SIGHUP: the keys stay as they were: %s", error)
+
     def _signalled(self, number: int) -> None:
         now = time.monotonic()
         if self._first_signal is None:
@@ -165,6 +243,13 @@ def _backstop(seconds: float, code: int) -> None:
     timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
     timer.start()
+
+
+def load_late_modules() -> None:
+    """Import what a request would be the first to need: by then there may be no descriptor to read it by."""
+    for name in LATE_MODULES:
+        importlib.import_module(name)
+    engine_late_modules()
 
 
 def _refuse(*reasons: str) -> int:
@@ -198,6 +283,39 @@ class _Server(uvicorn.Server):
         """Capture none."""
         yield
 
+    def __init__(self, options: uvicorn.Config, config: Config) -> None:
+        super().__init__(options)
+        self._limits = config
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on sockets that are bound, by a listener of our own."""
+        config = self._limits
+        # A request to an upstream server takes a descriptor more.
+        most = config.max_connections or room(each=2 if config.engine == "upstream" else 1)
+        protocol = functools.partial(
+            BoundedHttp,
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+            head_timeout_s=config.head_timeout_s,
+            send_timeout_s=config.send_timeout_s,
+        )
+        connections = self.server_state.connections
+        self.servers = [
+            Listener(  # type: ignore[misc]
+                sock, protocol, num_open=lambda: len(connections), max_open=most, ssl=self.config.ssl
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: close the connections whose deadlines have passed."""
+        now = asyncio.get_running_loop().time()
+        for connection in [each for each in self.server_state.connections if each.is_overdue(now)]:  # type: ignore[union-attr]
+            connection.expire()  # type: ignore[union-attr]
+        return await super().on_tick(counter)
+
 
 def web_server(app: FastAPI, config: Config) -> uvicorn.Server:
     """An application's HTTP server, not yet serving; its `serve(sockets=[...])` ends on `should_exit`."""
@@ -211,10 +329,10 @@ def web_server(app: FastAPI, config: Config) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing here looks at who is behind a proxy
-        timeout_keep_alive=75,  # longer than clients keep idle connections, so that they close first
+        timeout_keep_alive=config.idle_timeout_s,  # type: ignore[arg-type]  # seconds, also parts of one
         timeout_graceful_shutdown=1,  # the drain is over by then; what is left is cut
     )
-    return _Server(options)
+    return _Server(options, config)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -238,12 +356,12 @@ def base_url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _banner(life: ServerLifecycle, sock: socket.socket, seconds: float) -> None:
+def _banner(life: ServerLifecycle, sock: socket.socket, seconds: float, *, keyed: bool) -> None:
     assert life.context is not None
     model = life.context.models.get(None)
     url = base_url(sock)
     body = orjson.dumps({"model": model.name, "input": "Hello!"}).decode()
-    key = "" if life.config.loopback else " -H 'authorization: Bearer YOUR_KEY'"
+    key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
     print(
         f"Antiphon {__version__} listens on {url} and serves {model.name} "
         f"({model.info.max_model_len} tokens, dialect {model.info.dialect}), ready after {seconds:.1f} s.\n"

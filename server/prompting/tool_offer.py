@@ -119,7 +119,9 @@ def offer(
     return Offer(shown, shapes, Constraint(shapes, max_calls), max_calls, demanded=True)
 
 
-async def check(offered: Offer, served: ServedModel, tools: Sequence[Mapping[str, Any]], param: str) -> None:
+async def check(
+    offered: Offer, served: ServedModel, tools: Sequence[Mapping[str, Any]], param: str, owner: str
+) -> None:
     """Raise ApiError 400 for an offer that this model cannot be held to. tools: as the request lists them.
     param: the field that has the answer's shape."""
     constraint = offered.enforced(served.info)
@@ -132,7 +134,7 @@ async def check(offered: Offer, served: ServedModel, tools: Sequence[Mapping[str
         message = f"The model '{served.name}' cannot be {what}."
         refuse(where, message, "unsupported_parameter")
     try:
-        await served.engine.check(constraint)
+        await served.engine.check(constraint, owner)
     except ConstraintError as error:
         place = next((index for index, tool in enumerate(tools) if tool.get("name") == error.tool), None)
         if error.tool is None or place is None:

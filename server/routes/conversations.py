@@ -27,12 +27,23 @@ from server.http import (
     owner,
     page_args,
     page_json,
+    read_as,
     read_body,
 )
 from server.item_ids import identify
 from server.routes.responses import new_id
-from server.runs.execution import new_item
-from server.schema import check_metadata, ignored_headers, missing, mistyped, normalize_input
+from server.runs.execution import new_items
+from server.schema import (
+    Item,
+    check_metadata,
+    check_sizes,
+    ignored_headers,
+    missing,
+    mistyped,
+    normalize_input,
+    num_parts,
+)
+from server.threads import THREADED_PARTS, aside
 from storage import ItemConflict, NewItem
 
 T = TypeVar("T")
@@ -46,12 +57,12 @@ MAX_ITEMS = 20
 @router.post("")
 async def create_conversation(request: Request) -> Response:
     """Create one, with its first items if there are any."""
-    body = await read_body(request, allow_empty=True)
+    body, items = await read_as(request, _read, allow_empty=True)
     here, who = context(request), owner(request)
     metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
     conversation_id = f"conv_{secrets.token_hex(24)}"
     create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata)
-    stored = await _stored(here, who, body.get("items") or [], create)
+    stored = await _stored(here, who, items or [], create, num_bytes=len(metadata))
     return json_reply(conversation_json(stored), _ignored(body, ("items", "metadata")))
 
 
@@ -69,7 +80,9 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     if "metadata" not in body:
         missing("metadata")
     metadata = orjson.dumps(check_metadata({} if body["metadata"] is None else body["metadata"]))
-    stored = await context(request).storage.update_conversation(owner(request), conversation_id, metadata)
+    here, who = context(request), owner(request)
+    await here.quota.require(who, len(metadata))
+    stored = await here.storage.update_conversation(who, conversation_id, metadata, now_us())
     return json_reply(conversation_json(stored), _ignored(body, ("metadata",)))
 
 
@@ -86,12 +99,13 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
 async def add_items(request: Request, conversation_id: str) -> Response:
     """Append items; answers with what was added, in the order of the request."""
     include(request.query_params)
-    body = await read_body(request)
-    if body.get("items") is None:
+    body, items = await read_as(request, _read)
+    if items is None:
         missing("items")
     here, who = context(request), owner(request)
-    add = partial(here.storage.add_conversation_items, who, conversation_id)
-    added = await _stored(here, who, body["items"], add)
+    limit = here.config.max_items_per_conversation
+    add = partial(here.storage.add_conversation_items, who, conversation_id, now=now_us(), limit=limit)
+    added = await _stored(here, who, items, add)
     page = page_json([item.body for item in added], [item.id for item in added], has_more=False)
     return json_reply(page, _ignored(body, ("items", "include")))
 
@@ -127,20 +141,35 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> R
 # ------------------------------------------------------------------------------------------------------------
 
 
-async def _stored(
-    here: Context, who: str, value: Any, store: Callable[[Sequence[NewItem]], Awaitable[T]]
-) -> T:
-    """Store a request's items by `store`, under ids that are free. Raises ApiError 400, 404."""
+def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Item] | None]:
+    """A body and its items, normalised; None where it has none. Raises ApiError 400."""
+    value = body.get("items")
+    if value is None:
+        return body, None
     if not isinstance(value, list):
         mistyped("items", "an array", value)
     if len(value) > MAX_ITEMS:
         raise invalid_value("items", f"Invalid 'items': at most {MAX_ITEMS} are taken, got {len(value)}.")
-    items = normalize_input(value, new_id=new_id, param="items")
+    return body, normalize_input(value, new_id=new_id, param="items")
+
+
+async def _stored(
+    here: Context,
+    who: str,
+    items: list[Item],
+    store: Callable[[Sequence[NewItem]], Awaitable[T]],
+    *,
+    num_bytes: int = 0,
+) -> T:
+    """Store a request's items by `store`, under ids that are free. num_bytes: what is stored beside them.
+    Raises ApiError 400, 404, and 429 where the owner's quota is used up."""
+    size = check_sizes(items, here.config.max_item_bytes, param="items")
+    await here.quota.require(who, num_bytes + size)
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
     while True:
         try:
-            return await store([new_item(item) for item in items])
+            return await store(await aside(num_parts(items) > THREADED_PARTS, new_items, items))
         except ItemConflict as conflict:  # the id was taken meanwhile, or by an item that is out of sight
             items = await identify(here.storage, who, items, param="items", taken=conflict.item_id)
 

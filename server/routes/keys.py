@@ -10,8 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.admin import keys
-from server.clock import now_us
+from server.admin import AdminError, keys
 from server.errors import ApiError
 from server.http import context, json_reply, life, read_body
 from server.schema import mistyped
@@ -42,7 +41,9 @@ async def list_keys(request: Request) -> Response:
 @router.delete("/{key_id}")
 async def revoke_key(request: Request, key_id: str) -> Response:
     """End a key, at once on this server."""
-    if not await context(request).storage.revoke_key(key_id, now_us()):
-        raise ApiError(404, f"There is no live key with id '{key_id}'.", code="not_found")
+    try:
+        done = await keys.revoke(context(request).storage, key_id)
+    except AdminError:
+        raise ApiError(404, f"There is no live key with id '{key_id}'.", code="not_found") from None
     life(request).keys.forget()
-    return json_reply(orjson.dumps({"id": key_id, "object": "key", "revoked": True}))
+    return json_reply(orjson.dumps(done))

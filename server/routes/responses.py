@@ -6,8 +6,9 @@ Owns query parameters, headers and status codes. Refuses to know how a run works
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import orjson
@@ -33,25 +34,29 @@ from server.http import (
     owner,
     page_args,
     page_json,
-    read_body,
+    read_as,
     timestamp,
     while_connected,
 )
 from server.prompting import answering
 from server.runs import Started, interrupted
-from server.runs.events import Frames, Reader, ReaderLagged, Snapshot, terminal_response
+from server.runs.events import Reader, ReaderLagged, Snapshot, terminal_response
 from server.runs.planning import TERMINAL, RunPlan
 from server.schema import (
     TEXT,
     CreateResponse,
+    Item,
     as_output,
     ignored_headers,
     normalize_input,
+    num_parts,
     parse_create,
     parse_input_tokens,
     parse_tool_outputs,
     refuse,
 )
+from server.sse_frame import frames
+from server.threads import THREADED_PARTS, aside
 from storage import EventsExpired, NotFound, StoredItem, StoredResponse
 
 router = APIRouter(prefix="/v1/responses")
@@ -74,17 +79,27 @@ def new_id(prefix: str) -> str:
 @router.post("")
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
-    parsed, ignored = parse_create(await read_body(request))
+    parsed, items, ignored = await read_as(request, partial(_asked, parse_create))
     headers = ignored_headers(ignored)
     if (response_id := keyed(request).response_id) is not None:
         return await _again(request, response_id, stream=parsed.stream, headers=headers)
-    return await _start(request, parsed, headers)
+    return await _start(request, parsed, items, headers)
 
 
-async def _start(request: Request, parsed: CreateResponse, headers: Mapping[str, str]) -> Response:
+def _asked(
+    parse: Callable[[Mapping[str, Any]], tuple[CreateResponse, list[str]]], body: Mapping[str, Any]
+) -> tuple[CreateResponse, list[Item], list[str]]:
+    """A body as the request, its input's items, and the names of what is ignored. Raises ApiError 400."""
+    parsed, ignored = parse(body)
+    items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
+    return parsed, items, ignored
+
+
+async def _start(
+    request: Request, parsed: CreateResponse, items: Sequence[Item], headers: Mapping[str, str]
+) -> Response:
     here = context(request)
     headers = {**headers, **here.models.resume_headers(parsed.model)}
-    items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
     key = keyed(request)
     started = await here.runs.create(owner(request), parsed, items, key.request)
     key.started(started.response_id)
@@ -102,9 +117,9 @@ async def _start(request: Request, parsed: CreateResponse, headers: Mapping[str,
 
 async def _result(here: Context, started: Started, who: str | None) -> bytes:
     """The Response at its end; `who` owns it where it is stored."""
-    frames = await started.reader.finished()
-    if frames is not None:
-        return terminal_response(frames.data)
+    events = await started.reader.finished()
+    if events is not None:
+        return terminal_response(events.bodies[-1])
     if who is not None:
         await here.runs.get(who, started.response_id)  # raises NotFound when it was deleted
     raise interrupted(started.response_id)
@@ -149,10 +164,10 @@ def _stream(
 async def _frames(reader: Reader, after: int, ended: bool, numbered: bool) -> AsyncIterator[bytes]:
     terminal = ended
     try:
-        async with aclosing(reader.frames(after, ended=ended)) as stream:
-            async for frames in stream:
-                terminal = frames.terminal
-                yield _with_ids(frames) if numbered else frames.data
+        async with aclosing(reader.events(after, ended=ended)) as stream:
+            async for events in stream:
+                terminal = events.terminal
+                yield frames(events.bodies, events.first_seq if numbered else None)
     except (ReaderLagged, EventsExpired):
         terminal = False
     if not terminal:
@@ -164,11 +179,6 @@ def _require_events(reader: Reader, stored: StoredResponse) -> None:
     if stored.log_erased_at is not None:
         reader.close()
         raise EventsExpired(stored.id, stored.log_erased_at)
-
-
-def _with_ids(frames: Frames) -> bytes:
-    first = frames.first_seq
-    return b"".join(b"id: %d\n" % (first + offset) + frame for offset, frame in enumerate(frames.split()))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -267,8 +277,7 @@ def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[Stored
 @router.post("/input_tokens")
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
-    parsed, ignored = parse_input_tokens(await read_body(request, allow_empty=True))
-    items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
+    parsed, items, ignored = await read_as(request, partial(_asked, parse_input_tokens), allow_empty=True)
     count = await context(request).runs.count_input(owner(request), parsed, items)
     return json_reply(
         orjson.dumps({"object": "response.input_tokens", "input_tokens": count}), ignored_headers(ignored)
@@ -295,7 +304,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 @router.post("/{response_id}/tool_outputs")
 async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     """Feed a waiting run, or continue a response that completed with unanswered calls (extension)."""
-    outputs, ignored = parse_tool_outputs(await read_body(request), new_id=new_id)
+    outputs, ignored = await read_as(request, partial(parse_tool_outputs, new_id=new_id))
     headers = ignored_headers(ignored)
     runs, who = context(request).runs, owner(request)
     if (known := keyed(request).response_id) is not None:
@@ -309,7 +318,8 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
         refuse("tool_outputs", message)
     made = [orjson.loads(item.body) for item in stored.output]
     body = _continuation(stored, answering(outputs.items, made), stream=outputs.stream)
-    return await _start(request, parse_create(body)[0], headers)
+    parsed, items, _ = await aside(num_parts(outputs.items) > THREADED_PARTS, _asked, parse_create, body)
+    return await _start(request, parsed, items, headers)
 
 
 def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:

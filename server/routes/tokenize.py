@@ -6,7 +6,6 @@ Bodies: `{"model", "prompt"}` or `{"model", "messages", "tools", ...}` -> `{"cou
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +14,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http import context, json_reply, read_body
+from server.http import context, json_reply, owner, read_as
 from server.model_registry import ServedModel
-from server.schema import missing, mistyped, parse_chat, refuse
-from server.stateless import offer_of, render_input
+from server.schema import ChatRequest, missing, mistyped, parse_chat, refuse
+from server.stateless import offer_of, rendered
 
 router = APIRouter()
 
@@ -29,10 +28,10 @@ OWN_FIELDS = frozenset({"prompt", "add_special_tokens", "return_token_strs"})
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of messages through the chat template, exactly as a generation would see
     them."""
-    body = await read_body(request)
+    body, asked = await read_as(request, _read)
     model = _model(request, body)
-    if body.get("messages") is not None:
-        ids = await _rendered(model, body)
+    if asked is not None:
+        ids = (await rendered(asked, model, offer_of(asked), scope=owner(request))).ids
     else:
         prompt = body.get("prompt")
         if prompt is None:
@@ -49,23 +48,32 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
-    body = await read_body(request)
-    model = _model(request, body)
-    tokens = body.get("tokens")
-    if tokens is None:
-        missing("tokens")
-    if not isinstance(tokens, list):
-        mistyped("tokens", "an array", tokens)
-    for index, token_id in enumerate(tokens):
-        if type(token_id) is not int or not 0 <= token_id < model.info.vocab_size:
-            refuse(f"tokens[{index}]", f"Invalid 'tokens[{index}]': not a token id of this model.")
+
+    def read(body: Mapping[str, Any]) -> tuple[ServedModel, list[int]]:
+        model = _model(request, body)
+        return model, _tokens(body.get("tokens"), model)
+
+    model, tokens = await read_as(request, read)
     return json_reply(orjson.dumps({"prompt": await model.engine.detokenize(tokens)}))
 
 
-async def _rendered(model: ServedModel, body: Mapping[str, Any]) -> tuple[int, ...]:
-    """The prompt of a chat completion with these fields."""
-    asked, _ = parse_chat({name: value for name, value in body.items() if name not in OWN_FIELDS})
-    return (await model.engine.render(render_input(asked, offer_of(asked), now=time.time()))).ids
+def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ChatRequest | None]:
+    """A body, and the chat completion with these fields whose prompt it asks for."""
+    if body.get("messages") is None:
+        return body, None
+    return body, parse_chat({name: value for name, value in body.items() if name not in OWN_FIELDS})[0]
+
+
+def _tokens(value: Any, model: ServedModel) -> list[int]:
+    """Token ids of a model, checked."""
+    if value is None:
+        missing("tokens")
+    if not isinstance(value, list):
+        mistyped("tokens", "an array", value)
+    for index, token_id in enumerate(value):
+        if type(token_id) is not int or not 0 <= token_id < model.info.vocab_size:
+            refuse(f"tokens[{index}]", f"Invalid 'tokens[{index}]': not a token id of this model.")
+    return value
 
 
 def _model(request: Request, body: Mapping[str, Any]) -> ServedModel:

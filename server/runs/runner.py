@@ -10,15 +10,16 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
 
 import tools
-from engine import EngineUnavailable, QueueFull
+from engine import EngineUnavailable, Place
 from server.clock import now_us
-from server.errors import ApiError
+from server.errors import ApiError, to_api_error
 from server.item_ids import identify, may_be_known
 from server.prompting import OUTPUT_KINDS, Item, answering
 from server.runs.cluster import Fleet, Follower, Presence, Queue
@@ -41,12 +42,23 @@ from server.runs.execution import (
     Restorer,
     Run,
     RunTasks,
-    new_item,
+    new_items,
     opening,
     output_id,
 )
-from server.runs.planning import TERMINAL, Planned, RunPlan, count_input, make_plan, not_found, pending_calls
+from server.runs.planning import (
+    TERMINAL,
+    Pasts,
+    Planned,
+    RunPlan,
+    count_input,
+    make_plan,
+    not_found,
+    pending_calls,
+)
+from server.schema import check_sizes, num_parts
 from server.schema import echo as response_echo
+from server.threads import THREADED_PARTS, aside
 from storage import (
     ConversationLocked,
     ConversationMoved,
@@ -61,13 +73,15 @@ from storage import (
     StorageUnavailable,
     StoredResponse,
     ToolOutput,
+    TooManyQueued,
 )
 
 if TYPE_CHECKING:
     from server.config import Config
     from server.encrypted_reasoning import Sealing
     from server.metrics import Telemetry
-    from server.model_registry import Models
+    from server.model_registry import Models, ServedModel
+    from server.quota import Quota
     from server.schema import CreateResponse
     from storage import Storage
 
@@ -96,13 +110,21 @@ class Runs:
     """All runs of this process."""
 
     def __init__(
-        self, storage: Storage, models: Models, sealing: Sealing, config: Config, telemetry: Telemetry
+        self,
+        storage: Storage,
+        models: Models,
+        sealing: Sealing,
+        config: Config,
+        telemetry: Telemetry,
+        quota: Quota,
     ) -> None:
         self._storage = storage
         self._models = models
         self._sealing = sealing
         self._config = config
+        self._quota = quota
         self.feed = Feed(storage)
+        self._pasts = Pasts(storage)
         self._journal = Journal(storage, telemetry.committed)
         self._loop = Loop(self._journal, Probation(storage), telemetry)
         self._restorer = Restorer(storage, models, sealing, self._journal, self.feed)
@@ -188,11 +210,32 @@ class Runs:
         StorageUnavailable.
         """
         served = self._models.get(request.model)
-        stats = served.engine.stats()
-        if stats.waiting >= self._config.max_waiting and not request.background:
-            raise QueueFull("The server has too many requests waiting.")
-        if stats.unavailable:
+        if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
+        with ExitStack() as stack:
+            # Before anything is read or written for it: a refusal must cost next to nothing, and what was
+            # begun must not be refused. A background response waits in the database where no place is free.
+            place = None
+            if not request.background:
+                place = stack.enter_context(served.engine.admission.enter())
+            started = await self._create(owner, request, input_items, served, place, keyed)
+            stack.pop_all()  # the run's task gives it back
+            return started
+
+    async def _create(
+        self,
+        owner: str,
+        request: CreateResponse,
+        input_items: Sequence[Item],
+        served: ServedModel,
+        place: Place | None,
+        keyed: KeyedRequest | None,
+    ) -> Started:
+        """Plan and begin; see `create`."""
+        num_bytes = check_sizes(input_items, self._config.max_item_bytes)
+        if request.store or keyed is not None or request.conversation_id is not None:
+            num_bytes += len(orjson.dumps([request.instructions, request.tools]))
+            await self._quota.require(owner, num_bytes)
         # Items of an unstored turn are stored at its end, when it is too late to find that an id is taken.
         late = request.conversation_id is not None and not request.store and keyed is None
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
@@ -211,13 +254,14 @@ class Runs:
                 tool_timeout_s=self._config.tool_timeout_s,
                 keyed=keyed is not None,
                 sealed_by=sealed_by,
+                pasts=self._pasts,
             )
             drawn = planned.request.sampling
             echo = echo_members(
                 response_echo(request, model=served.name, temperature=drawn.temperature, top_p=drawn.top_p)
             )
             try:
-                return await self._begin(planned, echo, keyed)
+                return await self._begin(planned, echo, place, keyed)
             except ConversationMoved:
                 continue
             except ConversationLocked as locked:
@@ -225,6 +269,10 @@ class Runs:
                     raise
             except ItemConflict as conflict:
                 items = await identify(self._storage, owner, items, taken=conflict.item_id)
+            except TooManyQueued as full:
+                refusal = to_api_error(full)
+                refusal.headers["retry-after"] = str(served.engine.admission.wait_s(full.limit))
+                raise refusal from None
             except NotFound as unknown:
                 raise not_found(request, unknown) from None
 
@@ -242,11 +290,13 @@ class Runs:
             now=now_us(),
         )
 
-    async def _begin(self, planned: Planned, echo: bytes, keyed: KeyedRequest | None) -> Started:
+    async def _begin(
+        self, planned: Planned, echo: bytes, place: Place | None, keyed: KeyedRequest | None
+    ) -> Started:
         plan = planned.plan
         seal = await self._sealing.seal(plan.owner, plan.sealed_by)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
-        run.input, run.first = planned.input, planned.request
+        run.input, run.first, run.place = planned.input, planned.request, place
         queued = plan.background and (self._queue.busy or self._room() <= 0)
         status = "queued" if plan.background else "in_progress"
         head = run.head(status)
@@ -263,7 +313,7 @@ class Runs:
             plan=plan.dump(),
             previous_response_id=plan.previous_response_id,
             conversation_id=plan.conversation_id,
-            input_items=tuple(map(new_item, planned.input)),
+            input_items=await aside(num_parts(planned.input) > THREADED_PARTS, new_items, planned.input),
             record=None,
             runner=None if queued else self._storage.runner,
             conversation_head=planned.conversation_head,
@@ -271,6 +321,7 @@ class Runs:
             hidden=plan.hidden,
             priority=plan.priority,
             queue_limit=self._config.max_queued,
+            conversation_limit=self._config.max_items_per_conversation,
         )
         channel = self.feed.open(plan.response_id, echo, stored=plan.store)
         self._num_starting += 1
@@ -399,7 +450,7 @@ class Runs:
             self._tasks.cancel(run)
             await self._tasks.over(run)
             if run.entry.channel.ended and (last := run.entry.channel.last) is not None:
-                return Snapshot(terminal_response(last.data))
+                return Snapshot(terminal_response(last.bodies[-1]))
         stored = await self._storage.get_response(owner, response_id)
         if stored.status in TERMINAL:
             if not stored.background:
@@ -460,6 +511,8 @@ class Runs:
 
         The same output again changes nothing. Raises NotFound, NotWaiting, UnknownCall, OutputConflict.
         """
+        num_bytes = check_sizes(outputs, self._config.max_item_bytes, param="tool_outputs")
+        await self._quota.require(owner, num_bytes)
         plan = RunPlan.load(stored.plan)
         items = [orjson.loads(item.body) for item in stored.output]
         taken = {item["call_id"]: item["output"] for item in items if item["type"] in OUTPUT_KINDS}

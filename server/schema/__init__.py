@@ -9,7 +9,14 @@ from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, ignored_headers
 from server.schema.formats import TEXT, as_output
-from server.schema.items import Item, normalize_input, normalize_item, unsupported_parts
+from server.schema.items import (
+    Item,
+    check_sizes,
+    normalize_input,
+    normalize_item,
+    num_parts,
+    unsupported_parts,
+)
 from server.schema.kinds import PREFIXES
 from server.schema.messages import unsupported_in
 from server.schema.responses import (
@@ -39,6 +46,7 @@ __all__ = [
     "as_output",
     "boolean",
     "check_metadata",
+    "check_sizes",
     "echo",
     "effective_tier",
     "ignored_headers",
@@ -47,6 +55,7 @@ __all__ = [
     "mistyped",
     "normalize_input",
     "normalize_item",
+    "num_parts",
     "num_requests",
     "parse_chat",
     "parse_completion",

@@ -23,7 +23,8 @@ Kind = Literal["honoured", "hint", "refused", "extension"]
 IGNORED_HEADER = "x-antiphon-ignored"
 MAX_IGNORED_NAMES = 16
 MAX_IGNORED_BYTES = 512
-MAX_STOPS = 16
+MAX_STOPS = 16  # the official API takes 4; vLLM's users send more
+MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
 INT64 = 1 << 63
 
@@ -233,8 +234,12 @@ def _same(value: Any, accepted: Any) -> bool:
 
 def ignored_header(names: Iterable[str]) -> str | None:
     """The value of `x-antiphon-ignored`: percent-encoded names, comma separated, at most 16 and 512 bytes."""
-    value = ""
-    for count, name in enumerate(dict.fromkeys(filter(None, names))):
+    value, seen = "", set[str]()
+    for name in names:  # a body can have hundreds of thousands of them
+        if not name or name in seen:
+            continue
+        count = len(seen)
+        seen.add(name)
         longer = f"{value},{quote(name, safe='')}" if value else quote(name, safe="")
         if count == MAX_IGNORED_NAMES or len(longer) > MAX_IGNORED_BYTES:
             break
@@ -274,7 +279,8 @@ class SamplingFields(BaseModel):
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    # it divides and multiplies logits; the bounds are far beyond what any text survives
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
     logit_bias: dict[str, float] | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     stop: list[str] | None = None
@@ -309,6 +315,8 @@ class SamplingFields(BaseModel):
             raise ValueError(f"expected at most {MAX_STOPS} stop strings")
         if not all(stops):
             raise ValueError("a stop string must not be empty")
+        if max(map(len, stops), default=0) > MAX_STOP_CHARS:
+            raise ValueError(f"expected stop strings of at most {MAX_STOP_CHARS} characters")
         return stops
 
     @field_validator("logit_bias", mode="before")

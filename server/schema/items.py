@@ -6,8 +6,10 @@ to a prompt and where it is kept. Everything that this server returns is accepte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any
+
+import orjson
 
 from server.schema.kinds import ASSISTANT_PART, KINDS, MESSAGE, PREFIXES, USER_PART, identifier
 from server.schema.shapes import missing, mistyped, refuse, shorten
@@ -23,6 +25,10 @@ _TWICE: Mapping[str, tuple[str, str]] = {
 }
 """Keys that the official resource schemas require without declaring them, and what they can only mean."""
 
+MAX_ITEMS = 10_000
+"""Items, or chat messages, of one request. Each has a handful of tokens at least, so that more of them fill
+the longest context there is; and each costs time in every step from here to the prompt."""
+
 # ------------------------------------------------------------------------------------------------------------
 # Normalising
 
@@ -37,11 +43,35 @@ def normalize_input(value: Any, *, new_id: NewId, param: str = "input") -> list[
         return [message("user", value, new_id(PREFIXES["message"]))]
     if not isinstance(value, list):
         mistyped(param, "a string or an array", value)
+    check_number(value, param)
     items = [normalize_item(item, f"{param}[{index}]", new_id) for index, item in enumerate(value)]
     for index, item in enumerate(items[:-1]):
         if item["type"] == "compaction_trigger":
             refuse(f"{param}[{index}]", "A compaction_trigger must be the final input item.")
     return items
+
+
+def check_number(value: Sized, param: str) -> None:
+    """Raise ApiError 400 for a list of more than MAX_ITEMS items or messages."""
+    if len(value) > MAX_ITEMS:
+        refuse(
+            param,
+            f"Invalid '{param}': array too long. Expected at most {MAX_ITEMS} elements, "
+            f"but got {len(value)}.",
+            "array_above_max_length",
+        )
+
+
+def num_parts(items: Iterable[Item]) -> int:
+    """How much there is to go through: items, and the parts that they have."""
+    number = 0
+    for item in items:
+        number += 1
+        for field in ("content", "output"):
+            parts = item.get(field)
+            if isinstance(parts, list):
+                number += len(parts)
+    return number
 
 
 def message(role: str, content: str, item_id: str) -> Item:
@@ -131,6 +161,20 @@ def _message(value: Mapping[str, Any], path: str, new_id: NewId) -> Item:
     else:
         mistyped(f"{path}.content", "a string or an array", content)
     return item | {key: fields[key] for key in fields if key not in item}
+
+
+def check_sizes(items: Iterable[Item], limit: int, *, param: str = "input") -> int:
+    """The bytes of normalised items as JSON, together; raises ApiError 400 `item_too_large` for one of more
+    than `limit`."""
+    total = 0
+    for index, item in enumerate(items):
+        num_bytes = len(orjson.dumps(item))
+        if num_bytes > limit:
+            path = f"{param}[{index}]"
+            message = f"Invalid '{path}': an item may have {limit} bytes as JSON, this one has {num_bytes}."
+            refuse(path, message, "item_too_large")
+        total += num_bytes
+    return total
 
 
 # ------------------------------------------------------------------------------------------------------------

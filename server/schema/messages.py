@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.schema.items import UNSUPPORTED_KINDS, Item, NewId, normalize_item
+from server.schema.items import UNSUPPORTED_KINDS, Item, NewId, check_number, normalize_item
 from server.schema.kinds import identifier
 from server.schema.shapes import (
     NAME,
@@ -47,6 +47,7 @@ def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[I
         mistyped(param, "an array", messages)
     if not messages:
         refuse(param, f"Invalid '{param}': empty array. Expected at least 1 message.")
+    check_number(messages, param)
     items: list[Item] = []
     for index, message in enumerate(messages):
         path = f"{param}[{index}]"

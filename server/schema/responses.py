@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from engine import Shape
 from server.schema.fields import Api, Number, SamplingFields, Tier, effective_tier, sampling_fields, screen
 from server.schema.formats import TEXT, asked_shape, parse_format
-from server.schema.items import Item, NewId, normalize_item
+from server.schema.items import Item, NewId, check_number, normalize_item
 from server.schema.kinds import identifier
 from server.schema.shapes import from_pydantic, mapping, missing, mistyped, record, refuse, shorten
 from server.schema.tools import parse_tool_choice, parse_tools, unoffered
@@ -290,13 +290,16 @@ def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> tuple[ToolO
     elif not isinstance(several, list):
         mistyped("tool_outputs", "an array", several)
     else:
+        check_number(several, "tool_outputs")
         items = [_tool_output(entry, f"tool_outputs[{index}]", new_id) for index, entry in enumerate(several)]
     if not items:
         refuse("tool_outputs", "Invalid 'tool_outputs': at least one output is needed.")
-    call_ids = [item["call_id"] for item in items]
-    for index, call_id in enumerate(call_ids):
-        if call_id in call_ids[:index]:
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        call_id = item["call_id"]
+        if call_id in seen:
             refuse(f"tool_outputs[{index}].call_id", f"Call '{shorten(call_id)}' is answered twice.")
+        seen.add(call_id)
     return ToolOutputs(items=tuple(items), stream=bool(stream)), ignored
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine import (
@@ -19,9 +20,12 @@ from engine import (
     Chunk,
     Done,
     GenerateRequest,
+    Place,
+    Prompt,
     Reasoning,
     RenderInput,
     Text,
+    check_request,
 )
 from server.errors import ApiError
 from server.metrics import Telemetry
@@ -37,21 +41,22 @@ from server.prompting import (
     to_messages,
 )
 from server.runs.events import item_logprob
-from server.schema import PRIORITIES, ChatRequest, effective_tier, num_requests, unsupported_in
+from server.schema import PRIORITIES, ChatRequest, effective_tier, num_parts, num_requests, unsupported_in
 from server.stateless.choices import Completion, Part, Usage, check_search
+from server.threads import THREADED_PARTS, aside
 
 
 async def prepare_chat(
-    request: ChatRequest, served: ServedModel, *, owner: str, telemetry: Telemetry
+    request: ChatRequest, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
 ) -> Completion:
     """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and
     RequestError."""
-    check_modalities(request, served)
+    await aside(num_parts(request.items) > THREADED_PARTS, check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     check_search(request.search, served)
     offered = offer_of(request)
-    await check(offered, served, request.tools, request.shape_param)
-    prompt = await served.engine.render(render_input(request, offered, now=time.time()))
+    await check(offered, served, request.tools, request.shape_param, owner)
+    prompt = await rendered(request, served, offered, scope=owner)
     params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
     reader = offered.reader(prompt.starts_in)
     tier = effective_tier(request.service_tier)
@@ -71,6 +76,8 @@ async def prepare_chat(
         )
         for choice in range(num_requests(request.search, request.n))
     ]
+    for each in requests:
+        check_request(each, served.info)
     head = {
         "id": completion_id,
         "created": int(time.time()),
@@ -92,6 +99,7 @@ async def prepare_chat(
             for choice in range(request.n)
         ],
         head=head,
+        place=place,
         usage=Usage([len(prompt.ids)], request.n),
         search=request.search,
     )
@@ -102,7 +110,15 @@ def offer_of(request: ChatRequest) -> Offer:
     return offer(request.tools, request.tool_choice, request.parallel_tool_calls, request.shape)
 
 
-def render_input(request: ChatRequest, offered: Offer, *, now: float) -> RenderInput:
+async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *, scope: str) -> Prompt:
+    """The prompt, through the model's chat template. scope: the owner, whose earlier prompts it may build
+    upon. Raises the engine's RequestErrors."""
+    much = num_parts(request.items) > THREADED_PARTS
+    asked = await aside(much, _render_input, request, offered, time.time())
+    return await served.engine.render(replace(asked, scope=scope))
+
+
+def _render_input(request: ChatRequest, offered: Offer, now: float) -> RenderInput:
     """What the template is given. now: unix seconds."""
     going_on = request.continue_final_message
     asked = request.add_generation_prompt

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from engine import Chunk, Engine, GenerateRequest, beam_search, best_of
+from engine import Chunk, Engine, GenerateRequest, Place, beam_search, best_of
 from server.errors import ApiError, to_api_error
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
@@ -89,7 +89,8 @@ class Completion:
     """The choices of one request, ready to run once.
 
     requests: one per choice, prompt after prompt; with a search one per candidate, or per prompt for beams.
-    writers: one per choice. head: what every body and chunk says (id, created, model, ...). silent: the
+    writers: one per choice. place: that of all of them in the engine's queue; whoever took it gives it back.
+    head: what every body and chunk says (id, created, model, ...). silent: the
     tokens that come are not part of the answer (no token was asked for).
     """
 
@@ -99,6 +100,7 @@ class Completion:
     writers: Sequence[Writer]
     head: dict[str, Any]
     usage: Usage
+    place: Place
     silent: bool = False
     search: Search | None = None
 
@@ -135,7 +137,7 @@ class Completion:
     ) -> AsyncGenerator[tuple[int, Chunk]]:
         """The chunks of the best of one prompt's candidates, as choices from `first` on."""
         if search.beams is not None:
-            picked = await beam_search(self.engine, requests[0], search.beams, count)
+            picked = await beam_search(self.engine, requests[0], search.beams, count, self.place)
         else:
             picked = await best_of(self._timed, requests, count)
         if not self.silent:
@@ -145,7 +147,7 @@ class Completion:
                 yield choice, chunk
 
     def _timed(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
-        return self.telemetry.timed(self.engine.generate(request))
+        return self.telemetry.timed(self.engine.generate(request, self.place))
 
     async def whole(self, object_name: str) -> bytes:
         """The body of a reply that is not streamed. Raises the engine's errors."""

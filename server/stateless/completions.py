@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine import Chunk, Done, Engine, GenerateRequest, ReaderParams, Text, TokenLogprob
+from engine import (
+    Chunk,
+    Done,
+    Engine,
+    GenerateRequest,
+    Place,
+    ReaderParams,
+    Text,
+    TokenLogprob,
+    check_request,
+)
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.prompting import Offer, check, sampling, steady
@@ -22,13 +32,13 @@ from server.stateless.choices import Completion, Part, Usage, check_search
 
 
 async def prepare_completion(
-    request: CompletionRequest, served: ServedModel, *, owner: str, telemetry: Telemetry
+    request: CompletionRequest, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
 ) -> Completion:
     """Tokenize every prompt and resolve everything else. Raises ApiError 400 and RequestError."""
     check_logprobs(request.logprobs, served)
     check_search(request.search, served)
     offered = Offer.of(request.shape)
-    await check(offered, served, (), request.shape_param)
+    await check(offered, served, (), request.shape_param, owner)
     seed = secrets.randbits(63)
     silent = request.max_tokens == 0
     completion_id = f"cmpl-{secrets.token_hex(12)}"
@@ -71,6 +81,8 @@ async def prepare_completion(
                     names_ids=request.return_tokens_as_token_ids,
                 )
             )
+    for each in requests:
+        check_request(each, served.info)
     head = {
         "id": completion_id,
         "created": int(time.time()),
@@ -83,6 +95,7 @@ async def prepare_completion(
         requests=requests,
         writers=writers,
         head=head,
+        place=place,
         usage=Usage(counts, len(writers)),
         silent=silent,
         search=request.search,

@@ -61,7 +61,7 @@ class PostgreSQL:
             raise ValueError(f"PostgreSQL is reached by postgresql+asyncpg://, not by {url.drivername}://")
         query = {"ssl" if name == "sslmode" else name: value for name, value in url.query.items()}
         self._url = url.set(drivername="postgresql+asyncpg", query=query)
-        self.shown = url.render_as_string(hide_password=True)
+        self.shown = url.set(query={}).render_as_string(hide_password=True)  # a query may hold one too
 
     def hold(self) -> None:
         """Nothing: several processes may write."""

@@ -29,6 +29,7 @@ from sqlalchemy.pool import StaticPool
 
 from storage.drivers.hints import Silence
 from storage.drivers.interface import ErrorKind, Work, unavailable
+from storage.drivers.private_files import FILE_MODE, keep_others_out, make_private_file, make_private_folder
 from storage.drivers.wal import Wal
 from storage.records import FolderHeld
 
@@ -43,6 +44,7 @@ IDLE_CHECKPOINT_S = 0.1  # an empty queue for this long is a good moment
 WAL_OPPORTUNE = 4 << 20  # bytes from which an empty queue is reason enough
 WAL_LIMIT = 16 << 20  # bytes at which a checkpoint does not wait for an empty queue
 WAL_FILE_LIMIT = 64 << 20  # bytes; a WAL that a slow reader made larger is cut back to this
+SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")  # of the names of the files that a database consists of
 CHECKPOINT_STEP = 4 << 20  # bytes between attempts while a reader holds the WAL back
 
 
@@ -59,11 +61,15 @@ class SQLite:
         self._lock: FolderLock | None = None
 
     def hold(self) -> None:
-        """Takes the folder, which is made if need be. FolderHeld, StorageUnavailable."""
+        """Takes the folder, which is made if need be, and keeps other users out of the files. FolderHeld,
+        StorageUnavailable."""
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self.path.parent)
             self._lock = FolderLock(self.path)
+            make_private_file(self.path)  # SQLite gives the files beside it the same mode
+            keep_others_out(self.path.with_name(self.path.name + suffix) for suffix in SUFFIXES)
         except OSError as error:
+            self.release()
             raise unavailable(f"{self.path.parent} cannot be used", error) from error
 
     def release(self) -> None:
@@ -99,7 +105,7 @@ class FolderLock:
 
     def __init__(self, database: Path) -> None:
         path = database.with_name(database.name + ".lock")
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -9,12 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from storage.queries import garbage, items
-from storage.records import ConversationLocked, NewItem, NotFound, Order, Page, StoredConversation, StoredItem
+from storage.records import (
+    ConversationFull,
+    ConversationLocked,
+    NewItem,
+    NotFound,
+    Order,
+    Page,
+    StoredConversation,
+    StoredItem,
+)
 from storage.tables import conversation_items, conversations
 from storage.tables import items as item_rows
+
+ROW_BYTES = 256
+"""What a conversation takes beside its metadata and its items."""
 
 
 def _live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[Any, ...]]:
@@ -36,12 +48,17 @@ def _stored(row: Row[*tuple[Any, ...]]) -> StoredConversation:
 # The lock, for runs
 
 
-def lock(conn: Connection, owner: str, id: str, response_id: str) -> int:
-    """Takes the conversation for a run and returns its head. NotFound; ConversationLocked with the holder."""
+def lock(
+    conn: Connection, owner: str, id: str, response_id: str, now: int, *, limit: int | None = None
+) -> int:
+    """Takes the conversation for a run and returns its head. NotFound; ConversationLocked with the holder;
+    ConversationFull where it has `limit` items."""
     row = _live(conn, owner, id, change=True)
     if row.active_response_id is not None:
         raise ConversationLocked(id, row.active_response_id)
-    conn.execute(update(conversations).where(conversations.c.id == id).values(active_response_id=response_id))
+    _require_room(conn, row, 1, limit)
+    taken = update(conversations).where(conversations.c.id == id)
+    conn.execute(taken.values(active_response_id=response_id, used_at=max(row.used_at, now)))
     head: int = row.head
     return head
 
@@ -54,6 +71,7 @@ def unlock(
     *,
     kept: bool,
     status: str | None = None,
+    now: int = 0,
 ) -> None:
     """Gives the lock back and appends the turn: (item id, direction) pairs, input before output.
 
@@ -65,7 +83,7 @@ def unlock(
     if row is None:
         return
     if turn and row.deleted_at is None:
-        _append(conn, row, turn, response_id if kept else None, status)
+        _append(conn, row, turn, response_id if kept else None, status, now=now)
     conn.execute(
         update(conversations)
         .where(conversations.c.id == id, conversations.c.active_response_id == response_id)
@@ -80,6 +98,8 @@ def _append(
     turn: Sequence[tuple[str, str]],
     response_id: str | None = None,
     status: str | None = None,
+    *,
+    now: int = 0,
 ) -> None:
     """Appends items that are stored already; one that the conversation holds keeps its place."""
     held = select(conversation_items.c.item_id).where(
@@ -108,7 +128,20 @@ def _append(
             for position, (item_id, direction) in enumerate(new.items(), row.head)
         ],
     )
-    conn.execute(update(conversations).where(conversations.c.id == row.id).values(head=row.head + len(new)))
+    grown = update(conversations).where(conversations.c.id == row.id)
+    num_bytes = row.num_bytes + items.num_bytes(conn, row.owner, list(new))
+    conn.execute(grown.values(head=row.head + len(new), num_bytes=num_bytes, used_at=max(row.used_at, now)))
+
+
+def _require_room(conn: Connection, row: Row[*tuple[Any, ...]], num_new: int, limit: int | None) -> None:
+    """ConversationFull unless so many more items are within the limit."""
+    if limit is None or row.head + num_new <= limit:  # positions are never given twice: it has no more
+        return
+    live = select(func.count()).where(
+        conversation_items.c.conversation_id == row.id, conversation_items.c.deleted_at.is_(None)
+    )
+    if conn.execute(live).scalar_one() + num_new > limit:
+        raise ConversationFull(row.id, limit)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -120,7 +153,15 @@ def create(
 ) -> StoredConversation:
     """Stores a conversation with its first items. ItemConflict."""
     conn.execute(
-        insert(conversations).values(id=id, owner=owner, created_at=created_at, metadata=metadata, head=0)
+        insert(conversations).values(
+            id=id,
+            owner=owner,
+            created_at=created_at,
+            metadata=metadata,
+            head=0,
+            num_bytes=ROW_BYTES + len(metadata),
+            used_at=created_at,
+        )
     )
     add_items(conn, owner, id, new)
     return get(conn, owner, id)
@@ -131,26 +172,35 @@ def get(conn: Connection, owner: str, id: str) -> StoredConversation:
     return _stored(_live(conn, owner, id, change=False))
 
 
-def update_metadata(conn: Connection, owner: str, id: str, metadata: bytes) -> StoredConversation:
+def update_metadata(
+    conn: Connection, owner: str, id: str, metadata: bytes, now: int = 0
+) -> StoredConversation:
     """Replaces the metadata. NotFound("conversation")."""
-    _live(conn, owner, id, change=True)
-    conn.execute(update(conversations).where(conversations.c.id == id).values(metadata=metadata))
+    row = _live(conn, owner, id, change=True)
+    changed = update(conversations).where(conversations.c.id == id)
+    num_bytes = row.num_bytes + len(metadata) - len(row.metadata)
+    conn.execute(changed.values(metadata=metadata, num_bytes=num_bytes, used_at=max(row.used_at, now)))
     return get(conn, owner, id)
 
 
 def delete(conn: Connection, owner: str, id: str, now: int) -> None:
     """Makes the id unknown; a run that holds the lock goes on, pinned. NotFound("conversation")."""
-    _live(conn, owner, id, change=True)
-    conn.execute(update(conversations).where(conversations.c.id == id).values(deleted_at=now, metadata=b"{}"))
+    row = _live(conn, owner, id, change=True)
+    emptied = {"deleted_at": now, "metadata": b"{}", "num_bytes": row.num_bytes - len(row.metadata) + 2}
+    conn.execute(update(conversations).where(conversations.c.id == id).values(**emptied))
     garbage.collect_conversation(conn, id)
 
 
-def add_items(conn: Connection, owner: str, id: str, new: Sequence[NewItem]) -> tuple[StoredItem, ...]:
-    """Appends items, under a lock too: the running turn is pinned. NotFound("conversation"), ItemConflict."""
+def add_items(
+    conn: Connection, owner: str, id: str, new: Sequence[NewItem], *, now: int = 0, limit: int | None = None
+) -> tuple[StoredItem, ...]:
+    """Appends items, under a lock too: the running turn is pinned. NotFound("conversation"), ItemConflict,
+    ConversationFull where it would have more than `limit`."""
     row = _live(conn, owner, id, change=True)
     if new:
+        _require_room(conn, row, len(new), limit)
         items.put(conn, owner, new)
-        _append(conn, row, [(item.id, "in") for item in new])
+        _append(conn, row, [(item.id, "in") for item in new], now=now)
     return items.as_stored(new)
 
 

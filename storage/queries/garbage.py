@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select, update
 
-from storage.queries.items import parts
+from storage.queries.items import ROW_BYTES, joined, parts
 from storage.tables import conversation_items, conversations, items, response_items, responses, runs
 
 
@@ -89,9 +89,32 @@ def collect_conversation(conn: Connection, id: str) -> None:
     else:
         conn.execute(delete(conversations).where(conversations.c.id == id))
     found = conn.execute(dead).all()
+    _measure_anew(conn, row.owner, [item_id for _, item_id in found])
     for part in parts([position for position, _ in found]):
-        conn.execute(delete(table).where(table.c.conversation_id == id, table.c.position.in_(part)))
+        these = (table.c.conversation_id == id, table.c.position.in_(part))
+        _shrink(conn, id, these)
+        conn.execute(delete(table).where(*these))
     collect_items(conn, row.owner, [item_id for _, item_id in found])
+
+
+def _shrink(conn: Connection, id: str, places: Sequence[ColumnElement[bool]]) -> None:
+    """A conversation no longer takes what the items in these places do."""
+    size = select(func.coalesce(func.sum(func.length(items.c.body) + ROW_BYTES), 0))
+    size = size.join_from(conversation_items, items, joined(conversation_items)).where(*places)
+    smaller = update(conversations).where(conversations.c.id == id)
+    conn.execute(smaller.values(num_bytes=conversations.c.num_bytes - size.scalar_subquery()))
+
+
+def _measure_anew(conn: Connection, owner: str, ids: Sequence[str]) -> None:
+    """Have the responses measured again that list items which a conversation lists no more."""
+    for part in parts(ids):
+        listing = select(response_items.c.response_id).where(
+            response_items.c.owner == owner, response_items.c.item_id.in_(part)
+        )
+        # Not those that somebody is at work on: whoever holds them may be waiting for this conversation.
+        free = select(responses.c.id).where(responses.c.id.in_(listing), responses.c.num_bytes > 0)
+        held = conn.execute(free.order_by(responses.c.id).with_for_update(skip_locked=True)).scalars().all()
+        conn.execute(update(responses).where(responses.c.id.in_(held)).values(num_bytes=0))
 
 
 def _is_used(conn: Connection, conversation_id: str) -> bool:

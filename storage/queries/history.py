@@ -104,7 +104,7 @@ def _of_positions(
     )
     if head is not None:
         query = query.where(table.c.position < head)
-    return tuple(_item(row) for row in conn.execute(query).all())
+    return tuple(_item(row, in_conversation=True) for row in conn.execute(query).all())
 
 
 def _undeleted(deleted_at: ColumnElement[int | None], as_of: int | None) -> ColumnElement[bool]:
@@ -112,5 +112,5 @@ def _undeleted(deleted_at: ColumnElement[int | None], as_of: int | None) -> Colu
     return deleted_at.is_(None) if as_of is None else or_(deleted_at.is_(None), deleted_at >= as_of)
 
 
-def _item(row: Row[*tuple[Any, ...]]) -> HistoryItem:
-    return HistoryItem(items.stored_item(row), row.response_id, row.status, row.direction)
+def _item(row: Row[*tuple[Any, ...]], *, in_conversation: bool = False) -> HistoryItem:
+    return HistoryItem(items.stored_item(row), row.response_id, row.status, row.direction, in_conversation)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, exists, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, exists, func, insert, or_, select
 
 from storage.drivers import many
 from storage.records import ItemConflict, NewItem, NotFound, Order, Page, StoredItem
@@ -62,6 +62,34 @@ def put(conn: Connection, owner: str, new: Sequence[NewItem]) -> None:
 
 
 _INSERT = insert(items)
+
+ROW_BYTES = 128
+"""What an item takes beside its body where a conversation lists it."""
+
+
+def num_bytes(conn: Connection, owner: str, ids: Sequence[str]) -> int:
+    """What these items take in a conversation."""
+    total = 0
+    for part in parts(ids):
+        size = select(func.coalesce(func.sum(func.length(items.c.body) + ROW_BYTES), 0))
+        total += int(conn.execute(size.where(items.c.owner == owner, items.c.id.in_(part))).scalar_one())
+    return total
+
+
+def num_bytes_of(conn: Connection, response_ids: Sequence[str]) -> dict[str, int]:
+    """The bytes of the items of responses that no conversation lists; responses without any are not named."""
+    elsewhere = exists().where(
+        conversation_items.c.owner == response_items.c.owner,
+        conversation_items.c.item_id == response_items.c.item_id,
+    )
+    size = func.sum(func.length(items.c.body))
+    query = (
+        select(response_items.c.response_id, size)
+        .join_from(response_items, items, joined(response_items))
+        .where(response_items.c.response_id.in_(response_ids), ~elsewhere)
+        .group_by(response_items.c.response_id)
+    )
+    return {id: int(size) for id, size in conn.execute(query).all()}
 
 
 def parts(values: Sequence[T]) -> Iterator[list[T]]:

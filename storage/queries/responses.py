@@ -166,6 +166,10 @@ def erase(conn: Connection, ids: Sequence[str], now: int) -> list[str]:
     ran = hide(conn, ids, now)
     events.erase(conn, ids)
     garbage.collect_responses(conn, ids)
+    # What is left of them is what later responses need.
+    left = select(responses.c.id).where(responses.c.id.in_(ids))
+    for id, num_bytes in items.num_bytes_of(conn, conn.execute(left).scalars().all()).items():
+        conn.execute(update(responses).where(responses.c.id == id).values(num_bytes=num_bytes))
     return ran
 
 
@@ -178,7 +182,7 @@ def hide(conn: Connection, ids: Sequence[str], now: int) -> list[str]:
     webhooks.forget(conn, ids)
     conn.execute(delete(run_inputs).where(run_inputs.c.response_id.in_(ids)))
     conn.execute(delete(idempotency).where(idempotency.c.response_id.in_(ids)))
-    emptied = {"deleted_at": now, "head": b"", "echo": b"", "plan": b""}
+    emptied = {"deleted_at": now, "head": b"", "echo": b"", "plan": b"", "num_bytes": 0}
     conn.execute(update(responses).where(responses.c.id.in_(ids)).values(**emptied))
     if ran:
         conn.execute(update(responses).where(responses.c.id.in_(ran)).values(status="cancelled"))

@@ -5,8 +5,9 @@ the readers, and goes in transactions of a few milliseconds each. Refuses to kno
 what a limit should be.
 
 Ended responses go oldest first, by their age, and by their number and size in bytes for each owner; one that
-went is as if its owner had deleted it, so what a later response or a conversation needs of it stays, and is
-not counted. Runs in flight are never touched. Logs go by the age of their end.
+went is as if its owner had deleted it, so what a later response or a conversation needs of it stays. That,
+and conversations, count among an owner's bytes, and leave so much less for responses. Runs in flight are
+never touched. Logs go by the age of their end, idle conversations by their last use.
 
 A sweep may be cut anywhere, and two may run at once: each step does nothing to what is gone already.
 """
@@ -14,6 +15,7 @@ A sweep may be cut anywhere, and two may run at once: each step does nothing to 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -26,15 +28,17 @@ from sqlalchemy import (
     delete,
     false,
     func,
+    literal,
     or_,
     select,
     update,
 )
 
-from storage.queries import events, idempotency
+from storage.queries import conversations as talk
+from storage.queries import events, idempotency, items
 from storage.queries import responses as stored
-from storage.records import TERMINAL_STATUSES, Limits, Swept
-from storage.tables import items, records, response_items, responses, run_inputs, segments
+from storage.records import TERMINAL_STATUSES, Limits, Swept, Usage
+from storage.tables import conversations, records, responses, run_inputs, segments
 
 T = TypeVar("T")
 
@@ -50,10 +54,23 @@ class Run(Protocol):
     def __call__(self, job: Callable[[Connection], T], /) -> Awaitable[T]: ...
 
 
-async def sweep(read: Run, write: Run, limits: Limits, now: int) -> AsyncGenerator[Swept]:
-    """Lets go of what `limits` no longer cover at `now`; yields what went after each short transaction."""
-    async for swept in _sweep_responses(read, write, limits, now):
+async def sweep(
+    read: Run, write: Run, limits: Limits, now: int, owner: str | None = None
+) -> AsyncGenerator[Swept]:
+    """Lets go of what `limits` no longer cover at `now`; yields what went after each short transaction.
+
+    owner: only this one's responses are looked at, by what limits them.
+    """
+    async for swept in _sweep_responses(read, write, limits, now, owner):
         yield swept
+    if owner is not None:
+        return
+    if limits.conversation_age is not None:
+        before = now - limits.conversation_age
+        while ids := await read(partial(_idle_conversations, before=before)):
+            for id in ids:
+                gone = await write(partial(_delete_conversation, id=id, before=before, now=now))
+                yield Swept(conversations=gone)
     if limits.log_age is not None:
         async for swept in _sweep_logs(read, write, now - limits.log_age, now):
             yield swept
@@ -71,26 +88,55 @@ def _kept() -> tuple[ColumnElement[bool], ...]:
     return responses.c.completed_at.is_not(None), responses.c.deleted_at.is_(None), ~responses.c.hidden
 
 
-async def _sweep_responses(read: Run, write: Run, limits: Limits, now: int) -> AsyncGenerator[Swept]:
+async def _sweep_responses(
+    read: Run, write: Run, limits: Limits, now: int, only: str | None
+) -> AsyncGenerator[Swept]:
     if limits.max_bytes is not None:
-        for owner in await read(_unmeasured_owners):
+        for owner in await read(partial(_unmeasured_owners, only=only)):
             while sizes := await read(partial(_measure, owner=owner)):
                 await write(partial(_note_sizes, sizes=sizes))
                 yield Swept()
     oldest = None if limits.age is None else now - limits.age
-    for owner in await read(partial(_owners_beyond, limits=limits, oldest=oldest)):
-        last = await read(partial(_last_to_go, owner=owner, limits=limits, oldest=oldest))
+    for owner in await read(partial(_owners_beyond, limits=limits, oldest=oldest, only=only)):
+        own = await read(partial(_left_of, owner=owner, limits=limits))
+        last = await read(partial(_last_to_go, owner=owner, limits=own, oldest=oldest))
         while last is not None and (ids := await read(partial(_up_to, owner=owner, last=last))):
             async for swept in _let_go(read, write, ids, now):
                 yield swept
 
 
-def _owners_beyond(conn: Connection, limits: Limits, oldest: int | None) -> Sequence[str]:
-    """The owners of whom something has to go."""
-    beyond = _beyond(
-        limits, oldest, func.count(), func.sum(responses.c.num_bytes), func.min(responses.c.completed_at)
+def usage(conn: Connection, owner: str) -> Usage:
+    """What an owner stores; a response that no sweep has measured yet counts nothing."""
+    held = conn.execute(select(_held(literal(owner)))).scalar_one()
+    ended = select(func.coalesce(func.sum(responses.c.num_bytes), 0))
+    total = conn.execute(ended.where(responses.c.owner == owner, *_kept())).scalar_one()
+    return Usage(int(held + total), int(held))
+
+
+def _held(owner: ColumnElement[str]) -> ColumnElement[int]:
+    """Bytes of an owner that no sweep lets go of."""
+    deleted = responses.alias("deleted")
+    needed = select(func.coalesce(func.sum(deleted.c.num_bytes), 0)).where(
+        deleted.c.owner == owner, deleted.c.deleted_at.is_not(None)
     )
+    said = select(func.coalesce(func.sum(conversations.c.num_bytes), 0)).where(conversations.c.owner == owner)
+    return needed.scalar_subquery() + said.scalar_subquery()
+
+
+def _left_of(conn: Connection, owner: str, limits: Limits) -> Limits:
+    """The limits of an owner's responses: their bytes are what is left beside what is held."""
+    if limits.max_bytes is None:
+        return limits
+    return replace(limits, max_bytes=max(0, limits.max_bytes - usage(conn, owner).held))
+
+
+def _owners_beyond(conn: Connection, limits: Limits, oldest: int | None, only: str | None) -> Sequence[str]:
+    """The owners of whom something has to go."""
+    size = func.sum(responses.c.num_bytes) + _held(responses.c.owner)
+    beyond = _beyond(limits, oldest, func.count(), size, func.min(responses.c.completed_at))
     query = select(responses.c.owner).where(*_kept()).group_by(responses.c.owner).having(beyond)
+    if only is not None:
+        query = query.where(responses.c.owner == only)
     return conn.execute(query).scalars().all()
 
 
@@ -161,8 +207,10 @@ def _hold(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
 # Sizes
 
 
-def _unmeasured_owners(conn: Connection) -> Sequence[str]:
+def _unmeasured_owners(conn: Connection, only: str | None) -> Sequence[str]:
     query = select(responses.c.owner).where(responses.c.num_bytes == 0, *_kept()).distinct()
+    if only is not None:
+        query = query.where(responses.c.owner == only)
     return conn.execute(query).scalars().all()
 
 
@@ -174,16 +222,6 @@ def _measure(conn: Connection, owner: str) -> dict[str, int]:
     # The latest ones are those that no earlier sweep has seen.
     query = query.order_by(responses.c.completed_at.desc(), responses.c.id).limit(RESPONSES)
     sizes = {id: int(size) for id, size in conn.execute(query).all()}
-    own_items = (
-        select(response_items.c.response_id, func.sum(func.length(items.c.body)))
-        .join_from(
-            response_items,
-            items,
-            (items.c.owner == response_items.c.owner) & (items.c.id == response_items.c.item_id),
-        )
-        .where(response_items.c.response_id.in_(list(sizes)))
-        .group_by(response_items.c.response_id)
-    )
     log = (
         select(
             segments.c.response_id, func.sum(func.length(records.c.events) + func.length(records.c.token_ids))
@@ -192,9 +230,10 @@ def _measure(conn: Connection, owner: str) -> dict[str, int]:
         .where(segments.c.response_id.in_(list(sizes)))
         .group_by(segments.c.response_id)
     )
-    for part in (own_items, log):
-        for id, size in conn.execute(part).all():
-            sizes[id] += int(size)
+    logs = {id: int(size) for id, size in conn.execute(log).all()}
+    for part in (items.num_bytes_of(conn, list(sizes)), logs):
+        for id, size in part.items():
+            sizes[id] += size
     return {id: max(1, size) for id, size in sizes.items()}  # 0 would say that it is unknown
 
 
@@ -202,6 +241,31 @@ def _note_sizes(conn: Connection, sizes: dict[str, int]) -> None:
     value = case(sizes, value=responses.c.id)
     left = _hold(conn, list(sizes))
     conn.execute(update(responses).where(responses.c.id.in_(left)).values(num_bytes=value))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Conversations
+
+
+def _idle_conversations(conn: Connection, before: int) -> Sequence[str]:
+    table = conversations
+    idle = (table.c.used_at <= before, table.c.deleted_at.is_(None), table.c.active_response_id.is_(None))
+    return (
+        conn.execute(select(table.c.id).where(*idle).order_by(table.c.used_at).limit(RESPONSES))
+        .scalars()
+        .all()
+    )
+
+
+def _delete_conversation(conn: Connection, id: str, before: int, now: int) -> int:
+    """Deletes a conversation, unless it has been used meanwhile; returns how many that were."""
+    table = conversations
+    idle = (table.c.used_at <= before, table.c.deleted_at.is_(None), table.c.active_response_id.is_(None))
+    row = conn.execute(select(table.c.owner).where(table.c.id == id, *idle).with_for_update()).first()
+    if row is None:
+        return 0
+    talk.delete(conn, row.owner, id, now)
+    return 1
 
 
 # ------------------------------------------------------------------------------------------------------------

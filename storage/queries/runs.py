@@ -54,13 +54,20 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
     """Stores a response, its input, its run, its first record, and takes its conversation's lock.
 
     runner: who owns it from now on; None leaves it queued. NotFound("conversation" | "response"),
-    ConversationLocked, ConversationMoved, ItemConflict, TooManyQueued.
+    ConversationFull, ConversationLocked, ConversationMoved, ItemConflict, TooManyQueued.
     """
     head = None
     if runner is None and new.queue_limit is not None:
         queue.require_room(conn, new.owner, new.queue_limit)
     if new.conversation_id is not None:
-        head = conversations.lock(conn, new.owner, new.conversation_id, new.id)
+        head = conversations.lock(
+            conn,
+            new.owner,
+            new.conversation_id,
+            new.id,
+            new.created_at,
+            limit=new.conversation_limit,
+        )
         if new.conversation_head not in (None, head):
             raise ConversationMoved(new.conversation_id, head)
     if new.previous_response_id is not None:
@@ -286,7 +293,13 @@ def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapp
             turn = [(item.id, "in") for item in finish.inputs]
             turn += [(item.id, "out") for item in finish.outputs]
         conversations.unlock(
-            conn, conversation_id, response_id, turn, kept=bool(readable), status=finish.status
+            conn,
+            conversation_id,
+            response_id,
+            turn,
+            kept=bool(readable),
+            status=finish.status,
+            now=finish.completed_at,
         )
     webhooks.announce(
         conn,

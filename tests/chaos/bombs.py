@@ -25,10 +25,16 @@ from tests.chaos.history import Json
 from tests.chaos.pace import measured
 from tests.chaos.report import Form, Report, percentile, row
 from tests.chaos.scene import KEYS, MINE, THEIRS
+from tests.engine.structured.isolation.test_constraints import ENDLESS, KILLERS
 from tests.engine.structured.test_shapes import BOMBS, LOOKING
 
 STREAMS, PAUSE_S = 8, 0.1
 _FIELDS = {"json": "guided_json", "regex": "guided_regex", "lark": "guided_grammar"}
+_DEADLY = [
+    *((name, killer.answer) for name, killer in KILLERS.items() if killer.answer is not None),
+    ("an endless text, late", Shape("lark", ENDLESS % 20)),
+]
+"""What would end or hang the process that compiles or steps it."""
 
 
 @dataclass(slots=True)
@@ -42,14 +48,15 @@ class Thrown:
 
 @row(
     "12",
-    "grammar bombs: nested quantifiers, 10,000 `anyOf`, recursive or remote `$ref`, schema flood",
+    "grammar bombs: nested quantifiers, 10,000 `anyOf`, recursive or remote `$ref`, schema flood; "
+    "grammars that kill or hang whatever compiles or steps them",
     "400 within 250 ms; neighbours' ITL p99 +<= 10 %; cache bounded",
     short=False,
 )
 async def bombs(form: Form, report: Report) -> None:
-    """Streams beside another tenant's requests, one every 100 ms: each third a bomb, each third with a schema
-    that nobody sent before, each third with one that runs for as long as it may. Then beside the same without
-    bombs and schemas: what those cost is the difference."""
+    """Streams beside another tenant's requests, one every 100 ms: each fourth a bomb, each fourth a killer
+    (some of which nobody sent before), each fourth with a new schema, each fourth with one that runs for as
+    long as it may. Then beside the same without bombs and schemas: what those cost is the difference."""
     pairs, count = form.of(1, 15), form.of(150, 1000)
     draw = form.draw("bombs")
     server = Server(form.folder / "data", "--log-level", "error", *KEYS, port=free_port(draw))
@@ -102,6 +109,10 @@ def _throws(draw: random.Random) -> Iterator[tuple[str, Shape]]:
     """Names of bombs ("" for what may run) and their shapes, without end."""
     while True:
         yield draw.choice([(name, _shape(bomb)) for name, bomb in BOMBS.items()])
+        name, killer = draw.choice(_DEADLY)
+        if killer.kind == "lark" and "::=" not in killer.source and not draw.randrange(4):
+            killer = Shape("lark", f"{killer.source}\n// {draw.randrange(10**9)}")
+        yield name, killer
         names = [f"p{draw.randrange(10**9)}" for _ in range(20)]
         schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
         yield "", Shape("json", json.dumps(schema))
@@ -117,7 +128,9 @@ def _request(shape: Shape, *, shaped: bool) -> bytes:
     """The body. Not shaped: as long a prompt, since the model's template shows a schema."""
     content = "Go." if shaped or shape.kind != "json" else f"Go. {shape.source}"
     body: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "max_tokens": 24}
-    if shaped:
+    if shaped and shape.kind == "tags":
+        body["structured_outputs"] = {"structural_tag": shape.source}
+    elif shaped:
         body[_FIELDS[shape.kind]] = json.loads(shape.source) if shape.kind == "json" else shape.source
     return json.dumps({**body, "temperature": 1.5}).encode()
 

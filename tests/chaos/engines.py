@@ -6,28 +6,17 @@ Owns these faults at the engine's door, on the shipped model. Refuses to know: s
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from engine import (
-    Constraint,
-    GenerateRequest,
-    LocalEngine,
-    ReaderParams,
-    RequestFailed,
-    SamplingParams,
-    Text,
-    ToolShape,
-)
-from engine.backends.generation import Generation
-from engine.core.batch_state import noise_key
+from engine import GenerateRequest, LocalEngine, ReaderParams, RequestFailed, SamplingParams, Text
 from tests.chaos.clients import CHECKPOINT
 from tests.chaos.report import Form, Report, row
 from tests.chaos.work import PROMPTS
+from tests.support.injections import INJECTIONS, VICTIM
 
 Told = tuple[tuple[int, ...], str] | str  # tokens and text, or how it failed
 
@@ -70,7 +59,7 @@ async def told(engine: LocalEngine, request: GenerateRequest) -> Told:
             async for chunk in chunks:
                 tokens += chunk.token_ids
                 text += "".join(delta.text for delta in chunk.deltas if isinstance(delta, Text))
-    except (RequestFailed, UnicodeError) as failure:
+    except (RequestFailed, ValueError) as failure:
         return f"failed: {failure}"
     return tuple(tokens), text
 
@@ -119,88 +108,35 @@ async def exhausted(form: Form, report: Report) -> None:
 
 @row(
     "19",
-    "an exception for one row: sampler (NaN logits), grammar, detokenizer",
-    "only that request fails",
+    "an exception for one row, at every stage from its admission to its reader",
+    "only that request fails, or goes on without the stage",
     short=False,
 )
 async def one_row(form: Form, report: Report) -> None:
-    """One of several requests is hit at a random token; the others say what they say without it."""
+    """One of several requests is hit at a random call; the others say what they say without it."""
     draw, rounds = form.draw("rows"), form.of(1, 12)
-    num_failed = 0
+    num_hit = num_failed = 0
     async with engine_with() as engine:
         for _ in range(rounds):
             requests = await asked(engine, draw, 12)
             want = await all_told(engine, requests)
-            for fault in (_not_finite, _bad_grammar, _bad_text):
-                victim, step = draw.randrange(len(requests)), draw.randrange(1, 6)
+            for name, fault in INJECTIONS.items():
+                victim, call = draw.randrange(len(requests)), draw.randrange(1, 6)
                 hit = list(requests)
-                undo = fault(engine, hit, victim, step)
+                hit[victim] = fault.change(replace(requests[victim], id=VICTIM))
+                undo = fault.put(engine, hit[victim], call)
                 got = await all_told(engine, hit)
                 undo()
                 await engine.settled()
                 failed = [n for n, each in enumerate(got) if isinstance(each, str)]
-                report.holds(failed == [victim], f"{fault.__name__}: {failed} failed instead of {victim}")
-                same = [n for n in range(len(requests)) if n != victim and got[n] != want[n]]
-                report.holds(not same, f"{fault.__name__}: {same} said something else")
-                num_failed += 1
+                expected = [victim] if fault.fails else []
+                report.holds(failed == expected, f"{name}: {failed} failed instead of {expected}")
+                same = [n for n in range(len(requests)) if n not in failed and got[n] != want[n]]
+                report.holds(not same, f"{name}: {same} said something else")
+                num_hit += 1
+                num_failed += len(failed)
             report.holds(await all_told(engine, requests) == want, "a fault left something behind")
     report.figure(
-        f"{num_failed} failures in a batch of 12; each failed alone, its neighbours' texts were as ever"
+        f"{num_hit} exceptions at {len(INJECTIONS)} stages, in batches of 12: {num_failed} requests failed, "
+        "each alone; their neighbours' texts were as ever, no block leaked"
     )
-
-
-def _not_finite(engine: LocalEngine, requests: list[GenerateRequest], victim: int, step: int) -> Any:
-    """The logits of one row, known by the key of its noise, are NaN at one step."""
-    runner: Any = engine._loop.runner
-    draw, left = runner.draw, step
-    key = noise_key(requests[victim].sampling.seed, requests[victim].choice, requests[victim].generation)
-
-    def drawing(forwarded: Any, plan: Any, *rest: Any) -> Any:
-        nonlocal left
-        for drawn in (plan.draw.noise == key).nonzero()[0]:
-            left -= 1
-            if left == 0:
-                forwarded.logits[drawn] = math.nan
-        return draw(forwarded, plan, *rest)
-
-    runner.draw = drawing
-    return lambda: setattr(runner, "draw", draw)
-
-
-class _Broken:
-    """A grammar that cannot say what may follow."""
-
-    stopped = False
-
-    def fill(self, mask: Any) -> None:
-        raise ValueError("out of fuel")
-
-
-def _bad_grammar(engine: LocalEngine, requests: list[GenerateRequest], victim: int, step: int) -> Any:
-    """The grammar of one row raises at its first token."""
-    matcher = engine._matcher
-
-    async def broken(*_: object) -> Any:
-        return _Broken(), False
-
-    engine._matcher = broken  # type: ignore[method-assign]
-    requests[victim] = replace(requests[victim], constraint=Constraint("calls", (ToolShape("f", "{}"),)))
-    return lambda: setattr(engine, "_matcher", matcher)
-
-
-def _bad_text(engine: LocalEngine, requests: list[GenerateRequest], victim: int, step: int) -> Any:
-    """The detokenizer of one row raises at one chunk."""
-    read = Generation.read
-    left = step
-    requests[victim] = replace(requests[victim], id="victim")
-
-    def reading(self: Generation, outputs: Any) -> Any:
-        nonlocal left
-        if self._request.id == "victim":
-            left -= 1
-            if left == 0:
-                raise UnicodeError("no such text")
-        return read(self, outputs)
-
-    Generation.read = reading  # type: ignore[method-assign]
-    return lambda: setattr(Generation, "read", read)

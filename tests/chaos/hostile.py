@@ -76,7 +76,7 @@ async def framing(form: Form, report: Report) -> None:
             numbered = await api.replay(begun["id"], accept="text/event-stream")
             wire.check_stream(wire.events(numbered, ids=True))
             tool = await api.stream(
-                f"call record_note {json.dumps({'note': evil(draw).replace('<|im_end|>', '') + 'x'})}",
+                f"call save_note {json.dumps({'note': evil(draw).replace('<|im_end|>', '') + 'x'})}",
                 tools=[BUILTIN],
             )
             assert await api.replay(tool.response["id"]) == tool.raw

@@ -99,7 +99,7 @@ def sabotaged(config):
             if done == step and not mark.exists():
                 mark.touch()
                 if how == "raise":
-                    raise RuntimeError("the device is on fire")
+                    raise RuntimeError("CUDA error: the device is on fire")
                 threading.Event().wait()
             return forward(*args, **kwargs)
 

@@ -220,7 +220,7 @@ def scripted(draw: random.Random) -> list[Work]:
 
     logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     sums = 'call calculator {"expression": "6*7"}'
-    note = 'call record_note {"note": "milk"}'
+    note = 'call save_note {"note": "milk"}'
     kinds: list[tuple[str, Callable[[], Callable[[Client, str], Awaitable[Outcome]]]]] = [
         ("stream", lambda: streamed(words())),
         ("stream", lambda: streamed(count())),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import engine
-from engine import types
+from engine import interface, types
 
 HEAVY = ("torch", "numpy", "tokenizers", "llguidance", "transformers", "jinja2", "llguidance.torch")
 
@@ -96,6 +96,6 @@ def test_errors_survive_pickling() -> None:
 
 
 def test_scripted_engine_is_an_engine() -> None:
-    methods = {name for name in vars(types.Engine) if not name.startswith("_")}
+    methods = {name for name in vars(interface.Engine) if not name.startswith("_")}
     assert methods <= set(dir(engine.ScriptedEngine))
     assert typing.get_args(types.Delta)[-1] is types.Done

@@ -49,6 +49,26 @@ def test_secrets_are_never_shown(env: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+asyncpg://ann:hush@db/x",
+        "postgresql+asyncpg://ann:a hush/with:@odd@db/x",
+        "postgresql+asyncpg://db/x?user=ann&password=hush&ssl=require",
+        "http://hush@gpu:8000/v1",
+        "http://:hush@gpu:8000",
+        "https://gpu/v1?api_key=hush",
+    ],
+)
+def test_a_password_in_a_url_is_never_shown(env: dict[str, str], url: str) -> None:
+    assert "hush" not in shown(url) and shown(url).startswith(url[: url.index("//") + 2])
+    for flags in ({"db": url}, {"upstream": ["http://plain:1", url]}):
+        loaded = load(flags, env)
+        assert "hush" not in repr(loaded.config) and "hush" not in str(loaded)
+    for plain in ("postgresql+asyncpg://ann@db/x?ssl=require", "http://gpu:8000/v1", "owner@example.org"):
+        assert shown(plain) == plain
+
+
+@pytest.mark.parametrize(
     ("flags", "extra", "message"),
     [
         ({"port": "70000"}, {}, "port (flag --port)"),

@@ -11,9 +11,18 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from storage import FolderHeld, NotFound, SchemaTooNew, Storage, StorageUnavailable, metadata, open_storage
+from storage import (
+    FolderHeld,
+    Limits,
+    NotFound,
+    SchemaTooNew,
+    Storage,
+    StorageUnavailable,
+    metadata,
+    open_storage,
+)
 from storage.migrate import HEAD, script_location
-from tests.support.making import OWNER, RUNNER, is_sqlite, message, query, tables, turn, url
+from tests.support.making import OWNER, RUNNER, is_sqlite, message, now, query, tables, turn, url
 
 
 def python(script: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -90,11 +99,35 @@ async def test_a_migrated_database_has_the_tables_of_the_code(storage: Storage) 
 @pytest.mark.parametrize("there", [False, True])
 async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there: bool) -> None:
     await (await open_storage(blank_url, runner=RUNNER)).close()
+    back_to_0003(blank_url)
     if not there:
         query(blank_url, "DROP TABLE sealing_keys")
     query(blank_url, "UPDATE alembic_version SET version_num = '0002'")
     storage = await open_storage(blank_url, runner=RUNNER)
     assert await storage.sealing_keys() == ()
+    await storage.close()
+
+
+def back_to_0003(database_url: str) -> None:
+    """Take away what revision 0004 added."""
+    for index in ("conversations_by_use", "responses_deleted"):
+        query(database_url, f"DROP INDEX {index}")
+    for column in ("num_bytes", "used_at"):
+        query(database_url, f"ALTER TABLE conversations DROP COLUMN {column}")
+    query(database_url, "UPDATE alembic_version SET version_num = '0003'")
+
+
+async def test_a_database_of_0003_knows_what_its_conversations_take(blank_url: str) -> None:
+    storage = await open_storage(blank_url, runner=RUNNER)
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("m1"), message("m2")])
+    await turn(storage, "r1", message("m3"), conversation="c1")
+    await storage.create_conversation(OWNER, "c2", now(), b'{"a":"b"}', [])
+    before = await storage.usage(OWNER)
+    await storage.close()
+    back_to_0003(blank_url)
+    storage = await open_storage(blank_url, runner=RUNNER)
+    assert await storage.usage(OWNER) == before and before.held > 0
+    assert [step async for step in storage.sweep(Limits(conversation_age=3600_000_000), now())] == []
     await storage.close()
 
 
@@ -193,3 +226,38 @@ async def test_readers_cannot_write(storage: Storage) -> None:
         assert await storage._read(lambda conn: conn.execute(text("PRAGMA wal_autocheckpoint")).scalar()) == 0
     with pytest.raises(NotFound):
         await storage.get_response(OWNER, "r1")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+async def test_no_other_user_can_open_what_is_kept(
+    tmp_path: Path, umask: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    made = tmp_path / "made" / "data"
+    before = os.umask(umask)
+    try:
+        for folder in (shared, made):
+            storage = await open_storage(f"sqlite+aiosqlite:///{folder}/x.db", runner="r")
+            await storage.create_conversation("o", "conv_1", 1, b"{}")
+            names = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+            await storage.close()
+            assert names == dict.fromkeys(("x.db", "x.db-wal", "x.db-shm", "x.db.lock"), 0o600)
+    finally:
+        os.umask(before)
+    assert made.stat().st_mode & 0o777 == made.parent.stat().st_mode & 0o777 == 0o700
+    assert not caplog.records
+
+
+async def test_files_that_others_could_open_are_taken_from_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/x.db"
+    await (await open_storage(url, runner="r")).close()
+    (tmp_path / "x.db").chmod(0o644)
+    (tmp_path / "x.db.lock").chmod(0o664)
+    storage = await open_storage(url, runner="r")
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    await storage.close()
+    (told,) = caplog.messages
+    assert "x.db (0644)" in told and "x.db.lock (0664)" in told

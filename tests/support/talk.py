@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -34,6 +34,14 @@ WEATHER: Json = {
 }
 TIME: Json = {**WEATHER, "name": "get_time", "description": "Time in a city"}
 BUILTIN: Json = {"type": "mcp", "server_label": "antiphon", "server_url": "builtin:"}
+
+
+def loose(*script: Any, **settings: Any) -> ScriptedEngine:
+    """A scripted engine that holds no call to a grammar, as an upstream may: strict tools can be called
+    wrongly."""
+    engine = ScriptedEngine(*script, **settings)
+    engine._info = replace(engine._info, capabilities=engine._info.capabilities - {"grammar"})
+    return engine
 
 
 def call(name: str = "get_weather", city: str = "Paris") -> str:

@@ -43,6 +43,8 @@ async def compute(expression: str) -> str:
         ("  12345678901234567890 * 10 ", "123456789012345678900"),
         ("2 ^ 0.5", "1.41421356237"),
         ("2 ^ -1", "0.5"),
+        ("65 times 62 minus 30", "4000"),
+        ("7 Divided  by 2 \u00d7 4 \u2212 1 plus 1", "14"),
     ],
 )
 async def test_calculator(expression: str, value: str) -> None:
@@ -115,10 +117,10 @@ async def test_arguments_that_do_not_fit(arguments: str, words: str) -> None:
     assert result.output is None and result.error is not None and words in result.error
 
 
-async def test_record_note() -> None:
-    assert (await execute(BUILTIN["record_note"], '{"note": " tea \\n"}')).output == "Noted: tea"
-    assert (await execute(BUILTIN["record_note"], '{"note": " "}')).error
-    assert (await execute(BUILTIN["record_note"], json.dumps({"note": "x" * 5000}))).error
+async def test_save_note() -> None:
+    assert (await execute(BUILTIN["save_note"], '{"note": " tea \\n"}')).output == "Noted: tea"
+    assert (await execute(BUILTIN["save_note"], '{"note": " "}')).error
+    assert (await execute(BUILTIN["save_note"], json.dumps({"note": "x" * 5000}))).error
 
 
 async def test_no_exception_gets_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,7 +163,7 @@ def test_what_the_model_is_told() -> None:
     assert LABEL == "antiphon"
     assert {name: spec.idempotent for name, spec in BUILTIN.items()} == {
         "calculator": True,
-        "record_note": False,
+        "save_note": False,
     }
     for name, spec in BUILTIN.items():
         assert (spec.name, spec.kind) == (name, "server")

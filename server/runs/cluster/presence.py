@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from storage import make_private_folder
+
 log = logging.getLogger("antiphon.fleet")
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -37,7 +39,7 @@ class Presence:
             return
         draft = self._folder / f".{self._name}"
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self._folder)
             self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._fd, self._boot)

@@ -12,7 +12,6 @@ from server.runs.events.assembler import (
     item_logprob,
     pending_server_call,
 )
-from server.runs.events.channel import Frames
 from server.runs.events.feed import Feed, Reader, ReaderLagged
 from server.runs.events.journal import RETRY_S, Journal, RunLog, Tokens, stamped
 from server.runs.events.snapshot import (
@@ -30,7 +29,6 @@ __all__ = [
     "Assembler",
     "Draft",
     "Feed",
-    "Frames",
     "Item",
     "Journal",
     "Reader",

@@ -84,9 +84,10 @@ class Assembler:
     """Builds one response's output.
 
     secret: the run's, for ids. servers: function name -> server label, for calls that the server runs itself
-    (`mcp_call` items). custom_tool_names: names of tools that take a text (`custom_tool_call` items).
-    logprobs: whether text carries them. seal: seals the content of reasoning, which is pure as well. output,
-    unfinished: what `fold` made of its events, when a run goes on.
+    (`mcp_call` items). custom_tool_names: names of tools that take a text (`custom_tool_call` items). names:
+    of all tools, None where any may be called; nobody can answer a call of another one, so it ends as
+    incomplete. logprobs: whether text carries them. seal: seals the content of reasoning, which is pure as
+    well. output, unfinished: what `fold` made of its events, when a run goes on.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Assembler:
         *,
         servers: Mapping[str, str] | None = None,
         custom_tool_names: Collection[str] = (),
+        names: Collection[str] | None = None,
         logprobs: bool = False,
         seal: Seal | None = None,
         output: Iterable[Item] = (),
@@ -103,6 +105,7 @@ class Assembler:
         self._secret = secret
         self._servers = servers or {}
         self._customs = custom_tool_names
+        self._names = names
         self._logprobs = logprobs
         self._seal = seal
         self.output: list[Item] = list(output)
@@ -156,9 +159,12 @@ class Assembler:
     def _call(self, name: str, drafts: list[Draft]) -> None:
         self._close(drafts, "completed")
         index = len(self.output)
-        if name in self._servers:
+        label = self._servers.get(name)
+        if label is None and not self._is_offered(name):  # where a server has tools, it tells the model so
+            label = next(iter(self._servers.values()), None)
+        if label is not None:
             item: Item = {"id": self._id("mcp_call"), "type": "mcp_call", "status": "in_progress"}
-            item |= {"server_label": self._servers[name], "name": name, "arguments": "", "output": None}
+            item |= {"server_label": label, "name": name, "arguments": "", "output": None}
             item |= {"error": None, "approval_request_id": None}
             opened = self._open_item(item, drafts)
             drafts.append(opened.at("response.mcp_call.in_progress"))
@@ -174,6 +180,9 @@ class Assembler:
         if kind == "custom_tool_call":
             opened.reader = InputReader()
 
+    def _is_offered(self, name: str) -> bool:
+        return self._names is None or name in self._names
+
     def _arguments(self, text: str, drafts: list[Draft]) -> None:
         call = self._open
         if call is not None and call.reader is not None:
@@ -182,6 +191,14 @@ class Assembler:
             return
         call.pieces.append(text)
         drafts.append(call.at(_CALLS[call.item["type"]].event + ".delta", delta=text))
+
+    def _fault(self, call: Item, count: int) -> str:
+        """What the model is told of a server-run call that cannot be made, the `count`-th in a row."""
+        again = f" It is number {count} of such calls in a row." if count > 1 else ""
+        if not self._is_offered(call["name"]):
+            known = ", ".join(sorted(self._names or ()))
+            return f"There is no tool named {call['name']!r}. The tools are: {known}.{again}"
+        return f"The call is not whole: its arguments are cut short, or no JSON.{again}"
 
     # -- what the server does itself -------------------------------------------------------------------------
 
@@ -299,12 +316,16 @@ class Assembler:
             item[call.field] = text
             named = {"name": item["name"]} if kind == "function_call" else {}
             drafts.append(opened.at(call.event + ".done", **named, **{call.field: text}))
+            if not self._is_offered(item["name"]):
+                status = "incomplete"
             if kind == "mcp_call" and status == "completed":
                 item["status"] = "calling"
                 self._calling[item["id"]] = opened.index  # its outcome closes it
                 return
             if kind == "mcp_call":
-                item["error"] = _tool_error(_broken(broken_in_a_row(self.output[: opened.index]) + 1))
+                item["error"] = _tool_error(
+                    self._fault(item, broken_in_a_row(self.output[: opened.index]) + 1)
+                )
                 drafts.append(opened.at("response.mcp_call.failed"))
         item["status"] = status
         self._item_done(opened, drafts)
@@ -340,11 +361,6 @@ def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _broken(count: int) -> str:
-    again = f" It is number {count} of such calls in a row." if count > 1 else ""
-    return f"The call is not whole: its arguments are cut short, or no JSON.{again}"
-
-
 def _tool_error(text: str) -> dict[str, Any]:
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
 
@@ -358,7 +374,7 @@ def _copy(item: Item) -> Item:
 
 
 def broken_in_a_row(output: Sequence[Item]) -> int:
-    """How many of the latest server-run calls were not whole, since the last that was."""
+    """How many of the latest server-run calls were not whole, or of no tool, since the last that was."""
     made = [item["status"] for item in output if item["type"] == "mcp_call"]
     return next((count for count, status in enumerate(reversed(made)) if status != "incomplete"), len(made))
 

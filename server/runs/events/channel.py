@@ -1,4 +1,4 @@
-"""The channel of a live run: the newest frames in memory, and the readers that wait for more.
+"""The channel of a live run: the newest events in memory, and the readers that wait for more.
 
 Owns the tail (bounded; what falls off is read from the log) and waking. Refuses to know who writes, what an
 event means, and how a reader sends.
@@ -10,11 +10,11 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from server.sse_frame import frame
+from server.sse_frame import event_type
 from storage import ECHO_MARK, Record, RunGlance
 
 TAIL_BYTES = 1 << 20
-"""How much a reader may lag behind the newest frame before it has to go back to the log."""
+"""How much a reader may lag behind the newest event before it has to go back to the log."""
 
 TERMINAL_EVENTS = frozenset(
     f"response.{status}".encode() for status in ("completed", "incomplete", "failed", "cancelled")
@@ -23,40 +23,38 @@ TERMINAL_EVENTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
-    """Consecutive events of one run as SSE bytes: `event: <type>`, `data: <json>`, a blank line, LF only."""
+class Events:
+    """Consecutive events of one run. Whoever sends them frames them: this is the JSON, encoded once.
+
+    bodies: one JSON object each, on one line, its `type` and `sequence_number` first.
+    """
 
     first_seq: int
-    num_events: int
-    data: bytes
+    bodies: tuple[bytes, ...]
     terminal: bool  # the last of them ends the stream
 
     @property
     def last_seq(self) -> int:
         """The sequence number of the last event."""
-        return self.first_seq + self.num_events - 1
+        return self.first_seq + len(self.bodies) - 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bodies."""
+        return sum(map(len, self.bodies))
 
     @classmethod
-    def of(cls, record: Record, echo: bytes) -> Frames:
-        """A record's events framed, with the response's echo in its place."""
-        out = bytearray()
-        name = b""
-        for event in record.events.split(b"\n"):
-            # Every stored event begins with {"type":"..." (see journal.stamp), so its name needs no parsing.
-            name = event[9 : event.index(b'"', 9)]
-            out += frame(name.decode(), event.replace(ECHO_MARK, echo) if ECHO_MARK in event else event)
-        return cls(record.first_seq, record.num_events, bytes(out), name in TERMINAL_EVENTS)
+    def of(cls, record: Record, echo: bytes) -> Events:
+        """A record's events, with the response's echo in its place."""
+        bodies = record.events.split(b"\n")
+        if ECHO_MARK in record.events:
+            bodies = [body.replace(ECHO_MARK, echo) for body in bodies]
+        return cls(record.first_seq, tuple(bodies), event_type(bodies[-1]) in TERMINAL_EVENTS)
 
-    def after(self, seq: int) -> Frames:
+    def after(self, seq: int) -> Events:
         """Only the events with a sequence number above `seq`."""
         skip = seq + 1 - self.first_seq
-        if skip <= 0:
-            return self
-        return Frames(seq + 1, self.num_events - skip, b"".join(self.split()[skip:]), self.terminal)
-
-    def split(self) -> list[bytes]:
-        """One SSE frame per event; JSON holds no raw line feed, so a blank line only ever ends a frame."""
-        return [part + b"\n\n" for part in self.data.split(b"\n\n")[:-1]]
+        return self if skip <= 0 else Events(seq + 1, self.bodies[skip:], self.terminal)
 
 
 class Channel:
@@ -76,10 +74,10 @@ class Channel:
         self.glance: RunGlance | None = None
         self.over = False
         self.num_rests = 0
-        self.last: Frames | None = None
+        self.last: Events | None = None
         self.cut = False  # the streams stop without a terminal event; their readers may come back
         self.readers: set[asyncio.Event] = set()
-        self._tail: deque[Frames] = deque()
+        self._tail: deque[Events] = deque()
         self._tail_bytes = 0
 
     @property
@@ -89,12 +87,12 @@ class Channel:
 
     def publish(self, record: Record) -> None:
         """Show a record that is durable (or that never will be, with store=false)."""
-        self.last = frames = Frames.of(record, self.echo)
-        self.next_seq = frames.last_seq + 1
-        self._tail.append(frames)
-        self._tail_bytes += len(frames.data)
+        self.last = events = Events.of(record, self.echo)
+        self.next_seq = events.last_seq + 1
+        self._tail.append(events)
+        self._tail_bytes += events.size
         while self._tail_bytes > TAIL_BYTES and len(self._tail) > 1:
-            self._tail_bytes -= len(self._tail.popleft().data)
+            self._tail_bytes -= self._tail.popleft().size
         self._wake()
 
     def rest(self) -> None:
@@ -135,15 +133,15 @@ class Channel:
             oldest = self.glance.next_seq
         return oldest is not None and after + 1 >= oldest
 
-    def read(self, after: int) -> Frames | None:
+    def read(self, after: int) -> Events | None:
         """Everything in the tail above `after`, joined; None when there is nothing."""
-        parts: list[Frames] = []
-        for frames in reversed(self._tail):  # a reader wants the newest few of many
-            if frames.last_seq <= after:
+        parts: list[Events] = []
+        for events in reversed(self._tail):  # a reader wants the newest few of many
+            if events.last_seq <= after:
                 break
-            parts.append(frames.after(after))
+            parts.append(events.after(after))
         parts.reverse()
         if len(parts) < 2:
             return parts[0] if parts else None
-        data = b"".join(part.data for part in parts)
-        return Frames(parts[0].first_seq, sum(part.num_events for part in parts), data, parts[-1].terminal)
+        bodies = tuple(body for part in parts for body in part.bodies)
+        return Events(parts[0].first_seq, bodies, parts[-1].terminal)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
-from server.runs.events.channel import Channel, Frames
+from server.runs.events.channel import Channel, Events
 
 if TYPE_CHECKING:
     from storage import Storage
@@ -121,7 +121,7 @@ class Reader:
             self._channel.readers.discard(self._changed)
             self._feed.left(self._channel)
 
-    async def frames(self, after: int = -1, *, ended: bool = False) -> AsyncGenerator[Frames]:
+    async def events(self, after: int = -1, *, ended: bool = False) -> AsyncGenerator[Events]:
         """Every event above `after`, in order, until the terminal one has come or the stream is cut.
 
         ended: the response is terminal, so the log is whole and there is nothing to wait for. Join before
@@ -138,10 +138,10 @@ class Reader:
                 if not channel.stored:
                     raise ReaderLagged(channel.response_id)
                 found = await self._logged(after)
-            for frames in found:
-                after = frames.last_seq
-                yield frames
-                if frames.terminal:
+            for events in found:
+                after = events.last_seq
+                yield events
+                if events.terminal:
                     return
             if found:
                 continue
@@ -149,11 +149,11 @@ class Reader:
                 return
             await self._changed.wait()
 
-    async def _logged(self, after: int) -> list[Frames]:
+    async def _logged(self, after: int) -> list[Events]:
         """One page of the log above `after`."""
         channel = self._channel
         records = await self._storage.records(channel.response_id, after=after)
-        return [Frames.of(record, channel.echo).after(after) for record in records]
+        return [Events.of(record, channel.echo).after(after) for record in records]
 
     @property
     def cut(self) -> bool:
@@ -168,8 +168,8 @@ class Reader:
             await self._changed.wait()
         self._rests_seen = channel.num_rests
 
-    async def finished(self) -> Frames | None:
-        """Wait for the end of a run: the frames whose last is the terminal event.
+    async def finished(self) -> Events | None:
+        """Wait for the end of a run: the events whose last is the terminal one.
 
         None when the stream was cut, or the response was deleted.
         """
@@ -181,5 +181,5 @@ class Reader:
             return channel.last if channel.ended else None
         # Another process has ended it, so only the log has its end.
         seen = channel.last.last_seq if channel.last is not None else -1
-        found = [frames async for frames in self.frames(seen, ended=True)]
+        found = [events async for events in self.events(seen, ended=True)]
         return found[-1] if found and found[-1].terminal else None

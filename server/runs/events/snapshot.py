@@ -57,7 +57,6 @@ def snapshot(stored: StoredResponse, pending: Mapping[str, str] | None = None) -
     return Snapshot(body, POLL_AFTER_MS.get(stored.status) if pending is None else POLL_WAITING_MS)
 
 
-def terminal_response(data: bytes) -> bytes:
-    """The Response object inside frames whose last event is a lifecycle event."""
-    event = data[data.rindex(b"\ndata: ", 0, len(data) - 2) + 7 : -2]
+def terminal_response(event: bytes) -> bytes:
+    """The Response object inside a lifecycle event, whose last member it is."""
     return event[event.index(b'"response":') + 11 : -1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from server.runs.execution.loop import Loop
 from server.runs.execution.probation import MAX_STRIKES, Probation
 from server.runs.execution.restore import Restorer
-from server.runs.execution.run import Run, new_item, opening, output_id
+from server.runs.execution.run import Run, new_items, opening, output_id
 from server.runs.execution.tasks import RunTasks
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Restorer",
     "Run",
     "RunTasks",
-    "new_item",
+    "new_items",
     "opening",
     "output_id",
 ]

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 import tools
-from engine import CallEnd, Chunk, Done, EngineDead, EngineError, PromptTooLong, QueueFull, RequestError
+from engine import CallEnd, Chunk, Done, EngineDead, EngineError, PromptTooLong, RequestError
 from server.clock import now_us
 from server.errors import to_api_error
 from server.metrics import Telemetry
@@ -114,7 +114,7 @@ class Loop:
         request, run.first = run.first, None
         if request is None:
             offered = run.plan.offer(run.functions, forced=generation == 0)
-            prompt = await run.served.engine.render(run.plan.render_input([*run.context, *output], offered))
+            prompt = await run.plan.rendered(run.served, [*run.context, *output], offered)
             try:
                 request = run.plan.request(
                     run.served, prompt, offered, generation=generation, max_tokens=max_tokens
@@ -132,7 +132,7 @@ class Loop:
             facts |= {"input_tokens": len(request.prompt_ids), "cached_tokens": 0}
             facts["prompt"] = fingerprint(request.prompt_ids)
             run.unlogged = Unlogged(generation, facts=facts)
-        async with aclosing(self._telemetry.timed(run.served.engine.generate(request))) as chunks:
+        async with aclosing(self._telemetry.timed(run.served.engine.generate(request, run.place))) as chunks:
             async for chunk in chunks:
                 if run.unfinished is not None and replay is not None:
                     if replay.take(chunk):  # until then an end would stand behind what the log folds to
@@ -251,6 +251,4 @@ def _closed(run: Run) -> list[ClosedItem]:
 
 def _code(failure: EngineError) -> str:
     """The official code (`ResponseErrorCode`) of an engine error."""
-    if isinstance(failure, RequestError):
-        return "invalid_prompt"
-    return "rate_limit_exceeded" if isinstance(failure, QueueFull) else "server_error"
+    return "invalid_prompt" if isinstance(failure, RequestError) else "server_error"

@@ -14,7 +14,7 @@ import orjson
 import tools
 from server.runs.events import Journal, fold, pending_server_call
 from server.runs.execution.run import Run, Unfinished, assembler_of
-from server.runs.planning import Progress, RunPlan, drop_oldest, replayable
+from server.runs.planning import Progress, RunPlan, drop_oldest, read_items, replayable
 from storage import ECHO_MARK, Record, RunClaim
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Restorer:
             owner, previous_response_id=response_id, as_of=plan.created_at, hidden=True
         )
         before = [e for e in history if not (e.response_id == response_id and e.direction == "out")]
-        context = drop_oldest(replayable(before, ()), plan.num_dropped)
+        context = drop_oldest(replayable(read_items(before), ()), plan.num_dropped)
         records = await self.records(response_id)
         output, unfinished = fold(_events(records))
         # A model that is served no more still has runs to end; whether one may go on is for its fingerprint

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engine import GenerateRequest, TokenLogprob
+from engine import GenerateRequest, Place, TokenLogprob
 from server.model_registry import ServedModel
 from server.prompting import OUTPUT_KINDS
 from server.runs.events import Assembler, Draft, Item, RunLog, Tokens, derived_id
@@ -77,6 +77,7 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     unlogged: Unlogged = field(default_factory=Unlogged)
     entry: RunLog = field(init=False)  # its place in the journal, given once it has one
+    place: Place | None = None  # in the engine's queue, from before its start until its task is over
     task: asyncio.Task[None] | None = None
     watched: int = 0  # how often others had told, when its grace ended last, that it is read there
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
@@ -137,6 +138,7 @@ def assembler_of(
         plan.id_secret,
         servers=functions.servers,
         custom_tool_names=functions.custom_tool_names,
+        names=functions.names,
         logprobs=plan.logprobs,
         seal=seal,
         output=output,
@@ -155,6 +157,11 @@ def new_item(item: Item) -> NewItem:
     """An item as storage takes it; `name` marks the calls that a client answers."""
     name = item["name"] if item["type"] in OUTPUT_KINDS.values() else None
     return NewItem(item["id"], item["type"], orjson.dumps(item), item.get("call_id"), name)
+
+
+def new_items(items: Sequence[Item]) -> tuple[NewItem, ...]:
+    """Items as storage takes them."""
+    return tuple(map(new_item, items))
 
 
 def output_id(plan: RunPlan, call_id: str) -> str:

@@ -61,7 +61,10 @@ class RunTasks:
     # -- beginning and ending --------------------------------------------------------------------------------
 
     def spawn(self, run: Run) -> None:
-        """Carry a run on, in a task of its own."""
+        """Carry a run on, in a task of its own, and with a place in the engine's queue: one that has none was
+        promised to somebody before, and is not refused any more."""
+        if run.place is None:
+            run.place = run.served.engine.admission.enter(promised=True)
         run.entry.on_lost = lambda why: self._lost(run, why)
         self._runs[run.plan.response_id] = run
         run.task = asyncio.create_task(self._carry(run), name=run.plan.response_id)
@@ -97,6 +100,8 @@ class RunTasks:
             del self._runs[response_id]
         self._end_grace(response_id)
         self._feed.release(response_id)
+        if run.place is not None:
+            run.place.leave()
         self.on_over()
 
     async def settle(self, run: Run) -> None:

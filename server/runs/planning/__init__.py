@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from server.runs.planning import steps
 from server.runs.planning.history import drop_oldest, not_found, replayable
+from server.runs.planning.pasts import Pasts, read_items
 from server.runs.planning.plan import Functions, Planned, RunPlan, count_input, make_plan
 from server.runs.planning.steps import TERMINAL, Progress, pending_calls
 
 __all__ = [
     "TERMINAL",
     "Functions",
+    "Pasts",
     "Planned",
     "Progress",
     "RunPlan",
@@ -18,6 +20,7 @@ __all__ = [
     "make_plan",
     "not_found",
     "pending_calls",
+    "read_items",
     "replayable",
     "steps",
 ]

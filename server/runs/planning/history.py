@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import orjson
-
 from server.errors import ApiError
 from server.prompting import OUTPUT_KINDS, Item
+from server.runs.planning.pasts import Pasts, Said, read_items
 from server.runs.planning.steps import TERMINAL, pending_calls
-from server.schema import refuse, unsupported_parts
-from storage import HistoryItem, NotFound
+from server.schema import num_parts, refuse, unsupported_parts
+from server.threads import THREADED_PARTS, aside
+from storage import NotFound
 
 if TYPE_CHECKING:
     from server.model_registry import ServedModel
@@ -37,34 +37,46 @@ class Context:
 
 async def load_context(
     request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
-    ServedModel, as_of: int,
+    ServedModel, as_of: int, pasts: Pasts | None = None,
 ) -> Context:  # fmt: skip
     """The stored past at `as_of` (microseconds) and the new input, checked: nothing in it is beyond the
-    model, and every call has its output. Raises ApiError 400/404."""
-    unsupported = unsupported_parts(input_items, modalities=served.info.modalities)
-    if unsupported:
-        path, modality = unsupported[0]
-        message = f"The model '{served.name}' cannot read {modality} input."
-        refuse(path, message, "unsupported_content")
+    model, and every call has its output. pasts: of earlier turns, to be built upon. Raises ApiError
+    400/404."""
+    num_new = num_parts(input_items)
+    await aside(num_new > THREADED_PARTS, _check_readable, input_items, served)
     head = None
-    history: Sequence[HistoryItem] = ()
+    history: Sequence[Said] = ()
     try:
         if request.previous_response_id is not None:
             previous = await storage.get_response(owner, request.previous_response_id)
             if previous.status not in TERMINAL:
                 message = f"Response '{previous.id}' has not finished (status {previous.status})."
                 refuse("previous_response_id", message, "response_not_finished")
-            history = await storage.history(owner, previous_response_id=previous.id, as_of=as_of)
+            history = await (pasts or Pasts(storage)).of(previous, as_of)
         elif request.conversation_id is not None:
             head = (await storage.get_conversation(owner, request.conversation_id)).head
-            history = await storage.history(
+            stored = await storage.history(
                 owner, conversation_id=request.conversation_id, conversation_head=head, as_of=as_of
             )
+            history = await aside(len(stored) > THREADED_PARTS, read_items, stored)
     except NotFound as unknown:
         raise not_found(request, unknown) from None
-    past = replayable(history, input_items)
-    check_calls(past, input_items)
-    return Context((*past, *input_items), head)
+    much = num_new + len(history) > THREADED_PARTS
+    return Context(await aside(much, _joined, history, input_items), head)
+
+
+def _check_readable(items: Sequence[Item], served: ServedModel) -> None:
+    unsupported = unsupported_parts(items, modalities=served.info.modalities)
+    if unsupported:
+        path, modality = unsupported[0]
+        message = f"The model '{served.name}' cannot read {modality} input."
+        refuse(path, message, "unsupported_content")
+
+
+def _joined(history: Sequence[Said], new: Sequence[Item]) -> tuple[Item, ...]:
+    past = replayable(history, new)
+    check_calls(past, new)
+    return (*past, *new)
 
 
 def not_found(request: CreateResponse, unknown: NotFound) -> ApiError:
@@ -76,13 +88,12 @@ def not_found(request: CreateResponse, unknown: NotFound) -> ApiError:
     return ApiError(400, message, code="previous_response_not_found", param="previous_response_id")
 
 
-def replayable(history: Sequence[HistoryItem], new: Sequence[Item]) -> list[Item]:
-    """History as items, without unanswered calls of cancelled, failed and incomplete responses."""
-    items = [(orjson.loads(entry.item.body), entry.response_status) for entry in history]
-    unanswered = pending_calls([*(item for item, _ in items), *new])
+def replayable(history: Sequence[Said], new: Sequence[Item]) -> list[Item]:
+    """History without unanswered calls of cancelled, failed and incomplete responses."""
+    unanswered = pending_calls([*(item for item, _ in history), *new])
     return [
         item
-        for item, status in items
+        for item, status in history
         if status in (None, "completed")
         or item["type"] not in OUTPUT_KINDS.values()
         or item["call_id"] not in unanswered

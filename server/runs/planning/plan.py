@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape
+from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.prompting import Item, Offer, check, custom_tool_names, offer, sampling, steady, to_messages
 from server.runs.planning.history import drop_oldest, load_context
-from server.schema import PRIORITIES, SamplingFields, effective_tier, is_builtin, refuse
+from server.schema import PRIORITIES, SamplingFields, effective_tier, is_builtin, num_parts, refuse
+from server.threads import THREADED_PARTS, aside
 
 if TYPE_CHECKING:
     from server.encrypted_reasoning import SealedBy
     from server.model_registry import ServedModel
+    from server.runs.planning.pasts import Pasts
     from server.schema import CreateResponse
     from storage import Storage
     from tools import ToolSpec
@@ -36,6 +38,11 @@ class Functions:
 
     tools: tuple[Item, ...]
     servers: Mapping[str, str]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all."""
+        return frozenset(tool["name"] for tool in self.tools)
 
     @property
     def custom_tool_names(self) -> frozenset[str]:
@@ -134,7 +141,12 @@ class RunPlan:
         answer = None if self.answer is None else Shape(*self.answer)  # type: ignore[arg-type]
         return offer(functions.tools, choice, self.parallel_tool_calls, answer)
 
-    def render_input(self, context: Sequence[Item], offered: Offer) -> RenderInput:
+    async def rendered(self, served: ServedModel, context: Sequence[Item], offered: Offer) -> Prompt:
+        """A context as the model is shown it. Raises the engine's RequestErrors."""
+        much = num_parts(context) > THREADED_PARTS
+        return await served.engine.render(await aside(much, self._render_input, context, offered))
+
+    def _render_input(self, context: Sequence[Item], offered: Offer) -> RenderInput:
         """The template's input for a context."""
         return RenderInput(
             to_messages(context, self.instructions),
@@ -143,6 +155,7 @@ class RunPlan:
             effort=self.effort,
             answer=offered.answer,
             now=self.created_at / 1e6,
+            scope=self.owner,
         )
 
     def request(
@@ -197,11 +210,13 @@ def _allowed_names(tool: Item, builtin: Mapping[str, ToolSpec], param: str) -> l
 
 
 def _flat(spec: ToolSpec) -> Item:
+    # Strict: names and arguments are under the grammar from the moment a call begins.
     return {
         "type": "function",
         "name": spec.name,
         "description": spec.description,
         "parameters": dict(spec.parameters),
+        "strict": True,
     }
 
 
@@ -230,25 +245,29 @@ def _of_functions(choice: Any, functions: Functions) -> Any:
 async def make_plan(
     request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
     ServedModel, builtin: Mapping[str, ToolSpec], now: int, tool_timeout_s: float, keyed: bool = False,
-    sealed_by: SealedBy | None = None,
+    sealed_by: SealedBy | None = None, pasts: Pasts | None = None,
 ) -> Planned:  # fmt: skip
     """Resolve a request whose input is normalised and whose references are resolved.
 
-    keyed: it came with an `Idempotency-Key`, so what it starts is stored, hidden where it asks not to be.
-    Raises ApiError 400/404 for what cannot be honoured, PromptTooLong when truncation is disabled.
+    pasts: of earlier turns, to be built upon. keyed: it came with an `Idempotency-Key`, so what it starts is
+    stored, hidden where it asks not to be. Raises ApiError 400/404 and RequestError for what cannot be
+    honoured, PromptTooLong when truncation is disabled.
     """
-    context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
+    context = await load_context(
+        request, input_items, owner=owner, storage=storage, served=served, as_of=now, pasts=pasts
+    )
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=tool_timeout_s)
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)
     functions = plan.functions(builtin)
     offered = plan.offer(functions, forced=True)
-    await check(offered, served, plan.tools, request.shape_param)
+    await check(offered, served, plan.tools, request.shape_param, owner)
     num_dropped, prompt = await fit(
         plan, served, context.items, offered, truncate=request.truncation == "auto"
     )
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by)
     first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
+    check_request(first, served.info)
     kept = tuple(drop_oldest(context.items, num_dropped))
     return Planned(plan, functions, tuple(input_items), kept, context.conversation_head, first)
 
@@ -261,7 +280,7 @@ async def count_input(
     context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=0.0)
     offered = plan.offer(plan.functions(builtin), forced=True)
-    prompt = await served.engine.render(plan.render_input(context.items, offered))
+    prompt = await plan.rendered(served, context.items, offered)
     return len(prompt.ids)
 
 
@@ -320,7 +339,7 @@ async def fit(
     limit = served.info.max_model_len
 
     async def without(count: int) -> Prompt:
-        return await served.engine.render(plan.render_input(drop_oldest(context, count), offered))
+        return await plan.rendered(served, drop_oldest(context, count), offered)
 
     if not truncate:
         prompt = await without(0)

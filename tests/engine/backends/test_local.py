@@ -19,6 +19,7 @@ import torch
 from engine import LocalEngine
 from engine.backends.generation import is_last
 from engine.step import RowOutput
+from engine.structured.isolation.constraints import Matcher
 from engine.types import (
     CallArgs,
     CallStart,
@@ -38,6 +39,7 @@ from engine.types import (
     RequestFailed,
     SamplingDefaults,
     SamplingParams,
+    Shape,
     Text,
     ToolShape,
 )
@@ -469,25 +471,21 @@ async def test_a_row_that_is_not_finite_fails_alone(engine: LocalEngine, folder:
 
 
 async def test_a_matcher_that_fails_fails_its_row_alone(engine: LocalEngine, folder: Path) -> None:
-    class Broken:
-        stopped = False
+    letters = Constraint(answer=Shape("regex", "[a-z]+"))
+    find = engine._matcher
 
-        def fill(self, mask: Any) -> None:
-            mask[:] = -1
-
-        def advance(self, token_id: int) -> None:
-            raise ConstraintError("out of fuel")
-
-    async def broken(*_: object) -> Any:
-        return Broken(), False
+    async def broken(asked: GenerateRequest, constraint: Constraint) -> tuple[Matcher, bool]:
+        matcher, stopped = await find(asked, constraint)
+        matcher.grammar.failure = "out of fuel"
+        return matcher, stopped
 
     engine._matcher = broken  # type: ignore[method-assign]
     results = await asyncio.gather(
-        collect(engine, request(greedy(8), constraint=FORCED)),
+        collect(engine, request(greedy(8), constraint=letters)),
         collect(engine, request(greedy(8))),
         return_exceptions=True,
     )
-    assert isinstance(results[0], RequestFailed) and "out of fuel" in str(results[0])
+    assert isinstance(results[0], ConstraintError) and "out of fuel" in str(results[0])
     assert isinstance(results[1], list) and tokens(results[1]) == oracle_greedy(folder, PROMPT, 8)
 
 

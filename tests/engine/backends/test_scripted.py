@@ -41,6 +41,8 @@ from engine import (
     Wait,
 )
 from engine.backends.script import Step
+from engine.backends.scripted_tokens import Speech, scripted_tokenizer
+from engine.dialects.table import dialect_named
 
 CITY = '{"properties": {"city": {"type": "string", "minLength": 2}}, "required": ["city"]}'
 TOOLS = (ToolShape("get_weather", CITY), ToolShape("now", "{}"))
@@ -463,3 +465,21 @@ async def test_the_door(engine: ScriptedEngine) -> None:
 async def test_many_at_once(engine: ScriptedEngine) -> None:
     chunks = await asyncio.gather(*(run(engine, f"say number {index}") for index in range(64)))
     assert [said(each) for each in chunks] == [[Text(f"number {index}"), STOP] for index in range(64)]
+
+
+def test_a_long_chunk_is_looked_at_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = scripted_tokenizer()
+    speech = Speech(tokenizer, dialect_named("hermes"), "word")
+    seen = 0
+    finish = Speech.finish
+
+    def counted(self: Speech, sampling: Any, token_ids: tuple[int, ...], *rest: Any) -> Done | None:
+        nonlocal seen
+        seen += len(token_ids)
+        return finish(self, sampling, token_ids, *rest)
+
+    monkeypatch.setattr(Speech, "finish", counted)
+    request = GenerateRequest("r", (1,), SamplingParams(seed=0, max_tokens=5000, min_tokens=4000))
+    said = list(speech.chunks(request, lambda *_: iter([Say("a" * 3000 + " b", whole=True)]), None, 5000))
+    num_tokens = sum(len(chunk[0]) for chunk in said if isinstance(chunk, tuple))
+    assert 4000 < num_tokens < 4010 and seen <= num_tokens + 10

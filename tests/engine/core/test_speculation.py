@@ -412,15 +412,44 @@ def test_a_new_owner_of_a_slot_begins_anew() -> None:
     assert rows.num_drafts[slots[0]] == 3
 
 
+class Stumbling(Guessing):
+    """Raises for one slot, and guesses a token for the others."""
+
+    def __init__(self, stumbles: int) -> None:
+        self.stumbles = stumbles
+
+    def draft(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
+        rows.num_drafts[slots] = 1
+        if self.stumbles in slots:
+            raise ValueError("injected")
+
+    def finds(self, rows: Rows, slots: Ints) -> bool:
+        rows.num_drafts[slots] = 0
+        self.draft(rows, slots, slots)
+        return True
+
+
+def test_whom_guessing_fails_for_goes_on_without() -> None:
+    rows = Rows(3, 1000)
+    speculation = Speculation(rows, Stumbling(1), num_assistant_tokens=8, room=64)
+    running = decoding(rows, 3)
+    assert not speculation.rests(running)  # whose fault it is, is found before the next step
+    for _ in range(2):
+        speculation.propose(running)
+        assert rows.num_drafts.tolist() == [1, 0, 1]
+    assert not speculation.rests(running)
+
+
 # -- guesses out of the text ---------------------------------------------------------------------------------
 
 
 def test_the_latest_place_of_the_longest_end_is_found() -> None:
     rng = random.Random(0)
     for _ in range(60):
-        lengths = [rng.randrange(1, 30) for _ in range(5)]
+        longest = rng.choice((1, 2, 5, 30))  # shorter than what is looked for, too
+        lengths = [rng.randint(1, longest) for _ in range(5)]
         texts = [[rng.randrange(3) for _ in range(length)] for length in lengths]
-        sizes = [rng.randrange(1, 5) for _ in texts]
+        sizes = [rng.randrange(1, rng.choice((5, 17))) for _ in texts]
         tokens = np.full((5, max(lengths)), 9, np.int32)
         for row, own in enumerate(texts):
             tokens[row, : len(own)] = own

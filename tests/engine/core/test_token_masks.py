@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 from engine import Constraint, GenerateRequest, LocalEngine, ReaderParams, SamplingParams, Shape
-from engine.core.token_masks import SLOW_MASK_S
-from engine.structured.grammar import Matcher
+from engine.structured.isolation.constraints import Move, Stepper
 from engine.tiny import CHECKPOINT
 
 PLAIN = ReaderParams(dialect=False)
@@ -34,22 +32,21 @@ async def test_the_others_go_on_and_the_text_is_the_same(monkeypatch: pytest.Mon
     try:
         prompt = await engine.tokenize("Say a number.")
         alone = await tokens(engine, request("a", prompt, DIGITS))
-        calls, fill = [0], Matcher.fill
+        calls, run = [0], Stepper.run
 
-        def slow(matcher: Matcher, mask: Any) -> None:
-            calls[0] += 1
-            if calls[0] == 1:
-                began = time.thread_time()
-                while time.thread_time() - began <= SLOW_MASK_S:
-                    pass
-            else:
+        def slow(
+            stepper: Stepper, moves: Sequence[Move], *, strict: bool = False, later: bool = False
+        ) -> None:
+            if strict:
+                calls[0] += 1
                 assert free.wait(60)
-            fill(matcher, mask)
+            run(stepper, moves, strict=strict, later=later)
 
-        monkeypatch.setattr(Matcher, "fill", slow)
+        monkeypatch.setattr("engine.core.token_masks.SLOW_MASK_S", 0.0)
+        monkeypatch.setattr(Stepper, "run", slow)
         late = asyncio.create_task(tokens(engine, request("late", prompt, DIGITS)))
         assert len(await tokens(engine, request("other", prompt, None))) == 40
-        while calls[0] < 2:
+        while not calls[0]:
             await asyncio.sleep(0.001)
         assert len(await tokens(engine, request("another", prompt, None))) == 40
         assert not late.done()

@@ -357,8 +357,22 @@ def test_a_reserve_is_taken_ahead_of_its_use(monkeypatch: pytest.MonkeyPatch) ->
     assert taken == list(range(8))
     for count in range(101):
         reserve.uses(count)
-        assert len(taken) >= min(100, 2 * count)
+        assert min(100, 4 * count / 3) <= len(taken) <= max(8, 2 * count), "ahead, and no more than twice"
     assert taken == list(range(100)), "each once"
+
+
+def test_little_memory_is_left_to_those_who_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("ctypes.CDLL", lambda _: asked.append("madvise"))
+    monkeypatch.setattr(memory, "free_memory", lambda: 8 * LARGE - 1)
+    memory._touch([large_pages((LARGE,), torch.uint8)])
+    assert asked == []
+
+
+def test_of_a_small_model_little_is_taken_before_its_use(checkpoint: Callable[[str], Path]) -> None:
+    runner = Driver(checkpoint("qwen3"), kv_cache_bytes=1 << 30).loop.runner
+    weights = runner.model.spec.num_parameters * runner.model.spec.dtype.itemsize
+    assert runner.kv_taken == 4 * weights < runner.kv_bytes
 
 
 def test_a_container_s_limit_is_the_memory_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -85,13 +85,22 @@ def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], t
     assert main(["migrate", *data]) == 0
     assert (tmp_path / "antiphon.db").exists()
     assert main(["keys", "create", "--name", "laptop", "--owner", "ann", *data]) == 0
-    key, told = capsys.readouterr().out.splitlines()[-2:]
+    _, key, told, changed, owner = capsys.readouterr().out.splitlines()
+    assert "every request needs a key" in changed and "--owner local" in owner
+    assert main(["keys", "create", *data]) == 0
+    second = capsys.readouterr().out.splitlines()
+    assert len(second) == 2  # nothing changes with it
+    assert main(["keys", "revoke", second[1].split()[1].rstrip(","), *data]) == 0
+    assert "No stored key is live" not in capsys.readouterr().out
     assert key.startswith("sk-antiphon-")
     assert main(["keys", "list", *data]) == 0
     listed = capsys.readouterr().out
     assert "live" in listed and "ann" in listed and "laptop" in listed and key not in listed
     key_id = told.split()[1].rstrip(",")
     assert main(["keys", "revoke", key_id, *data]) == 0
+    assert "No stored key is live" in capsys.readouterr().out
+    assert main(["keys", "create", "--owner", "local", *data]) == 0
+    assert "sees what was made without a key" in capsys.readouterr().out
     assert main(["keys", "list", *data]) == 0
     assert "revoked" in capsys.readouterr().out
     assert main(["keys", "revoke", key_id, *data]) == 2
@@ -100,9 +109,46 @@ def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], t
 def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines] == ["python", "torch", "data", "database", "port", "model"]
+    assert [line.split()[1] for line in lines] == [
+        "python",
+        "torch",
+        "data",
+        "database",
+        "access",
+        "port",
+        "model",
+    ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
     assert "FAIL  model" in capsys.readouterr().out
+
+
+def test_doctor_tells_who_else_can_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data, open_folder = tmp_path / "data", tmp_path / "open"
+    data.mkdir(mode=0o700)
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    doctor = ["doctor", "--engine", "scripted", "--data", str(data), "--port", "0"]
+
+    def access(*flags: str) -> str:
+        main([*doctor, *flags])
+        return next(line for line in capsys.readouterr().out.splitlines() if line[6:12] == "access")
+
+    assert access().startswith("ok")
+    (data / "antiphon.db").chmod(0o644)
+    assert access().startswith("ok")  # as `serve` would, it has taken the file from the others
+    data.chmod(0o755)
+    assert access().startswith("note") and f"chmod 700 {data}" in access()
+    data.chmod(0o700)
+    (data / "antiphon.db-old").touch(mode=0o644)
+    assert access().startswith("FAIL") and f"chmod 600 {data / 'antiphon.db-old'}" in access()
+    (data / "antiphon.db-old").unlink()
+    assert f"chmod o-w {open_folder}" in access("--db", f"sqlite+aiosqlite:///{open_folder}/sub/x.db")
+    (data / "antiphon.toml").write_text("tick_s = 0.0\n")
+    (data / "antiphon.toml").chmod(0o644)
+    assert access().startswith("ok")
+    (data / "antiphon.toml").write_text('api_key = ["sk-hush"]\n')
+    told = access()
+    assert told.startswith("FAIL") and "antiphon.toml" in told and "sk-hush" not in told
 
 
 def test_doctor_tells_the_dialect(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -252,7 +298,28 @@ async def test_keys_at_a_running_server(tmp_path: Path) -> None:
         assert (await client.get("/v1/models", headers=headers)).status_code == 200
         async with start("keys", "revoke", told.split()[1].rstrip(","), "--data", str(tmp_path)) as revoked:
             assert (await errors_of(revoked))[0] == 0
-        assert (await client.get("/v1/models", headers=headers)).status_code == 401
+        assert (await client.get("/v1/models")).status_code == 200  # with no live key none is needed
+
+
+async def test_the_banner_says_whether_a_key_is_needed(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("ann:sk-1\n")
+    hints = []
+    for folder, flags in ((tmp_path, ()), (tmp_path, ("--api-key-file", str(file))), (tmp_path / "b", ())):
+        if folder != tmp_path:  # one with a stored key
+            async with start("keys", "create", "--data", str(folder)) as made:
+                assert (await errors_of(made))[0] == 0
+        async with served(folder, *flags) as server:
+            assert server.inner.stdout is not None
+            hints.append((await server.inner.stdout.readline()).decode())
+    assert ["authorization: Bearer YOUR_KEY" in hint for hint in hints] == [False, True, True]
+
+
+async def test_a_file_of_keys_with_a_fault_keeps_the_server_from_starting(tmp_path: Path) -> None:
+    flags = ("--engine", "scripted", "--port", "0", "--data", str(tmp_path))
+    async with start("serve", *flags, "--api-key-file", str(tmp_path / "none")) as refused:
+        code, lines = await errors_of(refused)
+    assert (code, len(lines)) == (2, 1) and str(tmp_path / "none") in lines[0]
 
 
 async def test_a_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from server import api_keys
-from server.api_keys import hash_key, new_key, owner_of_flag_key
+from server.api_keys import LOCAL_OWNER, KeyFileError, hash_key, new_key, owner_of_flag_key, read_key_file
 from tests.support.running import Running, http_client, running_app
 
 ANN, BOB = "sk-ann-0123456789abcdef", "sk-bob-0123456789abcdef"
@@ -141,10 +141,71 @@ async def test_stored_keys_come_and_go(server_app: Running, client: httpx.AsyncC
     assert [(key["id"], key["owner"], key["name"]) for key in listed] == [(first["id"], "ann", "ann")]
     assert first["key"] not in str(listed)
     assert listed[0]["hint"] == "..." + first["key"][-4:]
-    assert (await client.delete(f"/admin/keys/{first['id']}", headers=admin)).status_code == 200
+    second = await make_key(client, server_app)
+    assert (first["first"], second["first"]) == (True, False)
+    ended = await client.delete(f"/admin/keys/{first['id']}", headers=admin)
+    assert (ended.status_code, ended.json()["last"]) == (200, False)
     assert (await client.get("/v1/models", headers=bearer(first["key"]))).status_code == 401
     assert (await client.delete(f"/admin/keys/{first['id']}", headers=admin)).status_code == 404
-    assert (await client.get("/v1/models")).status_code == 401  # a revoked key does not open the door again
+    assert (await client.get("/v1/models")).status_code == 401  # one is still live
+    ended = await client.delete(f"/admin/keys/{second['id']}", headers=admin)
+    assert (ended.status_code, ended.json()["last"]) == (200, True)
+    assert (await client.get("/v1/models")).status_code == 200  # with none, none is needed
+
+
+async def test_without_a_live_key_another_address_stays_closed(tmp_path: Path) -> None:
+    async with running_app(tmp_path, host="0.0.0.0") as running, http_client(running) as client:
+        made = await make_key(client, running)
+        admin = bearer(running.life.admin_token)
+        assert (await client.get("/v1/models", headers=bearer(made["key"]))).status_code == 200
+        await client.delete(f"/admin/keys/{made['id']}", headers=admin)
+        for headers in ({}, bearer(made["key"])):
+            assert (await client.get("/v1/models", headers=headers)).status_code == 401
+        assert not await running.life.keys.usable()
+
+
+async def test_what_was_made_without_a_key_has_an_owner(
+    server_app: Running, client: httpx.AsyncClient
+) -> None:
+    made = (await client.post("/v1/responses", json={"input": "say hello"})).json()
+    own = await make_key(client, server_app, owner=LOCAL_OWNER)
+    other = await make_key(client, server_app)
+    path = f"/v1/responses/{made['id']}"
+    assert (await client.get(path, headers=bearer(own["key"]))).status_code == 200
+    assert (await client.get(path, headers=bearer(other["key"]))).status_code == 404
+
+
+async def test_keys_of_a_file_and_that_it_is_read_anew(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# who may call\n\n{ANN}\n  bob : {BOB}\n")
+    file.chmod(0o600)
+    async with running_app(tmp_path, api_key_file=file) as running, http_client(running) as client:
+        keys = running.life.keys
+        assert await keys.owner(ANN) == owner_of_flag_key(ANN)  # as if it were a flag
+        assert await keys.owner(BOB) == "bob"
+        assert (await client.get("/v1/models")).status_code == 401
+        file.write_text("bob:sk-new\n")
+        keys.reload()
+        assert await keys.owner("sk-new") == "bob"
+        assert (await client.get("/v1/models", headers=bearer(BOB))).status_code == 401
+        file.write_text("")
+        with pytest.raises(KeyFileError, match="holds no key"):
+            keys.reload()
+        assert await keys.owner("sk-new") == "bob"  # nothing changed
+
+
+@pytest.mark.parametrize("text", ["", "# none\n", "a b\n", ":sk-1\n", "ann:\n", "a:b:sk-1\n"])
+def test_a_file_of_keys_with_a_fault(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(KeyFileError) as caught:
+        read_key_file(file)
+    assert str(file) in str(caught.value) and "sk-1" not in str(caught.value)
+
+
+def test_a_file_of_keys_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="cannot be read: No such file"):
+        read_key_file(tmp_path / "keys")
 
 
 async def test_a_key_revoked_elsewhere_stops_working_within_seconds(
@@ -153,6 +214,7 @@ async def test_a_key_revoked_elsewhere_stops_working_within_seconds(
     assert api_keys.FRESH_S <= 5
     monkeypatch.setattr(api_keys, "FRESH_S", 0.0)
     made = await make_key(client, server_app)
+    await make_key(client, server_app)  # with no live key none would be needed
     assert (await client.get("/v1/models", headers=bearer(made["key"]))).status_code == 200
     await server_app.context.storage.revoke_key(made["id"], 1)
     assert (await client.get("/v1/models", headers=bearer(made["key"]))).status_code == 401

@@ -178,9 +178,9 @@ async def test_a_huge_header_is_431(live_server: Running) -> None:
     assert fine.startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_long_url_is_431(live_server: Running) -> None:
+async def test_a_long_url_is_414(live_server: Running) -> None:
     answer = await exchange(live_server, b"GET /", b"a" * 70_000, b" HTTP/1.1\r\nhost: x\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert answer.startswith(b"HTTP/1.1 414 ")
 
 
 async def test_what_is_not_http_gets_the_official_error(live_server: Running) -> None:
@@ -205,13 +205,14 @@ async def test_a_stalled_body_is_408(tmp_path: Path) -> None:
         assert b'"code":"request_timeout"' in answer
 
 
-async def test_a_websocket_upgrade_is_refused_like_any_unknown_url(live_server: Running) -> None:
+async def test_a_websocket_upgrade_is_refused_clearly(live_server: Running) -> None:
     answer = await exchange(
         live_server,
         b"GET /v1/ws HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n"
         b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
     )
-    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"websocket_not_supported"' in answer
 
 
 @pytest.mark.parametrize(

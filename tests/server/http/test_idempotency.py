@@ -486,8 +486,8 @@ async def begun_elsewhere(here: Held, *, alive: bool) -> AsyncIterator[None]:
 
 
 def _asked(here: Held, route: str, body: Any) -> KeyedRequest:
-    body_hash = idempotency._hash(json.dumps(body).encode(), here.server.life.config)
-    return KeyedRequest("local", route, "once", body_hash, now_us())
+    read = body._load(bytearray(json.dumps(body).encode()), here.server.life.config, idempotency._digest)
+    return KeyedRequest("local", route, "once", read.digest, now_us())
 
 
 async def test_what_another_server_is_at_is_to_be_asked_again_soon(tmp_path: Path) -> None:

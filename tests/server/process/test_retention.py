@@ -81,12 +81,12 @@ async def test_a_reader_whose_log_is_pruned_under_it_is_cut(tmp_path: Path) -> N
         storage.records = partial(storage.records, limit_bytes=1)  # a page is one record
         reader, stored = await server.context.runs.follow("local", done["id"])
         assert stored.log_erased_at is None
-        frames, stream = reader.frames(ended=True), _frames(reader, -1, True, False)
-        await anext(frames)
+        events, stream = reader.events(ended=True), _frames(reader, -1, True, False)
+        await anext(events)
         await anext(stream)
         await sweep(server)
         with pytest.raises(EventsExpired):
-            await anext(frames)
+            await anext(events)
         with pytest.raises(StreamCut):
             await anext(stream)
         reader.close()
@@ -119,7 +119,7 @@ async def test_what_went_is_counted_and_logged(tmp_path: Path, caplog: pytest.Lo
         await Api(client).create("say hello")
         await sweep(server)
         assert [record.getMessage() for record in caplog.records] == [
-            "let go of 1 responses, 0 logs, 0 idempotent requests"
+            "let go of 1 responses, 0 logs, 0 idempotent requests, 0 conversations"
         ]
         assert "antiphon_retention_responses_total 1.0" in (await client.get("/metrics")).text
 

@@ -30,7 +30,12 @@ async def idle(server: Running) -> None:
     """Wait until no run is active and nobody reads; then nothing may be left of them."""
     runs, engine = server.context.runs, server.context.models.get(None).engine
     async with asyncio.timeout(20):
-        while runs.num_active or runs.feed.total_readers or engine.stats().running:
+        while (
+            runs.num_active
+            or runs.feed.total_readers
+            or engine.stats().running
+            or engine.admission.num_places
+        ):
             await asyncio.sleep(0.005)
     engine.check_integrity()
     assert (runs.feed._channels, runs.feed._running, runs._tasks._graces) == ({}, set(), {})

@@ -120,6 +120,7 @@ def test_no_names_no_header() -> None:
         ("presence_penalty", 3),
         ("frequency_penalty", -3),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-300),
         ("logit_bias", {"a": 1}),
         ("logit_bias", {"1": 101}),
         ("logit_bias", {"1": "1"}),

@@ -13,8 +13,10 @@ from sqlalchemy import text
 
 from storage import (
     ClosedItem,
+    ConversationFull,
     EventsExpired,
     Limits,
+    NewItem,
     NotFound,
     Notice,
     Park,
@@ -23,6 +25,7 @@ from storage import (
     Storage,
     StoredWebhook,
     Swept,
+    Usage,
     open_storage,
 )
 from storage.queries.retention import RESPONSES, SEGMENTS
@@ -143,6 +146,95 @@ async def test_a_size_is_that_of_request_items_and_log_and_shrinks_with_the_log(
     await sweep(storage, now() + SECOND, log_age=1, max_bytes=1 << 30)
     await sweep(storage, max_bytes=1 << 30)
     assert await sizes(storage) == {"r1": 10 + 20 + 30 + 100}
+
+
+async def test_what_an_owner_stores_is_what_its_responses_and_conversations_take(storage: Storage) -> None:
+    big = b"x" * 10_000
+    assert await storage.usage(OWNER) == Usage(0, 0)
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("seed", big)])
+    assert (await storage.usage(OWNER)).held == 10_000 + 128 + 256 + 2
+    await storage.add_conversation_items(OWNER, "c1", [message("more", big), message("seed", big)])
+    await storage.update_conversation(OWNER, "c1", b'{"a":"b"}')
+    in_c1 = 2 * (10_000 + 128) + 256 + 9
+    assert (await storage.usage(OWNER)).held == in_c1
+    await turn(storage, "t1", message("m1", big), conversation="c1", outputs=[])
+    await turn(storage, "r1", message("m2", big), outputs=[])
+    await turn(storage, "r2", message("m3", big), previous="r1", outputs=[])
+    await sweep(storage, max_bytes=1 << 30)
+    in_c1 += 10_000 + 128
+    usage = await storage.usage(OWNER)
+    # The turn's item counts where it stands, in the conversation, and not once more for its response.
+    assert usage.held == in_c1 and 20_000 < usage.total - usage.held < 21_000
+    # What a later response needs of a deleted one is held; and then it is not.
+    await storage.delete_response(OWNER, "r1", now())
+    assert (await storage.usage(OWNER)).held == in_c1 + 10_000
+    await storage.delete_response(OWNER, "r2", now())
+    assert (await storage.usage(OWNER)).held == in_c1
+    # Where the conversation is gone, its turns' responses are measured with their items.
+    await storage.delete_conversation_item(OWNER, "c1", "more", now())
+    assert (await storage.usage(OWNER)).held == in_c1 - 10_128
+    await storage.delete_conversation(OWNER, "c1", now())
+    await storage.delete_response(OWNER, "t1", now())
+    assert await storage.usage(OWNER) == Usage(0, 0)
+    assert await storage.usage(OTHER) == Usage(0, 0)
+
+
+async def test_responses_go_for_what_conversations_leave_them(storage: Storage) -> None:
+    big = b"x" * 10_000
+    for number in range(6):
+        await turn(storage, f"r{number}", message(f"m{number}", big))
+        await turn(storage, f"o{number}", message(f"m{number}", big), owner=OTHER)
+    items = [message(f"c{number}", big) for number in range(3)]
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", items)
+    assert await sweep(storage, max_bytes=65_000) == Swept(responses=3)
+    assert await alive(storage) == ["r3", "r4", "r5"] and len(await alive(storage, OTHER)) == 6
+    total = Swept()
+    async for step in storage.sweep(Limits(max_bytes=55_000), now(), OWNER):
+        total += step
+    assert total == Swept(responses=1) and len(await alive(storage, OTHER)) == 6
+    assert await sweep(storage, max_bytes=30_000) == Swept(responses=2 + 4)
+    assert await alive(storage) == [] and len(await alive(storage, OTHER)) == 2
+
+
+async def test_idle_conversations_go_and_those_in_use_stay(storage: Storage) -> None:
+    def at(seconds: int) -> int:
+        return begun + seconds * SECOND
+
+    begun = now()
+    for number in range(2 * RESPONSES):
+        await storage.create_conversation(OWNER, f"c{number}", begun, b"{}", [message("shared")])
+    for id in ("busy", "added", "renamed", "old"):
+        await storage.create_conversation(OWNER, id, begun, b"{}", [message(f"in {id}")])
+    await storage.start_response(new("r1", conversation="busy", created_at=begun))
+    await storage.add_conversation_items(OWNER, "added", [message("late")], at(50))
+    await storage.update_conversation(OWNER, "renamed", b'{"a":"b"}', at(60))
+    assert await sweep(storage, at(100)) == Swept()
+    assert await sweep(storage, at(99), conversation_age=100 * SECOND) == Swept()
+    assert await sweep(storage, at(100), conversation_age=100 * SECOND) == Swept(
+        conversations=2 * RESPONSES + 1
+    )
+    for id in ("busy", "added", "renamed"):
+        assert (await storage.get_conversation(OWNER, id)).id == id
+    with pytest.raises(NotFound):
+        await storage.get_conversation(OWNER, "old")
+    assert await sweep(storage, at(155), conversation_age=100 * SECOND) == Swept(conversations=1)
+    assert await storage.get_items(OWNER, ["shared", "in old", "late"]) == {}
+
+
+async def test_a_conversation_holds_so_many_items(storage: Storage) -> None:
+    def named(*ids: str) -> list[NewItem]:
+        return [message(id) for id in ids]
+
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", named("a", "b"))
+    await storage.add_conversation_items(OWNER, "c1", named("c"), limit=3)
+    with pytest.raises(ConversationFull):
+        await storage.add_conversation_items(OWNER, "c1", named("d"), limit=3)
+    with pytest.raises(ConversationFull):
+        await storage.start_response(replace(new("r1", conversation="c1"), conversation_limit=3))
+    await storage.delete_conversation_item(OWNER, "c1", "a", now())
+    await storage.add_conversation_items(OWNER, "c1", named("d"), limit=3)
+    held = await storage.list_conversation_items(OWNER, "c1", limit=9, order="asc")
+    assert [item.id for item in held.data] == ["b", "c", "d"]
 
 
 async def test_what_lives_keeps_its_history(storage: Storage) -> None:

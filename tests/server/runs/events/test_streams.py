@@ -11,6 +11,7 @@ import pytest
 
 from engine import ScriptedEngine
 from server.runs.events import channel
+from server.sse_frame import frames
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import BUILTIN, TIME, WEATHER, Api, Gate, call, gated, text
@@ -129,15 +130,15 @@ async def test_a_slow_reader_falls_back_to_the_log(tmp_path: Path, monkeypatch: 
         api = Api(client)
         begun = await api.create("hi", background=True)
         reader, _ = await server.context.runs.follow("local", begun["id"])
-        frames = reader.frames()
-        seen = [(await anext(frames)).data]
+        events = reader.events()
+        seen = [*(await anext(events)).bodies]
         gate.release.set()
         ended = await api.ended(begun["id"])
-        async for more in frames:
-            seen.append(more.data)
+        async for more in events:
+            seen += more.bodies
         reader.close()
         assert len(seen) > 2
-        assert b"".join(seen) == await api.replay(begun["id"])
+        assert frames(seen) == await api.replay(begun["id"])
         assert text(ended) == "one two" + " w" * 300
 
 
@@ -154,12 +155,12 @@ async def test_a_slow_reader_of_an_unstored_run_is_cut(
 
         request = CreateResponse(input="hi", store=False)
         started = await server.context.runs.create("local", request, [message("user", "hi", "msg_1")])
-        frames = started.reader.frames()
-        await anext(frames)
+        events = started.reader.events()
+        await anext(events)
         gate.release.set()
         assert await started.reader.finished() is not None
         with pytest.raises(ReaderLagged):
-            async for _ in frames:
+            async for _ in events:
                 pass
         started.reader.close()
 
@@ -174,8 +175,8 @@ async def test_a_stream_that_ended_meanwhile_is_read_to_its_end(server_app: Runn
     for record in records[:-1]:
         behind.publish(record)
     reader = feed.join(stored.id)
-    seen = [frames.data async for frames in reader.frames(ended=True)]
-    assert b"".join(seen) == live.raw
+    seen = [body async for events in reader.events(ended=True) for body in events.bodies]
+    assert frames(seen) == live.raw
     reader.close()
     feed.release(stored.id)
 

@@ -13,9 +13,11 @@ import pytest
 
 import tools
 from engine import Say, ScriptedEngine
+from server.config import Config
+from server.model_registry import build_engine
 from server.runs.planning import steps
 from tests.support.running import http_client, live_app, running_app
-from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, prompts, saying, text
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, loose, prompts, saying, text
 from tests.support.wire import Json
 
 SUM = 'call calculator {"expression": "2+3"}'
@@ -35,7 +37,7 @@ async def test_a_server_tool_is_listed_called_and_answered(api: Api) -> None:
     stream = await api.stream(SUM, tools=[BUILTIN])
     listing, made, message = stream.response["output"]
     assert (listing["type"], listing["server_label"]) == ("mcp_list_tools", "antiphon")
-    assert {tool["name"] for tool in listing["tools"]} == {"calculator", "record_note"}
+    assert {tool["name"] for tool in listing["tools"]} == {"calculator", "save_note"}
     assert all(tool["input_schema"]["type"] == "object" for tool in listing["tools"])
     assert (made["type"], made["status"], made["name"]) == ("mcp_call", "completed", "calculator")
     assert (json.loads(made["arguments"]), made["output"], made["error"]) == (
@@ -79,7 +81,7 @@ async def test_tools_are_listed_once_per_conversation(api: Api) -> None:
     [('{"expression": "1/0"}', "cannot compute"), ('{"expr": "1"}', "missing"), ("{}", "missing")],
 )
 async def test_errors_are_told_to_the_model(tmp_path: Path, arguments: str, told: str) -> None:
-    engine = ScriptedEngine()
+    engine = loose()
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         stream = await Api(client).stream(f"call calculator {arguments}", tools=[BUILTIN])
         made = stream.response["output"][1]
@@ -109,13 +111,13 @@ async def test_a_tool_that_crashes_does_not_crash_the_run(api: Api, monkeypatch:
 
 
 async def test_several_calls_of_one_generation(api: Api) -> None:
-    response = await api.create(f'{SUM}\ncall record_note {{"note": "five"}}', tools=[BUILTIN])
+    response = await api.create(f'{SUM}\ncall save_note {{"note": "five"}}', tools=[BUILTIN])
     assert [item.get("output") for item in response["output"][1:3]] == ["5", "Noted: five"]
     assert kinds(response) == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
 
 
 async def test_the_model_sees_the_result_of_a_call_that_it_talked_on_after(tmp_path: Path) -> None:
-    engine = ScriptedEngine(saying(f"{MARKUP}\nLet me compute.", "It is five."))
+    engine = loose(saying(f"{MARKUP}\nLet me compute.", "It is five."))
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         response = (await Api(client).stream("hi", tools=[BUILTIN])).response
     assert kinds(response) == ["mcp_list_tools", "mcp_call", "message", "message"]
@@ -165,7 +167,7 @@ async def test_a_loop_of_calls_ends_incomplete(tmp_path: Path, monkeypatch: pyte
 
 async def test_calls_that_are_broken_again_and_again_end_incomplete(tmp_path: Path) -> None:
     torn = MARKUP.replace("}}", "")
-    engine = ScriptedEngine(saying(MARKUP, torn))
+    engine = loose(saying(MARKUP, torn))
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         response = (await Api(client).stream("hi", tools=[BUILTIN])).response
         stored = (await client.get(f"/v1/responses/{response['id']}")).json()
@@ -180,10 +182,96 @@ async def test_calls_that_are_broken_again_and_again_end_incomplete(tmp_path: Pa
 
 async def test_a_call_that_was_broken_may_be_mended(tmp_path: Path) -> None:
     torn = MARKUP.replace("}}", "")
-    engine = ScriptedEngine(saying(f"{torn}\n" * 3, MARKUP, torn, torn, "enough"))
+    engine = loose(saying(f"{torn}\n" * 3, MARKUP, torn, torn, "enough"))
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         response = (await Api(client).stream("hi", tools=[BUILTIN])).response
     assert (response["status"], text(response)) == ("completed", "enough")
+
+
+UNKNOWN = MARKUP.replace("calculator", "productcreate_note")
+
+
+async def test_a_call_of_a_tool_that_there_is_not_is_told_to_the_model(tmp_path: Path) -> None:
+    engine = loose(saying(UNKNOWN, MARKUP, "It is 5."))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        response = (await api.stream("hi", tools=[BUILTIN, WEATHER])).response
+        stored = (await client.get(f"/v1/responses/{response['id']}")).json()
+        following = await api.create("and?", previous_response_id=response["id"])
+    assert kinds(response)[1:] == ["mcp_call", "mcp_call", "message"] and text(response) == "It is 5."
+    unknown, mended = response["output"][1:3]
+    assert (unknown["name"], unknown["status"], unknown["output"]) == (
+        "productcreate_note",
+        "incomplete",
+        None,
+    )
+    told = unknown["error"]["content"][0]["text"]
+    assert told == (
+        "There is no tool named 'productcreate_note'. The tools are: calculator, get_weather, save_note."
+    )
+    assert told in prompts(engine)[1] and mended["output"] == "5"
+    assert stored["output"] == response["output"] and following["status"] == "completed"
+
+
+async def test_calls_of_no_tool_again_and_again_end_incomplete(tmp_path: Path) -> None:
+    engine = loose(saying(UNKNOWN))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = (await Api(client).stream("hi", tools=[BUILTIN])).response
+    assert (response["status"], len(engine.requests)) == ("incomplete", steps.MAX_BROKEN_CALLS)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_call_of_a_tool_that_there_is_not_stops_no_chain(tmp_path: Path, waits: bool) -> None:
+    engine = loose(saying(UNKNOWN))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        response = (await api.stream("hi", tools=[WEATHER], await_tool_outputs=waits)).response
+        (unknown,) = calls(response)
+        assert (unknown["name"], unknown["status"]) == ("productcreate_note", "incomplete")
+        assert response["status"] == "completed"
+        following = await api.create("and?", previous_response_id=response["id"])
+        assert following["status"] == "completed"
+        told = {"type": "function_call_output", "call_id": unknown["call_id"], "output": "no such tool"}
+        answered = await api.create([told], previous_response_id=response["id"])
+    assert answered["status"] == "completed" and "no such tool" in prompts(engine)[-1]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_a_forced_choice_holds_for_the_first_generation_only(tmp_path: Path, parallel: bool) -> None:
+    engine = ScriptedEngine(saying(MARKUP, "It is 5."))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = await Api(client).create(
+            "hi", tools=[BUILTIN], tool_choice="required", parallel_tool_calls=parallel
+        )
+    assert (response["status"], text(response), len(engine.requests)) == ("completed", "It is 5.", 2)
+
+
+async def test_calls_of_server_tools_are_strict(tmp_path: Path) -> None:
+    """Whatever the model would write, its name and arguments are those of a tool that there is."""
+    engine = ScriptedEngine(saying(UNKNOWN.replace("expression", "sum"), "Done."))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = await Api(client).create("hi", tools=[BUILTIN])
+    made = response["output"][1]
+    fields = {"calculator": "expression", "save_note": "note"}
+    assert made["type"] == "mcp_call" and list(json.loads(made["arguments"])) == [fields[made["name"]]]
+
+
+async def test_the_shipped_model_answers_sums_by_the_calculator(tmp_path: Path) -> None:
+    shipped = build_engine(Config(data=tmp_path, num_threads=1))
+    signs = {"*": lambda a, b: a * b, "+": lambda a, b: a + b, "times": lambda a, b: a * b}
+    asked = [(a, sign, b) for a, b in ((12, 34), (81, 62), (5, 61)) for sign in signs]
+    asked += [(a, "+", b) for a, b in ((19, 99), (31, 15), (48, 55), (33, 85), (24, 67), (70, 41))]
+    asked += [(a, "*", b) for a, b in ((99, 91), (42, 44), (65, 62), (96, 47), (14, 52))]
+    assert len(asked) == 20
+    async with running_app(tmp_path, shipped) as server, http_client(server) as client:
+        api = Api(client)
+        for seed, (a, sign, b) in enumerate(asked):
+            response = await api.create(f"What is {a} {sign} {b}?", tools=[BUILTIN], seed=seed)
+            made, result = response["output"][1], str(signs[sign](a, b))
+            assert (made["type"], made["name"], made["output"]) == ("mcp_call", "calculator", result), made
+            assert result in text(response) and response["status"] == "completed"
+        forced = await api.create("What is 12 * 34?", tools=[BUILTIN], tool_choice="required", seed=1)
+        assert forced["status"] == "completed" and "408" in text(forced)
 
 
 async def test_max_output_tokens_count_over_all_generations(api: Api) -> None:
@@ -194,7 +282,7 @@ async def test_max_output_tokens_count_over_all_generations(api: Api) -> None:
 
 async def test_outputs_that_fill_the_context_end_the_run_incomplete(tmp_path: Path) -> None:
     long = json.dumps({"note": "x" * 600})
-    markup = f'<tool_call>\n{{"name": "record_note", "arguments": {long}}}\n</tool_call>'
+    markup = f'<tool_call>\n{{"name": "save_note", "arguments": {long}}}\n</tool_call>'
     body = {"input": "hi", "tools": [BUILTIN]}
     async with running_app(tmp_path / "counting") as server, http_client(server) as client:
         counted = (await client.post("/v1/responses/input_tokens", json=body)).json()["input_tokens"]
@@ -207,7 +295,7 @@ async def test_outputs_that_fill_the_context_end_the_run_incomplete(tmp_path: Pa
 
 
 async def test_parallel_tool_calls_false_makes_one_call_a_generation(api: Api) -> None:
-    asked = f'{SUM}\ncall record_note {{"note": "five"}}'
+    asked = f'{SUM}\ncall save_note {{"note": "five"}}'
     response = await api.create(asked, tools=[BUILTIN], parallel_tool_calls=False)
     assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import tools
-from engine import GenerateRequest, LocalEngine, Prompt, RenderInput, Say, ScriptedEngine
+from engine import GenerateRequest, LocalEngine, Place, Prompt, RenderInput, Say, ScriptedEngine
 from engine.backends.script import Step
 from server.runs.events.assembler import PREFIXES
 from server.runs.execution.logprobs import dump_logprobs, load_logprobs
@@ -157,9 +157,9 @@ class _HeldBehind(ScriptedEngine):
         super().__init__(saying(said))
         self._gate, self._words = gate, after
 
-    async def generate(self, request: GenerateRequest) -> Any:
+    async def generate(self, request: GenerateRequest, place: Place | None = None) -> Any:
         words = 0
-        async for chunk in super().generate(request):
+        async for chunk in super().generate(request, place):
             if words == self._words:
                 self._gate.reached.set()
                 await self._gate.release.wait()
@@ -281,10 +281,10 @@ class _Mortal(ScriptedEngine):
         super().__init__()
         self._after = after
 
-    async def generate(self, request: GenerateRequest) -> Any:
+    async def generate(self, request: GenerateRequest, place: Place | None = None) -> Any:
         poisonous = "poison" in self.tokenizer.decode(request.prompt_ids)
         num_chunks = 0
-        async for chunk in super().generate(request):
+        async for chunk in super().generate(request, place):
             if poisonous and num_chunks == self._after:
                 self.kill(RuntimeError("poisoned"))
             num_chunks += 1
@@ -321,7 +321,7 @@ async def test_a_poisonous_run_stops_the_engine_three_times_at_most(tmp_path: Pa
     ("name", "asked", "answer"),
     [
         ("calculator", 'call calculator {"expression": "2+3"}', "5"),
-        ("record_note", 'call record_note {"note": "five"}', None),
+        ("save_note", 'call save_note {"note": "five"}', None),
     ],
 )
 async def test_a_call_under_way_is_made_again_only_if_that_does_no_harm(
@@ -378,9 +378,9 @@ class _Watched(LocalEngine):
         super().__init__(TINY, name="antiphon-tiny", num_threads=1)
         self._gate, self._tokens = gate, after
 
-    async def generate(self, request: GenerateRequest) -> Any:
+    async def generate(self, request: GenerateRequest, place: Place | None = None) -> Any:
         num_tokens = 0
-        async for chunk in super().generate(request):
+        async for chunk in super().generate(request, place):
             if self._gate is not None and num_tokens >= self._tokens:
                 self._gate.reached.set()
                 await self._gate.release.wait()

@@ -15,6 +15,7 @@ from server.errors import ApiError
 from server.model_registry import Models
 from server.prompting.tool_offer import Offer
 from server.runs.planning.history import check_calls, drop_oldest, replayable
+from server.runs.planning.pasts import read_items
 from server.runs.planning.plan import RunPlan, fit
 from storage import HistoryItem, StoredItem
 from tests.support.running import http_client, running_app
@@ -55,14 +56,16 @@ def history(*entries: tuple[Json, str | None]) -> list[HistoryItem]:
 
 @pytest.mark.parametrize("status", ["cancelled", "failed", "incomplete", "in_progress"])
 def test_unanswered_calls_of_a_response_cut_short_are_left_out(status: str) -> None:
-    past = history((user(1), status), (made("a"), status), (made("b"), status), (answered("a"), "completed"))
+    past = read_items(
+        history((user(1), status), (made("a"), status), (made("b"), status), (answered("a"), "completed"))
+    )
     assert [item["id"] for item in replayable(past, ())] == ["m1", "fc_a", "fco_a"]
     assert [item["id"] for item in replayable(past, [answered("b")])] == ["m1", "fc_a", "fc_b", "fco_a"]
 
 
 @pytest.mark.parametrize("status", ["completed", None])
 def test_unanswered_calls_of_a_completed_response_stay(status: str | None) -> None:
-    past = history((made("a"), status))
+    past = read_items(history((made("a"), status)))
     assert replayable(past, ()) == [made("a")]
     with pytest.raises(ApiError, match="function call a"):
         check_calls(replayable(past, ()), [user(1)])

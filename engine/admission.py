@@ -1,0 +1,148 @@
+"""Admission: who may wait for the engine, and how long somebody who may not is to stay away.
+
+Owns: the places of one engine's queue, and the rate at which the requests that hold them end. Refuses to
+know: what a request is, when the engine begins with it, and who waits in what order.
+
+A caller takes a place before it promises anything to anybody, and gives it back in every case. What the
+engine does meanwhile needs no second decision, so nothing that was promised is refused later.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from engine.types import QueueFull
+
+LONGEST_S = 120
+"""The longest wait that is told, in seconds: the official SDKs give up where they are told more."""
+
+HALF_LIFE_S = 20.0
+"""After so many seconds of work, what was measured counts half."""
+
+
+class Place:
+    """A place among those that are generated for or wait; it is given back once, by `leave` or at the end of
+    a `with`."""
+
+    __slots__ = ("_admission", "_begun", "_left", "taken_at")
+
+    def __init__(self, admission: Admission, taken_at: float) -> None:
+        self._admission = admission
+        self._begun = False
+        self._left = False
+        self.taken_at = taken_at
+
+    def begin(self) -> None:
+        """The engine has begun: the place is no longer one of those that wait. Again it does nothing."""
+        if not (self._begun or self._left):
+            self._begun = True
+            self._admission._begun(self)
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Give the place back; again it does nothing."""
+        if not self._left:
+            self._left = True
+            self._admission._left(self, begun=self._begun)
+
+
+class Admission:
+    """The places of one engine. All methods are called on one asyncio loop.
+
+    max_running: how many are generated for at once; 0 where nobody knows, and then those that wait are all
+    that counts. max_waiting: how many more may wait.
+    """
+
+    def __init__(
+        self, *, max_running: int, max_waiting: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._places: dict[Place, None] = {}  # oldest first
+        self._num_running = 0
+        self._measured_at = clock()
+        self._busy_s = 0.0  # seconds in which it was busy, older ones counting less,
+        self._ended = 0.0  # and how many ended in them
+
+    def enter(self, *, promised: bool = False) -> Place:
+        """Take a place. Raises QueueFull when as many wait as may, with the wait that is to be expected.
+
+        promised: somebody was told already that this will be done, as with what goes on after a crash: it is
+        never refused.
+        """
+        if not promised and self.is_full:
+            raise QueueFull(f"{self.num_waiting} requests wait already", retry_after_s=self.wait_s())
+        self._measure()
+        place = Place(self, self._clock())
+        self._places[place] = None
+        return place
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next one would be refused."""
+        return self._num_beyond >= self._max_waiting
+
+    @property
+    def num_places(self) -> int:
+        """Places that somebody has."""
+        return len(self._places)
+
+    @property
+    def num_waiting(self) -> int:
+        """Places that the engine has not begun with."""
+        return len(self._places) - self._num_running
+
+    def wait_s(self, num_ahead: int = 0) -> int:
+        """Seconds, 1 to LONGEST_S, until those that wait now and `num_ahead` others have been begun with, at
+        the rate at which requests end while the engine is busy."""
+        self._measure()
+        ahead = self.num_waiting + num_ahead
+        if self._ended >= 1.0:
+            seconds = ahead * self._busy_s / self._ended
+        else:  # nothing has ended yet: each takes at least as long as the oldest has by now
+            oldest = next(iter(self._places), None)
+            elapsed = 0.0 if oldest is None else self._clock() - oldest.taken_at
+            seconds = ahead * elapsed / max(1, self._num_running)
+        return max(1, min(LONGEST_S, math.ceil(seconds)))
+
+    # -- for places ------------------------------------------------------------------------------------------
+
+    def _begun(self, place: Place) -> None:
+        self._measure()
+        self._num_running += 1
+
+    def _left(self, place: Place, *, begun: bool) -> None:
+        self._measure()
+        if begun and self._is_busy:
+            self._ended += 1.0
+        del self._places[place]
+        self._num_running -= begun
+
+    @property
+    def _num_beyond(self) -> int:
+        """How many wait that the engine has no room for at this moment."""
+        return self.num_waiting - max(0, self._max_running - self._num_running)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether requests end as fast as they can: whoever comes now has to wait for one of them."""
+        return len(self._places) >= self._max_running if self._max_running else self.num_waiting > 0
+
+    def _measure(self) -> None:
+        """Count the time since the last look, which comes before every change, if the engine was busy in
+        it."""
+        now = self._clock()
+        if self._is_busy:
+            passed = now - self._measured_at
+            faded = 0.5 ** (passed / HALF_LIFE_S)
+            self._ended *= faded
+            self._busy_s = self._busy_s * faded + passed
+        self._measured_at = now

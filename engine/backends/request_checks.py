@@ -1,0 +1,59 @@
+"""What makes a request acceptable to a model.
+
+Owns: every check that needs no more than the request and what is known of the model, so that a server can
+refuse a request before anything is begun. Refuses to know: constraints (`grammar`), text, how anything runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from engine.types import GenerateRequest, ModelInfo, PromptTooLong, RequestError, SamplingParams
+
+MAX_LOGPROBS = 20
+
+# Numbers that scale logits, as far as floats of 32 bits go along: beyond, each is infinite or nothing.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-100, 100),
+    "frequency_penalty": (-100, 100),
+    "repetition_penalty": (0.01, 100),
+}
+
+
+def check_request(request: GenerateRequest, info: ModelInfo) -> None:
+    """Raise RequestError or PromptTooLong for what could never run."""
+    limit, vocab_size, sampling = info.max_model_len, info.vocab_size, request.sampling
+    if not request.prompt_ids:
+        raise RequestError("the prompt is empty")
+    if len(request.prompt_ids) + 1 > limit:
+        raise PromptTooLong(len(request.prompt_ids), limit)
+    prefix = request.flat_prefix
+    for what, ids in (("prompt", request.prompt_ids), ("prefix", prefix)):
+        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+            raise RequestError(f"the {what} has a token id outside 0..{vocab_size - 1}")
+    if len(prefix) > limit - len(request.prompt_ids):
+        raise RequestError("the prefix does not fit behind the prompt")
+    _check_sampling(sampling, vocab_size)
+    if request.adapter is not None and request.adapter not in dict(info.adapters):
+        raise RequestError(f"there is no adapter {request.adapter!r}")
+    if request.media:
+        raise RequestError("this model takes text only")
+
+
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    biased = [token for token, _ in sampling.logit_bias]
+    for field, ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+            raise RequestError(f"{field} has a token id outside 0..{vocab_size - 1}", param=field)
+    if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
+        raise RequestError("logit_bias has a number that is not finite", param="logit_bias")
+    for field, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None and not 0 <= count <= MAX_LOGPROBS:
+            raise RequestError(f"{field} must be between 0 and {MAX_LOGPROBS}", param=field)
+    for field, (least, most) in _RANGES.items():
+        if not least <= getattr(sampling, field) <= most:  # what is not a number is neither
+            raise RequestError(f"{field} must be between {least:g} and {most:g}", param=field)

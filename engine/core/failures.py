@@ -1,0 +1,39 @@
+"""Which failures are one row's, and which are everybody's.
+
+Owns: the signs of a device, or of a process, that cannot go on. Refuses to know: what failed, and what
+becomes of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+log = logging.getLogger("antiphon.engine")
+
+# how torch words what it has no class for
+_SIGNS = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS", "DefaultCPUAllocator")
+
+
+def of_device(error: BaseException) -> bool:
+    """Whether the device or the memory of the process has failed: then no row can be computed any more.
+
+    Anything else that an operation raises has left the device as it was.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+@contextmanager
+def without(what: str) -> Iterator[None]:
+    """Do something that only saves time, and go on without where it fails; a device's failure is raised."""
+    try:
+        yield
+    except Exception as error:
+        if of_device(error):
+            raise
+        log.exception("%s failed; steps go on without", what)

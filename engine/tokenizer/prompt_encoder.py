@@ -1,0 +1,102 @@
+"""Prompts to token ids, of which only what is new has to be encoded.
+
+Owns: where a text may be cut so that its parts encode to what the whole does, and the memory of parts that
+were encoded before. Refuses to know: templates, messages, what a tag means.
+
+A tokenizer looks for its added tokens before it does anything else, and encodes what stands between them by
+itself. So a text may be cut in front of an added token, if nothing else decides whether that one is found:
+it must be matched in the text as it stands, alone of all tokens that could begin there or reach into it.
+Chat templates begin each message with such a token: a long conversation is as many parts as it has messages.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tokenizers import AddedToken
+
+from engine.tokenizer.tokenizer import Tokenizer
+
+MAX_BYTES = 64 << 20
+"""What the memory may take: some ten thousand conversations of a few thousand tokens."""
+
+PART_BYTES = 300
+"""What a part takes beside its text and ids."""
+
+
+def cutting_tokens(added: Sequence[AddedToken]) -> list[str]:
+    """The added tokens in front of which a text may be cut."""
+    contents = [token.content for token in added]
+    return [
+        token.content
+        for token in added
+        if not (token.lstrip or token.single_word or token.normalized)
+        and token.content
+        and not token.content[0].isspace()  # the token before may take white space with it
+        and not any(_reaches_into(other, token.content) for other in contents)
+    ]
+
+
+def _reaches_into(other: str, token: str) -> bool:
+    """Whether `other`, found earlier in a text, may have its end at or behind the beginning of `token`."""
+    tails = (other[at:] for at in range(1, len(other)))
+    return any(tail.startswith(token) or token.startswith(tail) for tail in tails)
+
+
+class Encoder:
+    """A tokenizer with a memory. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, max_bytes: int = MAX_BYTES) -> None:
+        self._tokenizer = tokenizer
+        tokens = cutting_tokens(tokenizer.added_tokens)
+        self._cut = re.compile("(?=" + "|".join(map(re.escape, tokens)) + ")") if tokens else None
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._parts: OrderedDict[tuple[str, str], array[int]] = OrderedDict()  # the oldest first
+        self._lock = threading.Lock()
+
+    def encode(self, text: str, scope: str | None) -> tuple[int, ...]:
+        """The ids that the tokenizer makes of a text, without special tokens of its own.
+
+        scope: whose text it is. Nobody else is answered sooner for it; None: nothing is remembered.
+        """
+        if self._cut is None or scope is None:
+            return tuple(self._tokenizer.encode(text))
+        parts = [part for part in self._cut.split(text) if part]
+        found: list[array[int] | None] = []
+        with self._lock:
+            for part in parts:
+                ids = self._parts.get((scope, part))
+                if ids is not None:
+                    self._parts.move_to_end((scope, part))
+                found.append(ids)
+        missing = list(dict.fromkeys(part for part, ids in zip(parts, found, strict=True) if ids is None))
+        if missing:
+            encoded = self._tokenizer.encode_all(missing)
+            new = {part: array("I", ids) for part, ids in zip(missing, encoded, strict=True)}
+            self._remember(scope, new)
+            found = [new[part] if ids is None else ids for part, ids in zip(parts, found, strict=True)]
+        whole: list[int] = []
+        for ids in found:
+            assert ids is not None
+            whole.extend(ids)
+        return tuple(whole)
+
+    def _remember(self, scope: str, new: dict[str, array[int]]) -> None:
+        with self._lock:
+            for part, ids in new.items():
+                if (scope, part) in self._parts or _size(part, ids) > self._max_bytes // 8:
+                    continue
+                self._parts[scope, part] = ids
+                self._num_bytes += _size(part, ids)
+            while self._num_bytes > self._max_bytes:
+                (_, part), ids = self._parts.popitem(last=False)
+                self._num_bytes -= _size(part, ids)
+
+
+def _size(part: str, ids: array[int]) -> int:
+    return PART_BYTES + 4 * len(part) + ids.itemsize * len(ids)

@@ -1,0 +1,85 @@
+"""The quota: what an owner may store in total, kept before it is written.
+
+Owns when what an owner stores is measured, and the answer to a write that would be too much. Refuses to know
+what takes how much and what is let go of first (`storage`).
+
+Measuring is a query, so it is not done for every write: in between, each process counts what it takes in.
+What others of the same database take in meanwhile is seen a minute late at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from server.clock import now_us
+from server.errors import ApiError
+from storage import Limits, Storage, Usage
+
+FRESH_S = 60.0
+"""How long what was measured is built upon."""
+
+REFUSED_S = 1.0
+"""How long an owner whose quota is used up is refused without another look."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What an owner stores: as it was measured at `at` (monotonic seconds), and what was taken in since."""
+
+    usage: Usage
+    at: float
+    taken_in: int = 0
+
+    def fits(self, num_bytes: int, limit: int) -> bool:
+        return self.usage.total + self.taken_in + num_bytes <= limit
+
+
+class Quota:
+    """The bytes of all owners. max_bytes: of each of them; None: no limit."""
+
+    def __init__(self, storage: Storage, max_bytes: int | None) -> None:
+        self._storage = storage
+        self._limit = max_bytes
+        self._known: dict[str, _Known] = {}
+        self._measuring = asyncio.Lock()  # one at a time: whoever waits for it finds what it asks for done
+
+    async def require(self, owner: str, num_bytes: int) -> None:
+        """Count `num_bytes` that are about to be stored. The owner's oldest responses go where that makes
+        room for them; where it does not, raises ApiError 429 `insufficient_quota`."""
+        if self._limit is None:
+            return
+        known = self._known.get(owner)
+        if known is None or not self._settles(known, num_bytes):
+            async with self._measuring:
+                known = self._known.get(owner)
+                if known is None or not self._settles(known, num_bytes):
+                    known = self._known[owner] = await self._measured(owner, num_bytes)
+        if not known.fits(num_bytes, self._limit):
+            raise _used_up(known.usage, self._limit)
+        known.taken_in += num_bytes
+
+    def _settles(self, known: _Known, num_bytes: int) -> bool:
+        """Whether what is known decides about so many bytes more."""
+        assert self._limit is not None
+        age_s = time.monotonic() - known.at
+        return age_s < (FRESH_S if known.fits(num_bytes, self._limit) else REFUSED_S)
+
+    async def _measured(self, owner: str, num_bytes: int) -> _Known:
+        assert self._limit is not None
+        usage = await self._storage.usage(owner)
+        if usage.held + num_bytes <= self._limit:  # else nothing that could go would make enough room
+            async for _ in self._storage.sweep(Limits(max_bytes=self._limit - num_bytes), now_us(), owner):
+                pass
+            usage = await self._storage.usage(owner)
+        return _Known(usage, time.monotonic())
+
+
+def _used_up(usage: Usage, limit: int) -> ApiError:
+    message = (
+        f"You store {usage.total} bytes, and may store {limit}. {usage.held} of them are conversations and "
+        "items that later responses need: delete what you no longer want."
+    )
+    headers = {"x-should-retry": "false"}  # it does not get better by waiting
+    return ApiError(429, message, code="insufficient_quota", type="insufficient_quota", headers=headers)

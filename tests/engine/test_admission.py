@@ -1,0 +1,137 @@
+"""Places in an engine's queue: how many there are, who gives them back, how long a refusal says to wait."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import Admission, Place, QueueFull
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_as_many_wait_as_may_and_the_next_is_refused() -> None:
+    admission = Admission(max_running=2, max_waiting=3)
+    places = [admission.enter() for _ in range(5)]
+    with pytest.raises(QueueFull):
+        admission.enter()
+    promised = admission.enter(promised=True)
+    assert admission.num_places == 6
+    for place in places[:2]:
+        place.begin()
+    assert admission.is_full and admission.num_waiting == 4
+    promised.leave()
+    assert admission.is_full
+    places[0].leave()
+    with admission.enter():
+        assert admission.is_full
+    assert not admission.is_full
+
+
+def test_where_nobody_knows_how_many_run_those_that_wait_count() -> None:
+    admission = Admission(max_running=0, max_waiting=1)
+    admission.enter().begin()
+    with admission.enter(), pytest.raises(QueueFull):
+        admission.enter()
+
+
+def test_a_place_is_given_back_once() -> None:
+    admission = Admission(max_running=1, max_waiting=1)
+    first, second = admission.enter(), admission.enter()
+    first.begin()
+    first.begin()
+    first.leave()
+    first.leave()
+    first.begin()
+    assert (admission.num_places, admission.num_waiting) == (1, 1)
+    second.leave()
+    assert (admission.num_places, admission.num_waiting) == (0, 0)
+
+
+@pytest.mark.parametrize(("lanes", "service_s", "waiting"), [(1, 3.0, 5), (4, 2.0, 40), (16, 0.1, 32)])
+def test_the_wait_is_that_of_the_queue_at_the_rate_at_which_requests_end(
+    lanes: int, service_s: float, waiting: int
+) -> None:
+    clock = Clock()
+    admission = Admission(max_running=lanes, max_waiting=waiting, clock=clock)
+    queue = [admission.enter() for _ in range(lanes + waiting)]
+    for place in queue[:lanes]:
+        place.begin()
+    ends = [(clock.now + service_s * (at + 1) / lanes, at) for at in range(lanes)]
+    for _ in range(50 * lanes):
+        now, at = min(ends)
+        ends.remove((now, at))
+        clock.now = now
+        queue.pop(0).leave()
+        queue.append(admission.enter())
+        queue[lanes - 1].begin()
+        ends.append((now + service_s, at))
+    with pytest.raises(QueueFull) as refused:
+        admission.enter()
+    expected = waiting * service_s / lanes
+    assert expected * 0.8 <= refused.value.retry_after_s <= expected * 1.2 + 1
+    assert pickle.loads(pickle.dumps(refused.value)).retry_after_s == refused.value.retry_after_s
+
+
+def test_what_has_not_ended_takes_at_least_as_long_as_it_has() -> None:
+    clock = Clock()
+    admission = Admission(max_running=2, max_waiting=6, clock=clock)
+    for place in [admission.enter() for _ in range(8)][:2]:
+        place.begin()
+    assert admission.wait_s() == 1
+    clock.now += 5.0
+    assert admission.wait_s() == 15
+    clock.now += 500.0
+    assert admission.wait_s() == 120, "SDKs do not come back from a longer wait"
+
+
+def test_an_idle_hour_says_nothing_about_the_rate() -> None:
+    clock = Clock()
+    admission = Admission(max_running=1, max_waiting=4, clock=clock)
+
+    def serve(num: int) -> None:
+        places = [admission.enter() for _ in range(num)]
+        for place in places:
+            place.begin()
+            clock.now += 1.0
+            place.leave()
+
+    serve(5)
+    clock.now += 3600.0
+    first, *_ = [admission.enter() for _ in range(5)]
+    first.begin()
+    assert admission.wait_s() == 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 4), st.integers(1, 4), st.integers(0, 2**32))
+def test_places_always_return_to_none(max_running: int, max_waiting: int, seed: int) -> None:
+    clock, drawn = Clock(), random.Random(seed)
+    admission = Admission(max_running=max_running, max_waiting=max_waiting, clock=clock)
+    held: list[Place] = []
+    for _ in range(100):
+        clock.now += drawn.random()
+        match drawn.randrange(4):
+            case 0:
+                try:
+                    held.append(admission.enter(promised=drawn.random() < 0.1))
+                except QueueFull as full:
+                    assert held and 1 <= full.retry_after_s <= 120
+            case 1 if held:
+                drawn.choice(held).begin()
+            case 2 if held:
+                held.pop(drawn.randrange(len(held))).leave()
+        assert admission.num_places == len(held) and 0 <= admission.num_waiting <= len(held)
+    for place in held:
+        place.leave()
+    assert (admission.num_places, admission.num_waiting) == (0, 0)

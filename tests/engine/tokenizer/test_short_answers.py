@@ -1,0 +1,100 @@
+"""A thought before a few words is had by asking for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from engine import Constraint, LocalEngine, RenderInput, Shape
+from engine.dialects.table import dialect_named
+from engine.tiny import CHECKPOINT
+from engine.tokenizer.chat_template import render_template
+from engine.tokenizer.renderer import start_of
+from engine.tokenizer.short_answers import is_brief
+from engine.types import GenerateRequest, ReaderParams, SamplingParams
+
+YES_OR_NO = Shape("choice", '["yes", "no"]')
+ASKED = [{"role": "user", "content": "Is the sky blue?"}]
+TEMPLATE = (CHECKPOINT / "chat_template.jinja").read_text()
+
+
+@pytest.mark.parametrize(
+    ("shape", "brief"),
+    [
+        (YES_OR_NO, True),
+        (Shape("choice", json.dumps(["word " * 100])), True),
+        (Shape("regex", "yes|no"), True),
+        (Shape("regex", r"[A-C]{1,2}-\d{4}"), True),
+        (Shape("regex", r"\d{4,}"), False),
+        (Shape("regex", "a+"), False),
+        (Shape("regex", r"\+[*+]\*"), True),
+        (Shape("regex", "((ab){5}c){20}"), False),
+        (Shape("regex", r"(\p{Greek}{9}){10}"), False),
+        (Shape("regex", r"\p{Greek}{9}"), True),
+        (Shape("json", '{"enum": ["a", "b"]}'), True),
+        (Shape("json", '{"type": "boolean"}'), True),
+        (Shape("json", '{"type": "object"}'), False),
+        (Shape("json", '{"type": "string"}'), False),
+        (Shape("json", "true"), False),
+        (Shape("lark", 'start: "a"'), False),
+    ],
+)
+def test_which_shapes_are_brief(shape: Shape, brief: bool) -> None:
+    assert is_brief(shape) is brief
+
+
+@pytest.mark.parametrize(
+    ("fields", "start"),
+    [
+        ({"answer": YES_OR_NO}, "answer"),
+        ({"answer": YES_OR_NO, "effort": "low"}, "text"),
+        ({"answer": YES_OR_NO, "template_kwargs": {"enable_thinking": True}}, "text"),
+        ({"answer": YES_OR_NO, "template_kwargs": {"enable_thinking": False}}, "answer"),
+        ({"answer": Shape("json", '{"type": "object"}')}, "text"),
+        ({"answer": Shape("json", '{"type": "object"}'), "effort": "none"}, "answer"),
+        ({}, "text"),
+        ({"effort": "none"}, "answer"),
+    ],
+)
+def test_where_a_prompt_leaves_the_model(fields: dict[str, Any], start: str) -> None:
+    asked = RenderInput(ASKED, **fields)
+    prompt = render_template(TEMPLATE, asked, {})
+    assert start_of(prompt, asked, dialect_named("hermes")) == start
+    assert prompt.endswith("</think>\n\n") is (start == "answer")
+
+
+def test_a_template_that_cannot_be_told_leaves_it_to_the_shape() -> None:
+    asked = RenderInput(ASKED, answer=YES_OR_NO)
+    assert start_of("<|im_start|>assistant\n", asked, dialect_named("hermes")) == "answer"
+    assert start_of("<|im_start|>assistant\n<think>\n", asked, dialect_named("hermes")) == "reasoning"
+
+
+@pytest.fixture
+async def shipped() -> AsyncIterator[LocalEngine]:
+    engine = LocalEngine(CHECKPOINT, num_threads=1)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def test_the_shipped_model_answers_at_once_unless_it_is_to_think(shipped: LocalEngine) -> None:
+    thought = 0
+    for seed in range(8):
+        for fields in ({}, {"effort": "high"}):
+            prompt = await shipped.render(RenderInput(ASKED, answer=YES_OR_NO, **fields))
+            request = GenerateRequest(
+                id="r",
+                prompt_ids=prompt.ids,
+                sampling=SamplingParams(seed=seed, max_tokens=60),
+                reader=ReaderParams(starts_in=prompt.starts_in, shaped=True),
+                constraint=Constraint(answer=YES_OR_NO),
+            )
+            tokens = [token async for chunk in shipped.generate(request) for token in chunk.token_ids]
+            if fields:
+                thought += len(tokens) > 4
+            else:
+                assert await shipped.detokenize(tokens) in ("yes", "no")
+    assert thought > 0

@@ -1,0 +1,1 @@
+"""Fuzzers: seeded, bounded, each with a short form among the ordinary tests."""

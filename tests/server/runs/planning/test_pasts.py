@@ -1,0 +1,99 @@
+"""Remembered pasts: what is remembered is what storage would have said."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine import GenerateRequest, ScriptedEngine
+from server.clock import now_us
+from server.runs.planning.pasts import Pasts, read_items
+from tests.support.running import Running, http_client, running_app
+from tests.support.talk import WEATHER, Api, answer, call, calls
+from tests.support.wire import Json
+
+
+async def past_of(server: Running, pasts: Pasts, response_id: str) -> Any:
+    """What is remembered, which must be what is stored."""
+    storage = server.context.storage
+    found = await pasts.of(await storage.get_response("local", response_id), now_us())
+    stored = await storage.history("local", previous_response_id=response_id)
+    assert list(found) == read_items(stored)
+    return found
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 20, 20_000, 1])
+async def test_any_tree_of_turns_has_the_past_that_is_stored(tmp_path: Path, max_bytes: int) -> None:
+    """Branches, calls, turns of conversations, deletions, and never more memory than is allowed."""
+    drawn = random.Random(max_bytes)
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        api, pasts = Api(client), Pasts(server.context.storage, max_bytes)
+        conversation = await api.conversation()
+        ended: list[Json] = [
+            await api.create("say first"),
+            await api.create("say there", conversation=conversation),
+        ]
+        for number in range(40):
+            parent = drawn.choice(ended[-6:])
+            asked: Any = drawn.choice([f"say {number}", call()])
+            outputs = [answer(each["call_id"]) for each in calls(parent)]
+            if outputs:
+                asked = [*outputs, {"role": "user", "content": f"say {number}"}]
+            ended.append(await api.create(asked, previous_response_id=parent["id"], tools=[WEATHER]))
+            for response in (ended[-1], drawn.choice(ended)):
+                await past_of(server, pasts, response["id"])
+            if number % 7 == 3:
+                gone = ended.pop(drawn.randrange(len(ended)))
+                assert (await client.delete(f"/v1/responses/{gone['id']}")).status_code == 200
+            assert 0 <= pasts._num_bytes <= max_bytes
+        assert pasts._num_bytes == sum(past.num_bytes for past in pasts._pasts.values())
+
+
+async def test_an_item_that_is_taken_out_of_a_conversation_is_seen_no_more(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        api, pasts = Api(client), Pasts(server.context.storage)
+        items = [{"role": "user", "content": "secret"}]
+        made = (await client.post("/v1/conversations", json={"items": items})).json()["id"]
+        first = await api.create("say a", conversation=made)
+        second = await api.create("say b", previous_response_id=first["id"])
+        assert len(await past_of(server, pasts, second["id"])) == 5
+        secret = (await api.conversation_items(made))[0]["id"]
+        assert (await client.delete(f"/v1/conversations/{made}/items/{secret}")).status_code == 200
+        assert len(await past_of(server, pasts, second["id"])) == 4
+
+
+class Fresh(ScriptedEngine):
+    """Holds every prompt against one that nothing was remembered for."""
+
+    num_checked = 0
+
+    def generate(self, request: GenerateRequest, place: Any = None) -> Any:
+        text = self.tokenizer.decode(request.prompt_ids)
+        assert request.prompt_ids == tuple(self.tokenizer.encode(text))
+        self.num_checked += 1
+        return super().generate(request, place)
+
+
+async def test_a_deleted_past_is_unknown_and_the_chain_behind_it_goes_on(tmp_path: Path) -> None:
+    engine = Fresh()
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api, ids = Api(client), list[str]()
+        for number in range(12):
+            behind = {"previous_response_id": ids[-1]} if ids else {}
+            ids.append((await api.create(f"say {number}", **behind))["id"])
+        reply = await request_after(client, ids[5])
+        assert reply.status_code == 200
+        await client.delete(f"/v1/responses/{ids[5]}")
+        gone = await request_after(client, ids[5])
+        assert (gone.status_code, gone.json()["error"]["code"]) == (400, "previous_response_not_found")
+        before = len(engine.requests[-1].prompt_ids)
+        assert (await request_after(client, ids[-1])).status_code == 200
+        assert len(engine.requests[-1].prompt_ids) > before and engine.num_checked == 14
+
+
+async def request_after(client: httpx.AsyncClient, response_id: str) -> httpx.Response:
+    return await client.post("/v1/responses", json={"input": "say on", "previous_response_id": response_id})

@@ -1,0 +1,141 @@
+"""What an owner may store: sizes of what comes in one request, of a conversation, and of everything."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support import wire
+from tests.support.running import http_client, running_app
+from tests.support.talk import WEATHER, Api, answer, call, calls
+from tests.support.wire import Json
+
+
+def said(text: str) -> Json:
+    return {"type": "message", "role": "user", "content": text}
+
+
+def error(reply: httpx.Response, status: int) -> Json:
+    assert reply.status_code == status, reply.text
+    found: Json = wire.validate_error(reply.json())
+    return found
+
+
+async def test_an_item_has_a_bounded_size_wherever_it_is_stored(tmp_path: Path) -> None:
+    big = "x" * 2000
+    async with running_app(tmp_path, max_item_bytes=2000) as server, http_client(server) as client:
+        made = (await client.post("/v1/conversations", json={"items": [said("small")]})).json()["id"]
+        waiting = await Api(client).create(call(), tools=[WEATHER], await_tool_outputs=True, background=True)
+        async with asyncio.timeout(10):
+            while not (now := await Api(client).get(waiting["id"])).get("pending_tool_calls"):
+                await asyncio.sleep(0.005)
+        output = answer(now["pending_tool_calls"][0]["call_id"], big)
+        for path, body, param in (
+            ("/v1/conversations", {"items": [said("small"), said(big)]}, "items[1]"),
+            (f"/v1/conversations/{made}/items", {"items": [said(big)]}, "items[0]"),
+            ("/v1/responses", {"input": big}, "input[0]"),
+            ("/v1/responses", {"input": [said("small"), said(big)], "store": False}, "input[1]"),
+            (f"/v1/responses/{waiting['id']}/tool_outputs", {"tool_outputs": [output]}, "tool_outputs[0]"),
+        ):
+            refused = error(await client.post(path, json=body), 400)
+            assert (refused["code"], refused["param"]) == ("item_too_large", param)
+
+
+async def test_a_conversation_has_a_bounded_number_of_items(tmp_path: Path) -> None:
+    async with running_app(tmp_path, max_items_per_conversation=4) as server, http_client(server) as client:
+        items = [said(str(number)) for number in range(3)]
+        made = (await client.post("/v1/conversations", json={"items": items})).json()["id"]
+        path = f"/v1/conversations/{made}/items"
+        assert error(await client.post(path, json={"items": items[:2]}), 400)["code"] == "conversation_full"
+        assert (await client.post(path, json={"items": items[:1]})).status_code == 200
+        turn = {"input": "hi", "conversation": made}
+        refused = error(await client.post("/v1/responses", json=turn), 400)
+        assert (refused["code"], refused["param"]) == ("conversation_full", "conversation")
+        assert (await client.get("/v1/responses")).json()["data"] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/completions"])
+async def test_stop_strings_are_few_and_short(client: httpx.AsyncClient, path: str) -> None:
+    bodies: dict[str, Json] = {
+        "/v1/responses": {"input": "say x"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "say x"}]},
+        "/v1/completions": {"prompt": "say x"},
+    }
+    for stop in (["a"] * 17, ["x" * 1025], "x" * 1025, [""]):
+        refused = error(await client.post(path, json={**bodies[path], "stop": stop}), 400)
+        assert refused["param"].startswith("stop")
+    fine = {**bodies[path], "stop": ["y" * 1024] * 16}
+    assert (await client.post(path, json=fine)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "metadata", [{str(n): "x" for n in range(17)}, {"x" * 65: "x"}, {"x": "x" * 513}, {"x": 1}, []]
+)
+async def test_metadata_is_bounded_wherever_it_is_taken(client: httpx.AsyncClient, metadata: Any) -> None:
+    made = (await client.post("/v1/conversations")).json()["id"]
+    chat = {"messages": [{"role": "user", "content": "say x"}]}
+    for path, body in (
+        ("/v1/responses", {"input": "say x"}),
+        ("/v1/chat/completions", chat),
+        ("/v1/conversations", {}),
+        (f"/v1/conversations/{made}", {}),
+    ):
+        if metadata == [] and path == "/v1/conversations":
+            continue  # empty, and so taken for none
+        refused = error(await client.post(path, json={**body, "metadata": metadata}), 400)
+        assert refused["param"].startswith("metadata")
+
+
+async def test_a_quota_that_is_used_up_refuses_every_write_until_something_is_deleted(tmp_path: Path) -> None:
+    limit, each = 100_000, "x" * 20_000
+    async with running_app(tmp_path, max_bytes_per_owner=limit) as server, http_client(server) as client:
+        api = Api(client)
+        kept = [
+            (await client.post("/v1/conversations", json={"items": [said(each)]})).json()["id"]
+            for _ in range(4)
+        ]
+        for path, body in (
+            ("/v1/conversations", {"items": [said(each)]}),
+            (f"/v1/conversations/{kept[0]}/items", {"items": [said(each)]}),
+            ("/v1/responses", {"input": each}),
+            ("/v1/responses", {"input": each, "background": True}),
+            ("/v1/responses", {"input": "hi", "instructions": each}),
+        ):
+            reply = await client.post(path, json=body)
+            refused = error(reply, 429)
+            assert (refused["type"], refused["code"]) == ("insufficient_quota", "insufficient_quota")
+            assert reply.headers["x-should-retry"] == "false" and "retry-after" not in reply.headers
+        # What stores nothing goes on, and so does what fits.
+        assert (await client.post("/v1/responses", json={"input": each, "store": False})).status_code == 200
+        small = await api.create("say x")
+        assert small["status"] == "completed"
+        assert (await client.delete(f"/v1/conversations/{kept[0]}")).status_code == 200
+        async with asyncio.timeout(10):
+            while (await client.post("/v1/conversations", json={"items": [said(each)]})).status_code == 429:
+                await asyncio.sleep(0.1)
+
+
+async def test_old_responses_make_room_at_once(tmp_path: Path) -> None:
+    """However fast it comes, an owner never stores more than its quota and one request."""
+    limit, each = 200_000, "say " + "x" * 20_000
+    async with running_app(tmp_path, max_bytes_per_owner=limit) as server, http_client(server) as client:
+        last = ""
+        for _ in range(30):
+            last = (await Api(client).create(each))["id"]
+            assert (await server.context.storage.usage("local")).total <= limit
+        assert (await client.get(f"/v1/responses/{last}")).status_code == 200
+        listed = (await client.get("/v1/responses", params={"limit": 100})).json()["data"]
+        assert 1 <= len(listed) < 10
+
+
+async def test_tool_outputs_count(tmp_path: Path) -> None:
+    async with running_app(tmp_path, max_bytes_per_owner=50_000) as server, http_client(server) as client:
+        first = await Api(client).create(call(), tools=[WEATHER])
+        output = answer(calls(first)[0]["call_id"], "x" * 60_000)
+        path = f"/v1/responses/{first['id']}/tool_outputs"
+        refused = error(await client.post(path, json={"tool_outputs": [output]}), 429)
+        assert refused["code"] == "insufficient_quota"
