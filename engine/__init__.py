@@ -141,5 +141,5 @@ def load_late_modules() -> None:
 
     Whoever serves does this ahead of time: a process that has no descriptor left can import nothing.
     """
-    for name in ("jinja2.ext", "jinja2.meta", "jinja2.sandbox", "engine.structured.grammar"):
+    for name in ("jinja2.ext", "jinja2.meta", "jinja2.sandbox", "engine.structured.isolation.constraints"):
         import_module(name)

@@ -12,7 +12,7 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from storage.drivers import make_private_folder
+from storage.private_files import make_private_folder
 from storage.records import (
     ECHO_MARK,
     PROGRESS_EVENTS,
@@ -71,7 +71,7 @@ from storage.records import (
 )
 
 if TYPE_CHECKING:
-    from storage.drivers import back_up
+    from storage.backup import back_up
     from storage.storage import Storage
     from storage.tables import metadata
 
@@ -156,7 +156,7 @@ def __getattr__(name: str) -> Any:
     if name == "Storage":
         return import_module("storage.storage").Storage
     if name == "back_up":
-        return import_module("storage.drivers.backup").back_up
+        return import_module("storage.backup").back_up
     if name == "metadata":  # Alembic's
         return import_module("storage.tables").metadata
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

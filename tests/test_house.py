@@ -41,7 +41,7 @@ ORDERS = {
         *("dialects", "tokenizer", "parsing", "structured", "tiny"),
         *("kernels", "models", "executor", "core", "benchmark", "backends", "llm_options", "llm"),
     ),
-    "storage": ("records", "tables", "drivers", "queries", "migrate", "storage"),
+    "storage": ("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "storage"),
     "tools": ("spec", "runtime", "builtin"),
     "server": (
         *("clock", "threads", "config", "errors", "metrics", "sse_frame", "api_keys", "model_registry"),

@@ -7,6 +7,7 @@ Signals stay with the server: a parked stream is cut without an end, and its rea
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,10 @@ class EventStream(EventSourceResponse):
         finally:
             life.num_streams -= 1
             await self._close()
+
+    async def _listen_for_exit_signal_with_grace(self) -> None:
+        """Wait for ever: the library would poll for signals in a task that nobody ends."""
+        await asyncio.Event().wait()
 
     async def _close(self) -> None:
         aclose = getattr(self._frames, "aclose", None)

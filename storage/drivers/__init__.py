@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from storage.drivers.backup import back_up
 from storage.drivers.bulk import Keys, by_keys, many, returned
 from storage.drivers.connect import database
 from storage.drivers.interface import Database, Writing, insert_unless_taken, unavailable
-from storage.drivers.private_files import make_private_folder
 from storage.drivers.readers import Readers
 from storage.drivers.writer import Writer
 
@@ -16,11 +14,9 @@ __all__ = [
     "Readers",
     "Writer",
     "Writing",
-    "back_up",
     "by_keys",
     "database",
     "insert_unless_taken",
-    "make_private_folder",
     "many",
     "returned",
     "unavailable",

@@ -29,8 +29,8 @@ from sqlalchemy.pool import StaticPool
 
 from storage.drivers.hints import Silence
 from storage.drivers.interface import ErrorKind, Work, unavailable
-from storage.drivers.private_files import FILE_MODE, keep_others_out, make_private_file, make_private_folder
 from storage.drivers.wal import Wal
+from storage.private_files import FILE_MODE, keep_others_out, make_private_file, make_private_folder
 from storage.records import FolderHeld
 
 T = TypeVar("T")

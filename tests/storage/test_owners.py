@@ -32,15 +32,15 @@ VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {
 }
 
 UNSCOPED = {
-    "admit", "append", "claim", "claim_due", "free", "free_all", "glance", "release", "take", "watch",
-    "watched",
+    "admit", "append", "claim", "claim_due", "free_all", "mark_watched", "release", "release_runs",
+    "run_status", "take", "watched",
     "records", "response_input", "waiting_inputs",
     "claim_deliveries", "disable_webhook", "due_deliveries", "settle_delivery",
 }  # fmt: skip
 """What only the runner calls, with an id that it was given by a scoped verb or a claim."""
 
 ELSEWHERE = {
-    "beat", "close", "commit_stats", "dead", "hinted", "look", "open", "ready",  # about no row of an owner
+    "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "open", "ready",  # of no owner
     "create_key", "find_key", "list_keys", "revoke_key",  # the administrator's
     "add_sealing_key", "sealing_keys",  # the server's own
     "sweep", "purge", "export_responses", "export_conversations", "export_conversation_items",

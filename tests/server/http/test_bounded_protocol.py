@@ -24,7 +24,6 @@ import pytest
 
 from engine import ScriptedEngine
 from server.http import bounded_protocol
-from server.process import serve
 from server.process.log_lines import Lines
 from server.schema.items import MAX_ITEMS
 from tests.fuzz.shapes import fuzz
@@ -350,7 +349,7 @@ async def test_who_takes_nothing_is_cut(tmp_path: Path, monkeypatch: pytest.Monk
             super().connection_lost(exc)
 
     monkeypatch.setattr(bounded_protocol, "LINGER_S", 0.2)
-    monkeypatch.setattr(serve, "BoundedHttp", Counting)
+    monkeypatch.setattr(sys.modules["server.process.serve"], "BoundedHttp", Counting)
     async with live_app(tmp_path, send_timeout_s=0.3) as server, http_client(server) as client:
         once = {"connection": "close"}
         item = {"role": "user", "content": "x" * 9_000_000}

@@ -18,6 +18,7 @@ from openai import AsyncOpenAI, ConflictError
 from engine import GenerateRequest, Say, ScriptedEngine
 from engine.backends.script import Step
 from server.clock import now_us
+from server.http import body as http_body
 from server.http import idempotency
 from storage import KeyedRequest, KnownRequest, Limits
 from tests.server.runs.execution.test_restart import child
@@ -486,7 +487,7 @@ async def begun_elsewhere(here: Held, *, alive: bool) -> AsyncIterator[None]:
 
 
 def _asked(here: Held, route: str, body: Any) -> KeyedRequest:
-    read = body._load(bytearray(json.dumps(body).encode()), here.server.life.config, idempotency._digest)
+    read = http_body._load(bytearray(json.dumps(body).encode()), here.server.life.config, idempotency._digest)
     return KeyedRequest("local", route, "once", read.digest, now_us())
 
 

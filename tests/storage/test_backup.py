@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage import NotFound, StorageError, back_up, open_storage
-from storage.drivers import backup as module
+from storage import backup as module
 from tests.support.making import OWNER, check, message, turn, url
 
 
