@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty
 from typing import TYPE_CHECKING
 
@@ -34,16 +34,14 @@ from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence
 from engine.core.speculation import ROOM, Drafter, Lookup, Speculation
 from engine.core.token_masks import make_ahead, make_masks, take_drawn
-from engine.executor import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
+from engine.executor import Forwarded, PoolSizes, Runner, StepResult, size_pools
 from engine.models import ModelSpec, load_model
 from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
 from engine.structured.isolation import Move
 from engine.types import DeadlineExceeded, Done, EngineError, GenerateRequest, RequestFailed, SamplingParams
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine.config import EngineSettings
+    from engine.config import EngineConfig
 
 log = logging.getLogger("antiphon.engine")
 
@@ -498,98 +496,71 @@ def _failure(error: Exception) -> RequestFailed:
 
 
 def build_loop(
-    settings: EngineSettings,
-    folder: Path,
+    config: EngineConfig,
     *,
-    draft_folder: Path | None = None,
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
     inbox: Inbox,
     deliver: Deliver,
 ) -> EngineLoop:
-    """Load the model and allocate its KV, on the calling thread; raises LoadError, or what torch raises."""
-    if settings.num_threads is not None:
-        torch.set_num_threads(settings.num_threads)
-    name = settings.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    """Load the models and allocate their KV, on the calling thread; `config` names them by their folders.
+
+    Raises LoadError, or what torch raises.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
     # every sequence that decodes has its token in every step, and one that prefills at least one
-    max_num_seqs = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    with torch.inference_mode():
-        model = load_model(
-            folder,
-            dtype=settings.dtype,
-            device=device,
-            max_model_len=settings.max_model_len,
-            quantization=settings.quantization,
-            compile=settings.compile,
-            deterministic=settings.deterministic,
-            lora=settings.lora,
-            cpu_kernels=settings.cpu_kernels,
-        )
-        kv_dtype = kv_dtype_for(settings.kv_cache_dtype, model, device)
-        num_blocks, max_model_len = size_pools(
-            model,
-            block_size=settings.block_size,
-            kv_dtype=kv_dtype,
-            max_model_len=settings.max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_chunk=settings.max_num_batched_tokens,
-            device=device,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            num_blocks=settings.num_blocks,
-        )
-        runner = Runner(
-            model,
-            num_blocks=num_blocks,
-            block_size=settings.block_size,
-            vocab_size=min(vocab_size, model.spec.vocab_size),
-            device=device,
-            max_seqs=max_num_seqs,
-            max_len=max_model_len,
-            kv_dtype=kv_dtype,
-            num_threads=settings.num_threads,
-            deterministic=settings.deterministic,
-        )
-    log.info(
-        "the KV cache may take %.2f GiB, for %d tokens; %.2f GiB now, the rest as it comes into use",
-        runner.kv_bytes / 2**30,
-        num_blocks[0] * settings.block_size,
-        runner.kv_taken / 2**30,
-    )
-    kv = KVCache(model.spec.groups, num_blocks, settings.block_size, max_num_seqs, max_model_len)
-    rows = Rows(max_num_seqs, max_model_len)
-    if settings.deterministic:
+    config = replace(config, max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens))
+    runner, sizes = _open_runner(config, vocab_size)
+    model = runner.model
+    kv = KVCache(model.spec.groups, sizes.num_blocks, config.block_size, config.max_num_seqs, sizes.max_len)
+    rows = Rows(config.max_num_seqs, sizes.max_len)
+    if config.deterministic:
         prove(runner, kv, rows)
     scheduler = Scheduler(
         kv,
         rows,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        max_undelivered=settings.max_undelivered,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=sizes.max_len,
+        max_undelivered=config.max_undelivered,
         eos_token_ids=eos_token_ids,
         adapters={name: number for number, (name, _) in enumerate(model.spec.adapters, 1)},
     )
-    drafter: Drafter = Lookup(settings.max_ngram_size)
-    if draft_folder is not None:
-        drafter = open_assistant(
-            draft_folder,
-            runner,
-            rows,
-            settings=settings,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-        )
+    drafter: Drafter = Lookup(config.max_ngram_size)
+    if config.draft_model is not None:
+        drafter = open_assistant(config, runner, rows, max_model_len=sizes.max_len)
     return EngineLoop(
         runner,
         scheduler,
         inbox,
         deliver,
         eos_token_ids=eos_token_ids,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
+        max_model_len=sizes.max_len,
+        max_num_seqs=config.max_num_seqs,
         speculation=Speculation(
-            rows, drafter, num_assistant_tokens=settings.num_assistant_tokens, room=ROOM[device.type]
+            rows,
+            drafter,
+            num_assistant_tokens=config.num_assistant_tokens,
+            room=ROOM[runner.device.type],
         ),
     )
+
+
+@torch.inference_mode()
+def _open_runner(config: EngineConfig, vocab_size: int) -> tuple[Runner, PoolSizes]:
+    """The model on its device, and the KV pools that it got there."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    model = load_model(config, device)
+    sizes = size_pools(model, config, device)
+    num_ids = min(vocab_size, model.spec.vocab_size)
+    runner = Runner(model, config, sizes, vocab_size=num_ids, device=device)
+    log.info(
+        "the KV cache may take %.2f GiB, for %d tokens; %.2f GiB now, the rest as it comes into use",
+        runner.kv_bytes / 2**30,
+        sizes.num_blocks[0] * config.block_size,
+        runner.kv_taken / 2**30,
+    )
+    return runner, sizes
