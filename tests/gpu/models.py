@@ -162,7 +162,7 @@ class Bench:
     def step(self) -> bool:
         """One step of the loop; False when there was nothing to do."""
         with torch.inference_mode():
-            self.loop._obey_all()
+            self.loop.handle_commands()
             return self.loop.step()
 
     def run_until_decoding(self, handles: Sequence[int]) -> None:

@@ -62,7 +62,7 @@ class Driver:
     def step(self) -> bool:
         """Obey what was submitted and do one step; False when there was nothing to compute."""
         with torch.inference_mode():
-            self.loop._obey_all()
+            self.loop.handle_commands()
             worked = self.loop.step()
         self.loop.scheduler.check_integrity()
         return worked
