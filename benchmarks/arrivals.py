@@ -89,7 +89,7 @@ class Load:
         import torch
 
         with torch.inference_mode():
-            self.driver.loop._obey_all()
+            self.driver.loop.handle_commands()
             self.driver.loop.step()
 
     def first_token(self) -> float:

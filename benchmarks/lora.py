@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from engine import GenerateRequest, LocalEngine, ReaderParams, SamplingParams
+from engine.config import EngineConfig
 from engine.models import load_model
 from engine.tiny import CHECKPOINT
 from tests.support.adapters import write_adapter
@@ -26,7 +27,7 @@ PROMPT = 32  # tokens
 
 def write_adapters(model: Path, folder: Path, count: int, rank: int) -> dict[str, Path]:
     """Random adapters of a native model, by name."""
-    loaded = load_model(model, dtype="auto", device=torch.device("cpu"), max_model_len=None)
+    loaded = load_model(EngineConfig(model, cpu_kernels=False), torch.device("cpu"))
     found = {}
     for i in range(count):
         tensors = {}

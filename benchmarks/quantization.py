@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine import GenerateRequest, LocalEngine, ReaderParams, RenderInput, SamplingParams
+from engine.config import EngineConfig
 from engine.kernels.fp8 import to_fp8
 from engine.model_folder import find_folder
 from engine.models import Attention, Model, load_model
@@ -114,7 +115,7 @@ def main() -> None:
     texts = [taught(tokenizer, each) for skill in SKILLS for each in held_out(skill, options.texts)]
     with torch.inference_mode():
         models = {
-            kind: load_model(CHECKPOINT, device=CPU, max_model_len=None, **{"dtype": "auto", **fields})
+            kind: load_model(EngineConfig(CHECKPOINT, cpu_kernels=False, **fields), CPU)
             for kind, fields in KINDS.items()
             if kind != "fp8 KV"
         }

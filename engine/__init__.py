@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.admission import Admission, Place
 from engine.backends import check_request
+from engine.config import EngineConfig
 from engine.interface import Engine
 from engine.late import late
 from engine.search import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
@@ -92,6 +93,7 @@ __all__ = [
     "Delta",
     "Done",
     "Engine",
+    "EngineConfig",
     "EngineDead",
     "EngineError",
     "EngineStats",

@@ -1,31 +1,34 @@
-"""How a local engine is started: every choice in one frozen value.
-
-Owns: names, units and defaults. Refuses to know: what anybody does with them, torch.
-"""
+"""`EngineConfig`: every choice with which a local engine is started, checked once and passed on whole."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from engine.types import LoadError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["none", "int8", "int4", "fp8"]
 KVDtype = Literal["auto", "fp8"]
+GenerationDefaults = Literal["auto", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """What `LocalEngine` was given. None means: derive it from the checkpoint and the machine."""
+class EngineConfig:
+    """How a local engine loads its model and fills its steps; raises LoadError for values that cannot be.
 
-    model: str | Path
-    name: str | None = None
+    None means: derive it from the checkpoint and the machine.
+    """
+
+    model: str | Path  # a folder, or a hub id
+    name: str | None = None  # what the model is called; None: the last part of `model`
     dtype: Dtype = "auto"  # auto: float32 below 200 M parameters, else the checkpoint's
     device: Device = "auto"
     quantization: Quantization = "none"  # of the weights; int8 and int4 on a CPU; computes in bfloat16
-    kv_cache_dtype: KVDtype = "auto"  # what keys and values are kept as; auto: what the model computes in
+    kv_cache_dtype: KVDtype = "auto"  # of keys and values; auto: what the model computes in
     compile: bool = False  # models of the general tier, by torch.compile
     max_model_len: int | None = None  # tokens of prompt and output together
     max_waiting: int = 512  # requests that wait for a place in the batch; more are refused
@@ -34,17 +37,69 @@ class EngineSettings:
     block_size: int = 16  # tokens of a KV block
     kv_cache_bytes: int | None = None
     num_blocks: int | None = None  # of the full-attention layers; wins over kv_cache_bytes
-    lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters beside the model, by name
-    chat_template: str | None = None
+    lora: Mapping[str, str | Path] = field(default_factory=dict)  # folders of adapters, by name
+    chat_template: str | None = None  # the text of a template that replaces the checkpoint's
     tool_dialect: str | None = None  # a row of the table of dialects, or "none"
     reasoning_dialect: str | None = None
-    generation_config: Literal["auto", "none"] = "auto"
+    generation_config: GenerationDefaults = "auto"  # auto: sampling defaults are the checkpoint's
     num_threads: int | None = None  # of torch, within one operation
-    cpu_kernels: bool = True  # our own on a CPU, compiled at the first start, where they are the faster way
+    cpu_kernels: bool = True  # the C++ kernels on a CPU, compiled at the first start, where they are faster
     step_timeout_s: float = 10.0  # without progress for this long the engine counts as dead
     deterministic: bool = False  # the same tokens whatever shares the batch; slower
-    num_assistant_tokens: int = 8  # tokens guessed ahead and checked in one step; 0: none
+    num_assistant_tokens: int = 8  # draft tokens that one step checks; 0: none
     max_ngram_size: int = 3  # without a draft model: as many of the last tokens are looked up in the text
-    draft_model: str | Path | None = None  # guesses instead; it has the same tokenizer
-    assistant_confidence_threshold: float = 0.4  # the draft model stops guessing below this probability
-    max_undelivered: int = 256  # tokens a slow consumer may leave lying before its request pauses
+    draft_model: str | Path | None = None  # makes the drafts instead; it has the same tokenizer
+    assistant_confidence_threshold: float = 0.4  # the draft model stops drafting below this probability
+    max_undelivered: int = 256  # tokens that a slow consumer may leave unread before its request pauses
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise LoadError(f"{name} {getattr(self, name)!r} is none of {', '.join(choices)}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise LoadError(f"{name} is {value}, and has to be at least {least}")
+        if not self.step_timeout_s > 0:
+            raise LoadError(f"step_timeout_s is {self.step_timeout_s}, and has to be more than 0")
+        if not 0 <= self.assistant_confidence_threshold <= 1:
+            raise LoadError("assistant_confidence_threshold is a probability, from 0 to 1")
+
+    def for_draft_model(self, max_num_batched_tokens: int) -> EngineConfig:
+        """The configuration of the draft model: as it is stored, in what memory the model has left."""
+        assert self.draft_model is not None
+        return replace(
+            self,
+            model=self.draft_model,
+            draft_model=None,
+            quantization="none",
+            compile=False,
+            deterministic=False,
+            lora={},
+            max_model_len=None,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_bytes=None,
+            num_blocks=None,
+        )
+
+
+_CHOICES = {
+    "dtype": get_args(Dtype),
+    "device": get_args(Device),
+    "quantization": get_args(Quantization),
+    "kv_cache_dtype": get_args(KVDtype),
+    "generation_config": get_args(GenerationDefaults),
+}
+_LEAST = {
+    "max_model_len": 1,
+    "max_waiting": 0,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "block_size": 1,
+    "kv_cache_bytes": 1,
+    "num_blocks": 1,
+    "num_threads": 1,
+    "num_assistant_tokens": 0,
+    "max_ngram_size": 1,
+    "max_undelivered": 1,
+}

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from tqdm import tqdm
 
+from engine.config import EngineConfig
 from engine.interface import Engine
 from engine.llm_options import Options
 from engine.structured import closed_schema
@@ -88,18 +89,22 @@ class _Ask:
 class LLM:
     """A model for batches of prompts.
 
-    MODEL: a folder, a hub id, the shipped one's name, or an engine that was not started; `settings` are the
-    arguments of `LocalEngine`. The model is loaded once, here, and serves every call until `close`, or the
-    end of a `with`. Calls may come from several threads, and from a notebook, whose own loop waits meanwhile.
-    Raises LoadError.
+    model: a folder, a hub id, the shipped one's name, an `EngineConfig`, or an engine that was not started;
+    `settings` are the other fields of `EngineConfig`. The model is loaded once, here, and serves every call
+    until `close`, or the end of a `with`. Calls may come from several threads, and from a notebook, whose own
+    loop waits meanwhile. Raises LoadError.
     """
 
-    def __init__(self, model: str | Path | Engine = SHIPPED, **settings: Any) -> None:
+    def __init__(self, model: str | Path | EngineConfig | Engine = SHIPPED, **settings: Any) -> None:
         if isinstance(model, str | Path):
             from engine.backends import LocalEngine
 
             folder = CHECKPOINT if model == SHIPPED else model
             self._engine: Engine = LocalEngine(folder, **{"name": Path(model).name, **settings})
+        elif isinstance(model, EngineConfig):
+            from engine.backends import LocalEngine
+
+            self._engine = LocalEngine(model, **settings)
         elif settings:
             raise TypeError(f"an engine has its settings already: {', '.join(settings)}")
         else:

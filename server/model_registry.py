@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from engine import Engine, LoadError, ModelInfo
+from engine import Engine, EngineConfig, LoadError, ModelInfo
 from server.config import SHIPPED_MODEL, Config
 from server.errors import ApiError
 
@@ -126,33 +127,17 @@ def build_engine(config: Config) -> Engine:
         )
     from engine import LocalEngine
 
-    return LocalEngine(
-        model,
-        name=name,
-        dtype=config.dtype,
-        device=config.device,
-        quantization=config.quantization,
-        kv_cache_dtype=config.kv_cache_dtype,
-        compile=config.compile,
-        max_model_len=config.max_model_len,
-        max_waiting=config.max_waiting,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        kv_cache_bytes=config.kv_cache_bytes,
-        lora=lora,
-        chat_template=chat_template(config),
-        tool_dialect=config.tool_dialect,
-        reasoning_dialect=config.reasoning_dialect,
-        generation_config=config.generation_config,
-        num_threads=config.num_threads,
-        cpu_kernels=config.cpu_kernels,
-        step_timeout_s=config.step_timeout_s,
-        deterministic=config.deterministic,
-        num_assistant_tokens=config.num_assistant_tokens,
-        max_ngram_size=config.max_ngram_size,
-        draft_model=config.draft_model,
-        assistant_confidence_threshold=config.assistant_confidence_threshold,
-    )
+    own = {"model": model, "name": name, "lora": lora, "chat_template": chat_template(config)}
+    return LocalEngine(EngineConfig(**{**_engine_settings(config), **own}))
+
+
+def _engine_settings(config: Config) -> dict[str, Any]:
+    """The settings that the engine has by the same names."""
+    return {
+        field.name: getattr(config, field.name)
+        for field in fields(EngineConfig)
+        if field.name in Config.model_fields
+    }
 
 
 def _adapters(config: Config) -> dict[str, str]:

@@ -56,6 +56,12 @@ ORDERS = {
 MOST_MODULES = 15
 """In one package, its door not counted. Tests and their data are not counted at all."""
 
+MOST_LINES = 100
+"""Of one function, its signature and docstring counted."""
+
+MOST_LINES_OF_99_PERCENT = 59
+"""Of all but one function in a hundred of a room."""
+
 VAGUE = re.compile(r"(^|_)(utils?|common|helpers?|base|managers?|services?)(_|$)")
 
 
@@ -184,6 +190,19 @@ def test_every_package_has_a_door_and_is_small_enough_to_be_known(package: str) 
     modules = [file for file in MODULES[package].parent.glob("*.py") if file.name != "__init__.py"]
     assert len(modules) <= MOST_MODULES, f"{package} has {len(modules)} modules"
     assert offered(package), f"the door of {package} offers nothing"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_functions_are_short_enough_to_be_read(room: str) -> None:
+    lengths = sorted(
+        (node.end_lineno - node.lineno + 1, f"{file.relative_to(ROOT)}:{node.lineno} {node.name}")
+        for file in (ROOT / room).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+    )
+    assert lengths[-1][0] <= MOST_LINES, lengths[-1]
+    rest = lengths[: -1 - len(lengths) // 100]
+    assert rest[-1][0] <= MOST_LINES_OF_99_PERCENT, lengths[len(rest) - 1 :]
 
 
 def test_tests_lie_in_the_packages_that_they_test() -> None:

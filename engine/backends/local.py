@@ -12,16 +12,17 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.admission import Admission, Place
 from engine.backends.generation import Generation, Mailbox, end_of_prefix, is_last
 from engine.backends.request_checks import check_request
-from engine.config import Device, Dtype, EngineSettings, KVDtype, Quantization
+from engine.config import EngineConfig
 from engine.core import Abort, Call, Close, Credit, Inbox, Submit
 from engine.model_folder import find_folder, read_sampling_defaults
 from engine.step import RowOutput
@@ -57,69 +58,16 @@ CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is tol
 class LocalEngine:
     """A model in this process, on an engine thread of its own; implements `Engine`.
 
-    MODEL is a folder or a hub id. See `EngineSettings` for what the arguments mean.
+    config: an `EngineConfig`, or its `model`, with its other fields as `settings`. Raises LoadError for
+    values that cannot be.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        name: str | None = None,
-        dtype: Dtype = "auto",
-        device: Device = "auto",
-        quantization: Quantization = "none",
-        kv_cache_dtype: KVDtype = "auto",
-        compile: bool = False,
-        max_model_len: int | None = None,
-        max_waiting: int = 512,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        block_size: int = 16,
-        kv_cache_bytes: int | None = None,
-        num_blocks: int | None = None,
-        lora: Mapping[str, str | Path] | None = None,
-        chat_template: str | None = None,
-        tool_dialect: str | None = None,
-        reasoning_dialect: str | None = None,
-        generation_config: Literal["auto", "none"] = "auto",
-        num_threads: int | None = None,
-        cpu_kernels: bool = True,
-        step_timeout_s: float = 10.0,
-        deterministic: bool = False,
-        num_assistant_tokens: int = 8,
-        max_ngram_size: int = 3,
-        draft_model: str | Path | None = None,
-        assistant_confidence_threshold: float = 0.4,
-    ) -> None:
-        self._settings = EngineSettings(
-            model=model,
-            name=name,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            compile=compile,
-            max_model_len=max_model_len,
-            max_waiting=max_waiting,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            block_size=block_size,
-            kv_cache_bytes=kv_cache_bytes,
-            num_blocks=num_blocks,
-            lora=dict(lora or {}),
-            chat_template=chat_template,
-            tool_dialect=tool_dialect,
-            reasoning_dialect=reasoning_dialect,
-            generation_config=generation_config,
-            num_threads=num_threads,
-            cpu_kernels=cpu_kernels,
-            step_timeout_s=step_timeout_s,
-            deterministic=deterministic,
-            num_assistant_tokens=num_assistant_tokens,
-            max_ngram_size=max_ngram_size,
-            draft_model=draft_model,
-            assistant_confidence_threshold=assistant_confidence_threshold,
-        )
+    def __init__(self, config: EngineConfig | str | Path, **settings: Any) -> None:
+        if isinstance(config, str | Path):
+            config = EngineConfig(config, **settings)
+        elif settings:
+            raise TypeError(f"the configuration has its settings already: {', '.join(settings)}")
+        self._config = config
         self._inbox: Inbox = SimpleQueue()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
         self._mailboxes: dict[int, Mailbox] = {}
@@ -134,20 +82,18 @@ class LocalEngine:
         """See `Engine.start`; the engine thread loads torch and weights while another reads the tokenizer."""
         self._asyncio = asyncio.get_running_loop()
         self._death: asyncio.Future[BaseException] = self._asyncio.create_future()
-        folder = await self._in_pool(lambda: find_folder(self._settings.model))
-        tokenizer: Future[Tokenizer] = self._pool.submit(Tokenizer.load, folder, self._settings.chat_template)
+        folder = await self._in_pool(lambda: find_folder(self._config.model))
+        tokenizer: Future[Tokenizer] = self._pool.submit(Tokenizer.load, folder, self._config.chat_template)
         loaded: asyncio.Future[EngineLoop] = self._asyncio.create_future()
         self._thread = threading.Thread(
             target=self._run, args=(folder, tokenizer, loaded), name="engine", daemon=True
         )
         self._thread.start()
         self._loop = await loaded
-        self._admission = Admission(
-            max_running=self._loop.max_num_seqs, max_waiting=self._settings.max_waiting
-        )
+        self._admission = Admission(max_running=self._loop.max_num_seqs, max_waiting=self._config.max_waiting)
         self._tokenizer = tokenizer.result()
         self._dialect = open_dialect(
-            self._tokenizer, tools=self._settings.tool_dialect, reasoning=self._settings.reasoning_dialect
+            self._tokenizer, tools=self._config.tool_dialect, reasoning=self._config.reasoning_dialect
         )
         self._info = self._describe(folder)
         self._prompts = Prompts(
@@ -163,9 +109,7 @@ class LocalEngine:
 
             text = tokenizer.result()
             loop = build_loop(
-                self._settings,
-                folder,
-                draft_folder=self._find_draft(text),
+                replace(self._config, model=folder, draft_model=self._find_draft(text)),
                 vocab_size=text.vocab_size,
                 eos_token_ids=text.eos_token_ids,
                 inbox=self._inbox,
@@ -184,9 +128,9 @@ class LocalEngine:
 
     def _find_draft(self, tokenizer: Tokenizer) -> Path | None:
         """The draft model's folder; raises LoadError when its tokens are not the model's."""
-        if self._settings.draft_model is None:
+        if self._config.draft_model is None:
             return None
-        folder = find_folder(self._settings.draft_model)
+        folder = find_folder(self._config.draft_model)
         if not Tokenizer.load(folder).agrees_with(tokenizer):
             raise LoadError(f"the draft model {folder} has another tokenizer than the model it guesses for")
         return folder
@@ -211,7 +155,7 @@ class LocalEngine:
         if self._death.done() or self._closed:
             return
         at = self._loop.runner.progress.at
-        limit = self._settings.step_timeout_s
+        limit = self._config.step_timeout_s
         if at is not None and time.monotonic() - at > limit:
             self._die(TimeoutError(f"a step made no progress for {limit:g} s"))
             return
@@ -230,7 +174,7 @@ class LocalEngine:
         if self._watchdog is not None:
             self._watchdog.cancel()
             if not self._death.done():
-                await self._in_pool(lambda: self._thread.join(self._settings.step_timeout_s))
+                await self._in_pool(lambda: self._thread.join(self._config.step_timeout_s))
             for handle, mailbox in self._mailboxes.items():
                 mailbox.put(RowOutput(handle, error=EngineDead("the engine was closed")))
         if self._constraints is not None:
@@ -249,21 +193,21 @@ class LocalEngine:
         digest = hashlib.blake2b(digest_size=16)
         for part in (spec.fingerprint, self._tokenizer.fingerprint, self._dialect.name.encode()):
             digest.update(part)
-        if self._settings.kv_cache_dtype != "auto":
-            digest.update(self._settings.kv_cache_dtype.encode())
+        if self._config.kv_cache_dtype != "auto":
+            digest.update(self._config.kv_cache_dtype.encode())
         capabilities = {"beams", "grammar", "grammar_resume", "logprobs", "priority", "token_ids"}
         if self._dialect.calls is not None:
             capabilities.add("calls")
         # a run that goes on elsewhere rounds differently: in f32 that is too little to change a token
-        if self._settings.deterministic or str(self._loop.runner.kv_dtype) == "torch.float32":
+        if self._config.deterministic or str(self._loop.runner.kv_dtype) == "torch.float32":
             capabilities.add("exact_resume")
 
         def adapted(own: bytes) -> str:
             return hashlib.blake2b(digest.digest() + own, digest_size=16).hexdigest()
 
-        auto = self._settings.generation_config == "auto"
+        auto = self._config.generation_config == "auto"
         return ModelInfo(
-            name=self._settings.name or str(self._settings.model).rstrip("/").rsplit("/", 1)[-1],
+            name=self._config.name or str(self._config.model).rstrip("/").rsplit("/", 1)[-1],
             max_model_len=self._loop.max_model_len,
             vocab_size=self._loop.runner.vocab_size,
             fingerprint=digest.hexdigest(),

@@ -182,7 +182,7 @@ class Rows:
             prompt_top=max((top for _, top in prompt_logprobs), default=0),
         )
 
-    def plan_behind(self, kv: KVCache, slots: Ints, drawn: Ints) -> StepPlan:
+    def plan_ahead(self, kv: KVCache, slots: Ints, drawn: Ints) -> StepPlan:
         """The forward that computes one token more for each slot, before the host knows which.
 
         The token is named by -1 - its row in the draw that makes it, `drawn[i]` for `slots[i]`; blocks for it

@@ -10,15 +10,14 @@ holds at any temperature.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from engine.config import EngineSettings
+from engine.config import EngineConfig
 from engine.core.batch_state import Rows
 from engine.core.kv_cache import KVCache
-from engine.executor import Runner, kv_dtype_for, size_pools
+from engine.executor import Runner, size_pools
 from engine.models import load_model
 from engine.step import Ints
 from engine.types import LoadError
@@ -108,59 +107,22 @@ class Assistant:
 
 
 @torch.inference_mode()
-def open_assistant(
-    folder: Path,
-    helped: Runner,
-    rows: Rows,
-    *,
-    settings: EngineSettings,
-    max_model_len: int,
-    max_num_seqs: int,
-) -> Assistant:
-    """Load a draft model beside the model that it helps, with KV in what memory that one left.
+def open_assistant(config: EngineConfig, helped: Runner, rows: Rows, *, max_model_len: int) -> Assistant:
+    """Load the draft model of a configuration for the model that it helps, with KV in what memory is left.
 
-    Raises LoadError when it cannot be served, or does not know all tokens.
+    max_model_len: of the model that is helped. Raises LoadError when the draft model cannot be served, or
+    does not know all tokens.
     """
-    model = load_model(
-        folder,
-        dtype=settings.dtype,
-        device=helped.device,
-        max_model_len=None,
-        cpu_kernels=settings.cpu_kernels,
-    )
+    config = config.for_draft_model(CATCH_UP)
+    model = load_model(config, helped.device)
     if model.spec.vocab_size < helped.vocab_size:
         raise LoadError(
-            f"the draft model {folder} knows {model.spec.vocab_size} tokens, the model {helped.vocab_size}"
+            f"the draft model {config.model} knows {model.spec.vocab_size} tokens, "
+            f"the model {helped.vocab_size}"
         )
-    kv_dtype = kv_dtype_for(settings.kv_cache_dtype, model, helped.device)
-    num_blocks, max_len = size_pools(
-        model,
-        block_size=settings.block_size,
-        kv_dtype=kv_dtype,
-        max_model_len=None,
-        max_num_seqs=max_num_seqs,
-        max_chunk=CATCH_UP,
-        device=helped.device,
-        kv_cache_bytes=None,
-        num_blocks=None,
-    )
-    runner = Runner(
-        model,
-        num_blocks=num_blocks,
-        block_size=settings.block_size,
-        vocab_size=helped.vocab_size,
-        device=helped.device,
-        max_seqs=max_num_seqs,
-        max_len=max_len,
-        kv_dtype=kv_dtype,
-        num_threads=settings.num_threads,
-    )
+    sizes = size_pools(model, config, helped.device)
+    runner = Runner(model, config, sizes, vocab_size=helped.vocab_size, device=helped.device)
     runner.progress = helped.progress  # the engine moves when either does
-    kv = KVCache(model.spec.groups, num_blocks, settings.block_size, max_num_seqs, max_model_len)
-    return Assistant(
-        runner,
-        kv,
-        rows,
-        max_len=min(max_len, max_model_len),
-        confidence=settings.assistant_confidence_threshold,
-    )
+    kv = KVCache(model.spec.groups, sizes.num_blocks, config.block_size, config.max_num_seqs, max_model_len)
+    max_len = min(sizes.max_len, max_model_len)
+    return Assistant(runner, kv, rows, max_len=max_len, confidence=config.assistant_confidence_threshold)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty
 from typing import TYPE_CHECKING
 
@@ -34,16 +34,14 @@ from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence
 from engine.core.speculation import ROOM, Drafter, Lookup, Speculation
 from engine.core.token_masks import make_ahead, make_masks, take_drawn
-from engine.executor import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
+from engine.executor import Forwarded, PoolSizes, Runner, StepResult, size_pools
 from engine.models import ModelSpec, load_model
 from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
 from engine.structured.isolation import Move
 from engine.types import DeadlineExceeded, Done, EngineError, GenerateRequest, RequestFailed, SamplingParams
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine.config import EngineSettings
+    from engine.config import EngineConfig
 
 log = logging.getLogger("antiphon.engine")
 
@@ -77,7 +75,7 @@ class Computed:
     added: Ints
 
 
-_NOBODYS = GenerateRequest(
+_PROBE = GenerateRequest(
     id="", prompt_ids=(0,), sampling=SamplingParams(seed=0, max_tokens=1, temperature=0.0)
 )
 
@@ -107,10 +105,10 @@ class EngineLoop:
         self._eos = frozenset(eos_token_ids)
         self._speculation = speculation
         self._closed = False
-        self._flight: InFlightStep | None = None
+        self._in_flight: InFlightStep | None = None
         self._mask_width = -(-runner.vocab_size // 32)
-        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-masks")
-        self._behind = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-slow-masks")
+        self._mask_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-masks")
+        self._slow_mask_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-slow-masks")
 
     @property
     def spec(self) -> ModelSpec:
@@ -118,8 +116,8 @@ class EngineLoop:
 
     def run(self) -> None:
         """Step until told to close; raises whatever a step raises."""
-        with torch.inference_mode(), self._beside, self._behind:
-            while self._obey_all():
+        with torch.inference_mode(), self._mask_thread, self._slow_mask_thread:
+            while self.handle_commands():
                 if not self.step():
                     self.runner.progress.at = None
                     self._wait()
@@ -133,24 +131,34 @@ class EngineLoop:
         """
         began = time.perf_counter()
         outputs: list[RowOutput] = []
-        flight, self._flight = self._flight, None
-        if flight is None:
+        batch, forwarded = self._next_batch(outputs)
+        if batch is not None:
+            self.runner.progress.at = time.monotonic()
+            self._compute_and_settle(batch, forwarded, began, outputs)
+        if outputs:
+            self._deliver(outputs)
+        return batch is not None
+
+    def _next_batch(self, outputs: list[RowOutput]) -> tuple[Batch | None, Forwarded | None]:
+        """What the next step computes, if anything, and its logits where it was launched ahead."""
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is None:
             self._speculation.propose(self.scheduler.running)
-        batch, forwarded = None, None
         with self.lock:
             for sequence in self.scheduler.expired(time.monotonic()):
                 self.scheduler.finish(sequence)
                 outputs.append(RowOutput(sequence.handle, error=DeadlineExceeded("the deadline passed")))
-            if flight is not None:
+            if in_flight is not None:
                 with without("going on from a step launched ahead"):
-                    batch, forwarded = self._collect(flight)
-            if forwarded is None:
-                batch = self._schedule(outputs)
-        if batch is None:
-            if outputs:
-                self._deliver(outputs)
-            return False
-        self.runner.progress.at = time.monotonic()
+                    batch, forwarded = self._collect(in_flight)
+                    if forwarded is not None:
+                        return batch, forwarded
+            return self._schedule(outputs), None
+
+    def _compute_and_settle(
+        self, batch: Batch, forwarded: Forwarded | None, began: float, outputs: list[RowOutput]
+    ) -> None:
+        """Compute and draw a batch, and book what came of it; `began`: when the step did."""
         parts, failed = self._compute(batch, forwarded)
         with self.lock:
             for sequence, error in failed:
@@ -160,10 +168,7 @@ class EngineLoop:
             if batch.num_beside is not None:
                 self.scheduler.pace.took(batch.num_beside, time.perf_counter() - began)
         if not parts:
-            self._prove()
-        if outputs:
-            self._deliver(outputs)
-        return True
+            self._probe_device()
 
     def _schedule(self, outputs: list[RowOutput]) -> Batch | None:
         """The next batch, without those for whom there can be none."""
@@ -183,7 +188,7 @@ class EngineLoop:
         try:
             return [self._draw(batch, forwarded)], []
         except Exception as error:
-            self._flight = None
+            self._in_flight = None
             if of_device(error):
                 raise
             if len(batch.sequences) == 1:
@@ -212,7 +217,7 @@ class EngineLoop:
         early, masked = None, (drawing, draws.tolist(), rows, self._mask_width)
         try:
             if forwarded is None:
-                early = self._beside.submit(make_masks, *masked) if constrained else None
+                early = self._mask_thread.submit(make_masks, *masked) if constrained else None
                 forwarded = self.runner.forward(plan)
             if constrained:
                 self.runner.progress.at = time.monotonic()  # masks have deadlines of their own
@@ -226,7 +231,7 @@ class EngineLoop:
         else:
             launched = self.runner.launch_draw(forwarded, plan, mask_rows, masks)
             with without("launching a step ahead"):
-                self._flight = self._launch_ahead(batch, plan)
+                self._in_flight = self._launch_ahead(batch, plan)
             result = self.runner.fetch(launched)
         failed: dict[int, EngineError] = {row: RequestFailed(why) for row, why in result.failed.items()}
         failed.update(unmasked)
@@ -235,16 +240,17 @@ class EngineLoop:
             added = rows.append(slots, result.ids, draws)
         return Computed(batch, plan, [i for i, _ in wanted], drawing, result, failed, known, added)
 
-    def _prove(self) -> None:
-        """Compute one token of nobody's, where all that others wanted failed: raises what keeps everybody's
-        from being computed.
+    def _probe_device(self) -> None:
+        """Compute one token that no request asked for, after a batch in which every sequence failed.
+
+        Raises what keeps the device from computing anything; if nothing does, the sequences were to blame.
         """
         rows, kv = self.scheduler.rows, self.scheduler.kv
         none, no_masks = np.zeros(0, np.int64), np.zeros((0, self._mask_width), np.int32)
         with self.lock:
             if not rows.num_free:  # those that run will show it
                 return
-            slot = rows.take(_NOBODYS, np.zeros(1, np.int32), 0, none, constrained=False)
+            slot = rows.take(_PROBE, np.zeros(1, np.int32), 0, none, constrained=False)
             try:
                 if kv.grow(slot, 1):
                     plan = rows.plan(kv, np.array([slot]), np.array([1]))
@@ -258,16 +264,16 @@ class EngineLoop:
         log.error("request %s failed, and no other", sequence.request.id, exc_info=error)
         if self.scheduler.find(sequence.handle) is sequence:
             blocks = self.scheduler.finish(sequence, forget=True)
-            if blocks:  # what it left may be no numbers
+            if blocks:  # they may hold NaN, which must not reach their next owner
                 self.runner.clear(blocks)
         outputs.append(RowOutput(sequence.handle, error=_failure(error)))
 
     def _launch_ahead(self, batch: Batch, plan: StepPlan) -> InFlightStep | None:
-        """Launch the step behind this one, whose draws nobody has read yet, if they are all that it lacks.
+        """Launch the next step's forward before this step's draws are read, if it needs nothing else.
 
-        Then every running sequence decodes, none could be admitted, blocks are at hand and no drafts are to
-        be expected. Sequences that this step ends by their length, or that wait for their consumers, stay
-        behind.
+        That is so where every running sequence decodes, none could be admitted, blocks are at hand and no
+        drafts are to be expected. The next step leaves out sequences that this one ends by their length, or
+        that wait for their consumers.
         """
         scheduler, rows = self.scheduler, self.scheduler.rows
         with self.lock:
@@ -292,18 +298,18 @@ class EngineLoop:
             for i in going:
                 if not scheduler.kv.grow(int(batch.slots[i]), lengths[i]):
                     return None
-            behind = rows.plan_behind(scheduler.kv, slots, np.array(going))
-        return InFlightStep(sequences, slots, self.runner.forward(behind))
+            plan_ahead = rows.plan_ahead(scheduler.kv, slots, np.array(going))
+        return InFlightStep(sequences, slots, self.runner.forward(plan_ahead))
 
-    def _collect(self, flight: InFlightStep) -> tuple[Batch | None, Forwarded | None]:
-        """The batch of a flight's sequences that go on, and their logits; None where there are none."""
-        left = [i for i, sequence in enumerate(flight.sequences) if sequence.slot == flight.slots[i]]
+    def _collect(self, step: InFlightStep) -> tuple[Batch | None, Forwarded | None]:
+        """The batch of an in-flight step's sequences that go on, and their logits; None where none does."""
+        left = [i for i, sequence in enumerate(step.sequences) if sequence.slot == step.slots[i]]
         if not left:
             return None, None
-        batch = self.scheduler.decode([flight.sequences[i] for i in left])
-        if len(left) == len(flight.sequences):
-            return batch, flight.forwarded
-        return batch, self.runner.narrow(flight.forwarded, left)
+        batch = self.scheduler.decode([step.sequences[i] for i in left])
+        if len(left) == len(step.sequences):
+            return batch, step.forwarded
+        return batch, self.runner.narrow(step.forwarded, left)
 
     # -- commands --------------------------------------------------------------------------------------------
 
@@ -329,8 +335,8 @@ class EngineLoop:
             log.exception("request %s could not be queued", submit.request.id)
             self._deliver([RowOutput(submit.handle, error=_failure(error))])
 
-    def _obey_all(self) -> bool:
-        """Obey what has gathered; False once closed."""
+    def handle_commands(self) -> bool:
+        """Handle the commands that have gathered; False once closed."""
         while not self._inbox.empty():
             self._handle_command(self._inbox.get())
         return not self._closed
@@ -363,18 +369,18 @@ class EngineLoop:
         if len(result.ids) > len(part.drawing):
             scheduler.counters.drafts += int(draws.sum()) - len(draws)
             scheduler.counters.drafts_accepted += int(part.added.sum()) - len(part.added)
-            with without("learning how guesses came true"):
+            with without("learning which drafts were accepted"):
                 self._speculation.learn(slots, draws - 1, part.added - 1)
         ids, first = result.ids.tolist(), 0
         parts = list(zip(part.drawing, part.known, draws.tolist(), part.added.tolist(), strict=True))
         moves = self._take_drawn(parts, ids, part.failed, outputs)
         for sequence, num_tokens, num_draws, num_added in parts:
-            behind, end = first + num_added, first + num_draws
+            end_added, end = first + num_added, first + num_draws
             broken = not part.failed.keys().isdisjoint(range(first, end))
             if scheduler.find(sequence.handle) is sequence:  # else it has failed already
                 try:
                     move = moves.get(sequence.handle)
-                    output = self._output(sequence, num_tokens, ids, range(first, behind), part, move)
+                    output = self._output(sequence, num_tokens, ids, range(first, end_added), part, move)
                     self._book(sequence, output, broken)
                     outputs.append(output)
                 except Exception as error:
@@ -402,25 +408,25 @@ class EngineLoop:
             return {}
 
     def _book(self, sequence: Sequence, output: RowOutput, broken: bool) -> None:
-        """Let a sequence go that has ended; `broken`: the model drew for it what is no number, at its end or
-        behind a guess.
+        """Let a sequence go that has ended; `broken`: the model computed NaN for one of its draws, be it its
+        last one or one after a rejected draft.
         """
         blocks: list[list[int]] = []
         ended = output.error is not None or output.finish is not None
         if ended:
             blocks = self.scheduler.finish(sequence, forget=broken)
-        elif broken:  # by a guess that never came true
+        elif broken:  # by a draft that was rejected
             blocks = self.scheduler.preempt(sequence, forget=True)
         if broken:  # what is in the cache must not reach the next token, or the next owner, as NaN
             self.runner.clear(blocks)
         if sequence.slow and not ended:
-            make_ahead(sequence, self._mask_width, self._behind, self._wake)
+            make_ahead(sequence, self._mask_width, self._slow_mask_thread, self._wake)
 
     def _under_grammars(
         self, parts: list[tuple[Sequence, int, int, int]], ids: list[int], failed: dict[int, EngineError]
     ) -> Iterator[tuple[Sequence, list[int], bool]]:
-        """Sequences that have a grammar, what it is to take of their draws, and whether they go on without a
-        guess, as far as is known."""
+        """Sequences that have a grammar, the drawn tokens it is to take, and whether they go on without a
+        draft, as far as is known."""
         first = 0
         for sequence, num_tokens, num_draws, num_added in parts:
             if sequence.matcher is not None and self.scheduler.find(sequence.handle) is sequence:
@@ -498,98 +504,71 @@ def _failure(error: Exception) -> RequestFailed:
 
 
 def build_loop(
-    settings: EngineSettings,
-    folder: Path,
+    config: EngineConfig,
     *,
-    draft_folder: Path | None = None,
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
     inbox: Inbox,
     deliver: Deliver,
 ) -> EngineLoop:
-    """Load the model and allocate its KV, on the calling thread; raises LoadError, or what torch raises."""
-    if settings.num_threads is not None:
-        torch.set_num_threads(settings.num_threads)
-    name = settings.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    """Load the models and allocate their KV, on the calling thread; `config` names them by their folders.
+
+    Raises LoadError, or what torch raises.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
     # every sequence that decodes has its token in every step, and one that prefills at least one
-    max_num_seqs = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    with torch.inference_mode():
-        model = load_model(
-            folder,
-            dtype=settings.dtype,
-            device=device,
-            max_model_len=settings.max_model_len,
-            quantization=settings.quantization,
-            compile=settings.compile,
-            deterministic=settings.deterministic,
-            lora=settings.lora,
-            cpu_kernels=settings.cpu_kernels,
-        )
-        kv_dtype = kv_dtype_for(settings.kv_cache_dtype, model, device)
-        num_blocks, max_model_len = size_pools(
-            model,
-            block_size=settings.block_size,
-            kv_dtype=kv_dtype,
-            max_model_len=settings.max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_chunk=settings.max_num_batched_tokens,
-            device=device,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            num_blocks=settings.num_blocks,
-        )
-        runner = Runner(
-            model,
-            num_blocks=num_blocks,
-            block_size=settings.block_size,
-            vocab_size=min(vocab_size, model.spec.vocab_size),
-            device=device,
-            max_seqs=max_num_seqs,
-            max_len=max_model_len,
-            kv_dtype=kv_dtype,
-            num_threads=settings.num_threads,
-            deterministic=settings.deterministic,
-        )
-    log.info(
-        "the KV cache may take %.2f GiB, for %d tokens; %.2f GiB now, the rest as it comes into use",
-        runner.kv_bytes / 2**30,
-        num_blocks[0] * settings.block_size,
-        runner.kv_taken / 2**30,
-    )
-    kv = KVCache(model.spec.groups, num_blocks, settings.block_size, max_num_seqs, max_model_len)
-    rows = Rows(max_num_seqs, max_model_len)
-    if settings.deterministic:
+    config = replace(config, max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens))
+    runner, sizes = _open_runner(config, vocab_size)
+    model = runner.model
+    kv = KVCache(model.spec.groups, sizes.num_blocks, config.block_size, config.max_num_seqs, sizes.max_len)
+    rows = Rows(config.max_num_seqs, sizes.max_len)
+    if config.deterministic:
         prove(runner, kv, rows)
     scheduler = Scheduler(
         kv,
         rows,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        max_undelivered=settings.max_undelivered,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=sizes.max_len,
+        max_undelivered=config.max_undelivered,
         eos_token_ids=eos_token_ids,
         adapters={name: number for number, (name, _) in enumerate(model.spec.adapters, 1)},
     )
-    drafter: Drafter = Lookup(settings.max_ngram_size)
-    if draft_folder is not None:
-        drafter = open_assistant(
-            draft_folder,
-            runner,
-            rows,
-            settings=settings,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-        )
+    drafter: Drafter = Lookup(config.max_ngram_size)
+    if config.draft_model is not None:
+        drafter = open_assistant(config, runner, rows, max_model_len=sizes.max_len)
     return EngineLoop(
         runner,
         scheduler,
         inbox,
         deliver,
         eos_token_ids=eos_token_ids,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
+        max_model_len=sizes.max_len,
+        max_num_seqs=config.max_num_seqs,
         speculation=Speculation(
-            rows, drafter, num_assistant_tokens=settings.num_assistant_tokens, room=ROOM[device.type]
+            rows,
+            drafter,
+            num_assistant_tokens=config.num_assistant_tokens,
+            room=ROOM[runner.device.type],
         ),
     )
+
+
+@torch.inference_mode()
+def _open_runner(config: EngineConfig, vocab_size: int) -> tuple[Runner, PoolSizes]:
+    """The model on its device, and the KV pools that it got there."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    model = load_model(config, device)
+    sizes = size_pools(model, config, device)
+    num_ids = min(vocab_size, model.spec.vocab_size)
+    runner = Runner(model, config, sizes, vocab_size=num_ids, device=device)
+    log.info(
+        "the KV cache may take %.2f GiB, for %d tokens; %.2f GiB now, the rest as it comes into use",
+        runner.kv_bytes / 2**30,
+        sizes.num_blocks[0] * config.block_size,
+        runner.kv_taken / 2**30,
+    )
+    return runner, sizes

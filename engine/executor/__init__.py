@@ -7,6 +7,7 @@ do not depend on the batch.
 from __future__ import annotations
 
 from engine.executor.deterministic import ROWS
-from engine.executor.runner import Forwarded, Runner, StepResult, kv_dtype_for, size_pools
+from engine.executor.kv_sizing import PoolSizes, size_pools
+from engine.executor.runner import Forwarded, Runner, StepResult
 
-__all__ = ["ROWS", "Forwarded", "Runner", "StepResult", "kv_dtype_for", "size_pools"]
+__all__ = ["ROWS", "Forwarded", "PoolSizes", "Runner", "StepResult", "size_pools"]

@@ -29,7 +29,8 @@ from engine.kernels.cpu import (
     Panels,
     Step,
 )
-from engine.models import MAPS, Adapted, Linear, Model, NativeDecoder, Stack
+from engine.models import Adapted, Linear, Model, NativeDecoder, Stack, unadapted
+from engine.models import Layer as DecoderLayer
 from engine.step import StepPlan
 
 
@@ -37,15 +38,10 @@ def fits(model: Model, kv_dtype: torch.dtype) -> TypeGuard[NativeDecoder]:
     """Whether a step of this model, with keys and values kept as `kv_dtype`, can be that call."""
     if not isinstance(model, NativeDecoder) or kv_dtype is not model.spec.dtype:
         return False
-    maps = [model.head, *(getattr(layer, name) for layer in model.layers for name in MAPS)]
-    dim, shared = model.shape.head_dim, model.shape.num_heads // model.shape.num_kv_heads
-    if shared > MOST_HEADS:
+    dim, heads_per_kv_head = model.shape.head_dim, model.shape.num_heads // model.shape.num_kv_heads
+    if heads_per_kv_head > MOST_HEADS or dim > MOST_DIM or dim % STRIP:
         return False
-    return dim % STRIP == 0 and dim <= MOST_DIM and all(isinstance(_inner(each), Panels) for each in maps)
-
-
-def _inner(linear: Linear) -> Linear:
-    return linear.inner if isinstance(linear, Adapted) else linear
+    return all(isinstance(linear, Panels) for linear in model.maps())
 
 
 def beside(panels: Panels, stack: Stack, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,14 +84,13 @@ class Forward:
         self._kept: list[Any] = []  # what the structures point to
         self._most_ranks = 0
         shape = model.shape
-        positions = torch.arange(num_positions, dtype=torch.float32)
-        angles = positions[:, None] * model.frequencies
-        made = [self._layer(i, *own) for i, own in enumerate(layers)]
+        cosines, sines = model.rotation_table(num_positions)
+        made = [self._layer(layer, *caches) for layer, caches in zip(model.layers, layers, strict=True)]
         self._decoder = Decoder(
             layers=(Layer * len(made))(*made),
             final_norm=self._at(model.final_norm),
-            cosines=self._at(angles.cos() * model.rope_scale),
-            sines=self._at(angles.sin() * model.rope_scale),
+            cosines=self._at(cosines),
+            sines=self._at(sines),
             head=self._map(model.head),
             num_layers=len(layers),
             hidden=shape.hidden_size,
@@ -147,8 +142,7 @@ class Forward:
         self._library.forward(self._decoder, batch, step)
         return logits
 
-    def _layer(self, i: int, group: int, k_cache: Tensor, v_cache: Tensor) -> Any:
-        layer = self._model.layers[i]
+    def _layer(self, layer: DecoderLayer, group: int, k_cache: Tensor, v_cache: Tensor) -> Any:
         _, block_size, kv_heads, head_dim = k_cache.shape
         cache = Cache(
             keys=self._at(k_cache),
@@ -165,21 +159,21 @@ class Forward:
             mlp_norm=self._at(layer.mlp_norm),
             cache=cache,
             group=group,
-            **{name: self._map(getattr(layer, name)) for name in MAPS},
+            **{name: self._map(linear) for name, linear in layer.maps.items()},
         )
 
     def _map(self, linear: Linear) -> Any:
-        inner = _inner(linear)
+        inner = unadapted(linear)
         assert isinstance(inner, Panels)
-        found = inner.map(gated=inner.places is not None)
+        structure = inner.map(gated=inner.places is not None)
         if isinstance(linear, Adapted):
             down, up, used = beside(inner, linear.stack, linear.adapters.count)
             rank = down.shape[1]
             self._most_ranks = max(self._most_ranks, rank)
-            own = LowRank(down=self._at(down), up=self._at(up), used=self._at(used), rank=rank)
-            self._kept.append(own)
-            found.adapters = ctypes.addressof(own)
-        return found
+            low_rank = LowRank(down=self._at(down), up=self._at(up), used=self._at(used), rank=rank)
+            self._kept.append(low_rank)
+            structure.adapters = ctypes.addressof(low_rank)
+        return structure
 
     def _at(self, tensor: Tensor) -> int:
         self._kept.append(tensor)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels import GroupStep
 from engine.kernels.triton import reference
-from engine.models import Adapted, Fp8, Linear, Plain
+from engine.models import Fp8, Layer, Linear, Plain, run_layers, unadapted
 
 if TYPE_CHECKING:
     from engine.models import NativeDecoder
@@ -112,17 +112,12 @@ class FusedDecoder:
         """Positions up to `num_positions` are served: each has a row of cosines and sines."""
         self.model = model
         self.ops = ops
-        positions = torch.arange(num_positions, dtype=torch.float32, device=model.frequencies.device)
-        angles = positions[:, None] * model.frequencies
-        self._cosines, self._sines = angles.cos() * model.rope_scale, angles.sin() * model.rope_scale
-        maps = [
-            model.head,
-            *(each for own in model.layers for each in (own.qkv, own.o, own.gate_up, own.down)),
-        ]
+        self._cosines, self._sines = model.rotation_table(num_positions)
         # one matrix of each kind, where all are of kinds that the few-row product reads
-        found = [_unadapted(each) for each in maps]
-        self._kinds = {each.weight.dtype: each.weight for each in found if isinstance(each, Plain | Fp8)}
-        self._has_thin = all(isinstance(each, Plain | Fp8) for each in found)
+        maps = model.maps()
+        readable = [linear for linear in maps if isinstance(linear, Plain | Fp8)]
+        self._kinds = {linear.weight.dtype: linear.weight for linear in readable}
+        self._has_thin = len(readable) == len(maps)
 
     def forward(self, token_ids: Tensor, positions: Tensor, paged: Paged, logits_at: Tensor | None) -> Tensor:
         """`NativeDecoder.forward`; without `logits_at` every token's logits."""
@@ -132,36 +127,15 @@ class FusedDecoder:
         few = self._has_thin and all(self.ops.few(len(x), weight) for weight in self._kinds.values())
         if model.adapters is not None and model.adapters.shares:
             few = False  # their products come between what the few-row kernel takes in one
-        return (self._few if few else self._many)(x, positions, paged, logits_at)
+        attend = partial(self._attend, positions, paged)
+        weights = model.layers, model.final_norm, model.head
+        if few:
+            return run_layers(_FewRows(self.ops, model.shape.norm_eps, attend), *weights, x, logits_at)
+        return run_layers(_ManyRows(self.ops, model.shape.norm_eps, attend), *weights, x, logits_at)
 
-    def _few(self, residual: Tensor, positions: Tensor, paged: Paged, logits_at: Tensor | None) -> Tensor:
-        """Norms, gates and sums go into the products."""
-        model, linear, eps = self.model, self.ops.linear, self.model.shape.norm_eps
-        for i, layer in enumerate(model.layers):
-            heads = linear(residual, **_read(layer.qkv), norm=layer.attention_norm, eps=eps)
-            mixed = self._attend(i, heads, positions, paged)
-            residual = linear(mixed, **_read(layer.o), residual=residual)
-            middle = linear(residual, **_read(layer.gate_up), norm=layer.mlp_norm, eps=eps, gated=True)
-            residual = linear(middle, **_read(layer.down), residual=residual)
-        if logits_at is not None:
-            residual = residual[logits_at]
-        return linear(residual, **_read(model.head), norm=model.final_norm, eps=eps)
-
-    def _many(self, residual: Tensor, positions: Tensor, paged: Paged, logits_at: Tensor | None) -> Tensor:
-        """Products by the library; a sum goes into the norm that follows it."""
-        model, ops, eps = self.model, self.ops, self.model.shape.norm_eps
-        x = None  # what is yet to be added to the residual
-        for i, layer in enumerate(model.layers):
-            heads = layer.qkv(ops.add_norm(x, residual, layer.attention_norm, eps))
-            x = layer.o(self._attend(i, heads, positions, paged))
-            x = layer.down(ops.gate(layer.gate_up(ops.add_norm(x, residual, layer.mlp_norm, eps))))
-        if logits_at is not None:
-            residual, x = residual[logits_at], None if x is None else x[logits_at]
-        return model.head(ops.add_norm(x, residual, model.final_norm, eps))
-
-    def _attend(self, i: int, heads: Tensor, positions: Tensor, paged: Paged) -> Tensor:
-        """Queries, keys and values of layer i -> what its heads saw, [T, Hq * D]."""
-        layer, shape = self.model.layers[i], self.model.shape
+    def _attend(self, positions: Tensor, paged: Paged, i: int, layer: Layer, heads: Tensor) -> Tensor:
+        """See `Operations.attend`."""
+        shape = self.model.shape
         group, k_cache, v_cache = paged.layers[i]
         step = paged.groups[group]
         q = self.ops.rotate_and_store(
@@ -182,13 +156,66 @@ class FusedDecoder:
         return mixed.view(len(mixed), -1)
 
 
-def _read(linear: Linear) -> dict[str, Tensor | None]:
+Attend = Callable[[int, Layer, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _FewRows:
+    """Operations whose norms, gates and sums go into the products; see `models.Operations`."""
+
+    ops: Ops
+    eps: float
+    attend: Attend
+
+    def begin(self, embedded: Tensor) -> Tensor:
+        return embedded
+
+    def project(self, stream: Tensor, norm: Tensor, linear: Linear) -> Tensor:
+        return self.ops.linear(stream, **_weights(linear), norm=norm, eps=self.eps)
+
+    def project_gated(self, stream: Tensor, norm: Tensor, linear: Linear) -> Tensor:
+        return self.ops.linear(stream, **_weights(linear), norm=norm, eps=self.eps, gated=True)
+
+    def add(self, stream: Tensor, x: Tensor, linear: Linear) -> Tensor:
+        return self.ops.linear(x, **_weights(linear), residual=stream)
+
+    def select(self, stream: Tensor, at: Tensor) -> Tensor:
+        return stream[at]
+
+
+Pending = tuple[Tensor, Tensor | None]  # the residual, and what is yet to be added to it
+
+
+@dataclass(frozen=True, slots=True)
+class _ManyRows:
+    """Operations with products by the library; a sum goes into the norm that follows it."""
+
+    ops: Ops
+    eps: float
+    attend: Attend
+
+    def begin(self, embedded: Tensor) -> Pending:
+        return embedded, None
+
+    def project(self, stream: Pending, norm: Tensor, linear: Linear) -> Tensor:
+        residual, pending = stream
+        return linear(self.ops.add_norm(pending, residual, norm, self.eps))  # changes the residual
+
+    def project_gated(self, stream: Pending, norm: Tensor, linear: Linear) -> Tensor:
+        return self.ops.gate(self.project(stream, norm, linear))
+
+    def add(self, stream: Pending, x: Tensor, linear: Linear) -> Pending:
+        residual, _ = stream  # what was pending has been added by the product's norm
+        return residual, linear(x)
+
+    def select(self, stream: Pending, at: Tensor) -> Pending:
+        residual, pending = stream
+        return residual[at], None if pending is None else pending[at]
+
+
+def _weights(linear: Linear) -> dict[str, Tensor | None]:
     """What the few-row product takes of a map."""
-    linear = _unadapted(linear)
+    linear = unadapted(linear)
     assert isinstance(linear, Plain | Fp8)
     scale = linear.scale if isinstance(linear, Fp8) else None
     return {"weight": linear.weight, "bias": linear.bias, "scale": scale}
-
-
-def _unadapted(linear: Linear) -> Linear:
-    return linear.inner if isinstance(linear, Adapted) else linear

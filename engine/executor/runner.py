@@ -19,17 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.config import KVDtype
+from engine.config import EngineConfig
 from engine.executor import deterministic as exact
 from engine.executor.cpu_forward import Forward, fits
 from engine.executor.gpu_launcher import Launcher, kernels_for
+from engine.executor.kv_sizing import PoolSizes
 from engine.kernels import (
-    FP8,
     GroupStep,
     Reserve,
     Workspace,
-    computes_fp8,
-    free_memory,
     make_tiles,
     memory_of,
     new_pool,
@@ -38,9 +36,8 @@ from engine.kernels import (
     sampler,
     write_kv,
 )
-from engine.models import Model
+from engine.models import Model, ModelSpec
 from engine.step import RowLogprobs, StepPlan
-from engine.types import LoadError
 
 TAKEN = 256 << 20  # bytes of a CPU's pools that are taken before there is any use, see `Reserve`,
 TAKEN_WEIGHTS = 4  # but no more than so many times the weights
@@ -135,70 +132,58 @@ class Runner:
     def __init__(
         self,
         model: Model,
+        config: EngineConfig,
+        sizes: PoolSizes,
         *,
-        num_blocks: Sequence[int],
-        block_size: int,
         vocab_size: int,
         device: torch.device,
-        max_seqs: int,
-        max_len: int,
-        kv_dtype: torch.dtype | None = None,
-        num_threads: int | None = None,
-        deterministic: bool = False,
     ) -> None:
-        """`max_seqs` sequences of up to `max_len` tokens: what decode steps are captured for, on a GPU.
+        """Allocate the KV pools, and on a GPU capture decode steps of up to `config.max_num_seqs` sequences.
 
-        `kv_dtype`: what keys and values are kept as; None: what the model computes in.
-
-        `num_threads` of torch for every step; None: one for steps too small to share, torch's own else.
-
-        `deterministic`: see `exact`.
+        vocab_size: ids that have a text; the embedding's rows beyond them are never drawn. Of the
+        configuration: `num_threads` of torch for every step, where None means one for steps that are too
+        small to share and torch's own number for others; `deterministic`: see `executor.deterministic`.
         """
         self.model = model
-        self.deterministic = deterministic
-        self.block_size = block_size
-        self.vocab_size = vocab_size  # ids that decode; rows of the embedding beyond them are never drawn
+        self.deterministic = config.deterministic
+        self.block_size = config.block_size
+        self.vocab_size = vocab_size
         self.device = device
         self.progress = Progress()
-        self.num_threads = num_threads
+        self.num_threads = config.num_threads
         self._most_threads = torch.get_num_threads()
         self.workspace = Workspace()
-        spec = model.spec
-        self.kv_dtype = kv_dtype or spec.dtype
-        self.pools: list[Tensor] = []
-        views: dict[int, tuple[int, Tensor, Tensor]] = {}
-        for g, (group, count) in enumerate(zip(spec.groups, num_blocks, strict=True)):
-            sizes = (len(group.layers), block_size, group.num_kv_heads, group.head_dim)
-            pool = new_pool(count, *sizes, self.kv_dtype, device)
-            self.pools.append(pool)
-            for i, layer in enumerate(group.layers):
-                views[layer] = (g, pool[:, i, 0], pool[:, i, 1])
-        self.layers = [views[layer] for layer in sorted(views)]
-        self._reserves: list[Reserve] = []
-        self.kv_bytes = self.kv_taken = sum(pool.nbytes for pool in self.pools)
-        if device.type == "cpu":
-            weights = spec.num_parameters * spec.dtype.itemsize
-            self.kv_taken = min(self.kv_bytes, TAKEN, TAKEN_WEIGHTS * weights)
-            share = self.kv_taken / self.kv_bytes
-            self._reserves = [
-                Reserve(partial(memory_of, pool), len(pool), math.ceil(share * len(pool)))
-                for pool in self.pools
-            ]
+        self.kv_dtype = sizes.dtype
+        self.pools, self.layers = _new_pools(model.spec, sizes, config.block_size, device)
+        self.kv_bytes = sum(pool.nbytes for pool in self.pools)
+        self.kv_taken, self._reserves = self._take_memory()
         self.fused: Forward | None = None
         if fits(model, self.kv_dtype):
-            self.fused = Forward(model, self.layers, max_len, deterministic=deterministic)
-        kernels = None if deterministic else kernels_for(device)
+            self.fused = Forward(model, self.layers, sizes.max_len, deterministic=config.deterministic)
+        kernels = None if config.deterministic else kernels_for(device)
         self.launcher: Launcher | None = None
         if kernels is not None:
             self.launcher = Launcher(
                 model,
                 self.layers,
                 kernels,
-                block_size=block_size,
-                max_seqs=max_seqs,
-                max_len=max_len,
+                block_size=config.block_size,
+                max_seqs=config.max_num_seqs,
+                max_len=sizes.max_len,
                 device=device,
             )
+
+    def _take_memory(self) -> tuple[int, list[Reserve]]:
+        """Bytes of the pools that are taken now, and what takes the rest as blocks come into use."""
+        if self.device.type != "cpu":
+            return self.kv_bytes, []
+        spec = self.model.spec
+        taken = min(self.kv_bytes, TAKEN, TAKEN_WEIGHTS * spec.num_parameters * spec.dtype.itemsize)
+        share = taken / self.kv_bytes
+        reserves = [
+            Reserve(partial(memory_of, pool), len(pool), math.ceil(share * len(pool))) for pool in self.pools
+        ]
+        return taken, reserves
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Launch the model over a plan; its KV is in the cache afterwards."""
@@ -328,6 +313,21 @@ class Runner:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
+def _new_pools(
+    spec: ModelSpec, sizes: PoolSizes, block_size: int, device: torch.device
+) -> tuple[list[Tensor], list[tuple[int, Tensor, Tensor]]]:
+    """A pool for each layer group; and for each layer its group, keys and values, as views of the pool."""
+    pools: list[Tensor] = []
+    views: dict[int, tuple[int, Tensor, Tensor]] = {}
+    for g, (group, count) in enumerate(zip(spec.groups, sizes.num_blocks, strict=True)):
+        shape = (len(group.layers), block_size, group.num_kv_heads, group.head_dim)
+        pool = new_pool(count, *shape, sizes.dtype, device)
+        pools.append(pool)
+        for i, layer in enumerate(group.layers):
+            views[layer] = (g, pool[:, i, 0], pool[:, i, 1])
+    return pools, [views[layer] for layer in sorted(views)]
+
+
 def _home(scores: Scores) -> Scores:
     """On their way to the host."""
     chosen, top_ids, top = (part.to("cpu", non_blocking=True) for part in scores)
@@ -346,89 +346,3 @@ def _failures(peak: NDArray[np.float64], allowed: NDArray[np.float64]) -> dict[i
     failed = dict.fromkeys(np.flatnonzero(allowed == 0).tolist(), banned)
     infinite = np.flatnonzero(~np.isfinite(peak)).tolist()
     return failed | dict.fromkeys(infinite, "the model produced logits that are not finite")
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Sizing
-
-
-def kv_dtype_for(kept_as: KVDtype, model: Model, device: torch.device) -> torch.dtype:
-    """What keys and values are kept as; raises LoadError where the device does not know eight-bit floats."""
-    if kept_as == "auto":
-        return model.spec.dtype
-    if device.type == "cuda" and not computes_fp8(device):
-        name = torch.cuda.get_device_name(device)
-        raise LoadError(
-            f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or more, which {name} is not"
-        )
-    return FP8
-
-
-def size_pools(
-    model: Model,
-    *,
-    block_size: int,
-    kv_dtype: torch.dtype | None = None,
-    max_model_len: int | None,
-    max_num_seqs: int,
-    max_chunk: int,
-    device: torch.device,
-    kv_cache_bytes: int | None,
-    num_blocks: int | None,
-) -> tuple[list[int], int]:
-    """Blocks for each layer group, and the context length that they serve.
-
-    `kv_dtype` as in `Runner`. `num_blocks` counts those of the first group; the others hold as many
-    sequences. Without `max_model_len` the context is the model's, or what memory allows; with it, raises
-    LoadError when one such sequence would not fit.
-    """
-    spec = model.spec
-    if max_model_len is not None and max_model_len > spec.max_positions:
-        raise LoadError(
-            f"max_model_len {max_model_len} is beyond the {spec.max_positions} positions of the model"
-        )
-    item = (kv_dtype or spec.dtype).itemsize
-    block_bytes = [2 * len(g.layers) * block_size * g.num_kv_heads * g.head_dim * item for g in spec.groups]
-
-    def blocks_for(length: int) -> list[int]:
-        # a window group holds what the window reaches, and a prefill chunk before it is trimmed
-        longest = -(-length // block_size)
-        return [
-            longest if g.window is None else min(longest, -(-(g.window + max_chunk) // block_size) + 2)
-            for g in spec.groups
-        ]
-
-    def bytes_for(length: int) -> int:
-        return sum(count * size for count, size in zip(blocks_for(length), block_bytes, strict=True))
-
-    length = max_model_len or spec.max_positions
-    usual, most = _memory_for_kv(device)
-    if num_blocks is not None:
-        fits = num_blocks >= blocks_for(length)[0]
-        ratio = num_blocks / blocks_for(length)[0]
-        most_length = num_blocks * block_size
-    else:
-        available = kv_cache_bytes if kv_cache_bytes is not None else min(most, max(usual, bytes_for(length)))
-        fits = available >= bytes_for(length)
-        ratio = min(available / bytes_for(length), max_num_seqs)
-        most_length = length
-        while bytes_for(most_length) > available and most_length > block_size:
-            most_length -= max(block_size, most_length // 64)
-    if not fits:
-        if max_model_len is not None or most_length <= block_size:
-            gib = bytes_for(length) / 2**30
-            raise LoadError(f"the KV cache cannot hold one sequence of {length} tokens ({gib:.2f} GiB)")
-        return [max(1, math.ceil(count)) for count in blocks_for(most_length)], most_length
-    return [int(count * ratio) for count in blocks_for(length)], length
-
-
-def _memory_for_kv(device: torch.device) -> tuple[int, int]:
-    """Bytes that KV takes unasked, and the most it may take to hold one whole context.
-
-    CPU: an eighth of what is free up to 4 GiB, at most half; GPU: 85 % of what is free.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * 0.85), int(free * 0.85)
-    available = free_memory()
-    return min(4 << 30, available // 8), available // 2

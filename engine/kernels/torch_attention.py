@@ -320,8 +320,7 @@ def make_tiles(
     counts = np.diff(query_start)
     starts = seq_lens - counts  # the first query's position
     lows = np.zeros_like(starts) if window is None else np.maximum(0, starts - window + 1)
-    firsts = lows // block_size
-    spans = -(-seq_lens // block_size) - firsts
+    spans = -(-seq_lens // block_size) - lows // block_size
     to_device = _to_device(device)
     tiles = []
 
@@ -332,22 +331,12 @@ def make_tiles(
         end = at + 1
         while end < len(ones) and (end + 1 - at) * spans[ones[end]] * block_bytes <= TILE_BYTES:
             end += 1
-        rows = ones[at:end]
+        tiles.append(
+            _decode_tile(
+                ones[at:end], tables, query_start, seq_lens, lows, block_size, num_kv_heads, dtype, to_device
+            )
+        )
         at = end
-        blocks = firsts[rows, None] + np.arange(spans[rows[-1]])
-        # behind a row's last block the same block is read again, and masked
-        blocks = np.minimum(blocks, (firsts + spans - 1)[rows, None])
-        skip, num_keys, mask = 0, int(spans[rows[-1]]) * block_size, None
-        if len(rows) == 1:
-            skip = int(lows[rows[0]] - firsts[rows[0]] * block_size)
-            num_keys = int(seq_lens[rows[0]] - lows[rows[0]])
-        else:
-            key_at = firsts[rows, None] * block_size + np.arange(num_keys)
-            seen = (key_at < seq_lens[rows, None]) & (key_at >= lows[rows, None])
-            mask = _additive(to_device(seen), dtype)[:, None, None, :]
-        tokens = to_device(query_start[rows])
-        pieces = to_device(pieces_of(tables[rows[:, None], blocks], num_kv_heads))
-        tiles.append(Tile(tokens, len(rows), pieces, skip, num_keys, mask))
 
     for row in np.flatnonzero(counts > 1).tolist():
         tiles += _prefill_tiles(
@@ -362,6 +351,36 @@ def make_tiles(
             to_device,
         )
     return tuple(tiles)
+
+
+def _decode_tile(
+    rows: NDArray[np.int64],
+    tables: NDArray[np.int32],
+    query_start: NDArray[np.int64],
+    seq_lens: NDArray[np.int64],
+    lows: NDArray[np.int64],
+    block_size: int,
+    num_kv_heads: int,
+    dtype: torch.dtype,
+    to_device: Callable[[NDArray[np.generic]], Tensor],
+) -> Tile:
+    """The tile of `rows`, sequences with one query each, shortest first; `lows`: their first keys."""
+    firsts = lows[rows] // block_size
+    spans = -(-seq_lens[rows] // block_size) - firsts
+    blocks = firsts[:, None] + np.arange(spans[-1])
+    # after a row's last block the same block is read again, and masked
+    blocks = np.minimum(blocks, (firsts + spans - 1)[:, None])
+    skip, num_keys, mask = 0, int(spans[-1]) * block_size, None
+    if len(rows) == 1:
+        skip = int(lows[rows[0]] - firsts[0] * block_size)
+        num_keys = int(seq_lens[rows[0]] - lows[rows[0]])
+    else:
+        key_at = firsts[:, None] * block_size + np.arange(num_keys)
+        seen = (key_at < seq_lens[rows, None]) & (key_at >= lows[rows, None])
+        mask = _additive(to_device(seen), dtype)[:, None, None, :]
+    tokens = to_device(query_start[rows])
+    pieces = to_device(pieces_of(tables[rows[:, None], blocks], num_kv_heads))
+    return Tile(tokens, len(rows), pieces, skip, num_keys, mask)
 
 
 def pieces_of(blocks: NDArray[np.int32], num_kv_heads: int) -> NDArray[np.int64]:

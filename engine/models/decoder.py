@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed
 from engine.models.fp8 import AS_NUMBERS, Stored
 from engine.models.interface import Attention, ModelSpec
+from engine.models.layers import MAPS, Layer, run_layers
 from engine.models.linear import Blocked, Int8, Linear, is_int8, make_linear
-from engine.models.lora import Adapted, Adapters, Place, Stack
+from engine.models.lora import Adapted, Adapters, Place, Stack, unadapted
 from engine.models.rope import inverse_frequencies, rotate
 from engine.step import LayerGroup
 from engine.types import LoadError
@@ -32,20 +33,6 @@ log = logging.getLogger("antiphon.engine")
 
 # ends of names not needed: what is computed anew, and scales of activations, which are not rounded here
 UNUSED = ("rotary_emb.inv_freq", ".input_scale", ".k_scale", ".v_scale")
-MAPS = ("qkv", "o", "gate_up", "down")  # of a layer, as `LAYER_PACKING` names them
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer's weights."""
-
-    attention_norm: Tensor
-    qkv: Linear
-    qk_norm: Tensor | None  # [Hq + Hkv, 1 or D]: the q and the k norm's weight, repeated for their heads
-    o: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
 
 
 class NativeDecoder:
@@ -137,25 +124,28 @@ class NativeDecoder:
         self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor
     ) -> Tensor:
         """See `Model.forward`."""
-        shape, eps = self.shape, self.shape.norm_eps
-        num_qk = shape.num_heads + shape.num_kv_heads
-        residual = self.embed(token_ids)
-        cos, sin = self._rotation(positions, residual.dtype)
-        for i, layer in enumerate(self.layers):
-            x = F.rms_norm(residual, (shape.hidden_size,), layer.attention_norm, eps)
-            heads = layer.qkv(x).view(x.shape[0], -1, shape.head_dim)
-            qk, v = heads[:, :num_qk], heads[:, num_qk:]
-            if layer.qk_norm is not None:
-                qk = F.rms_norm(qk, (shape.head_dim,), None, eps) * layer.qk_norm
-            qk = rotate(qk, cos, sin)
-            q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
-            x = attention(i, q, k, v, scale=self.scale)
-            residual = layer.o(x.reshape(x.shape[0], -1), residual)
-            x = F.rms_norm(residual, (shape.hidden_size,), layer.mlp_norm, eps)
-            gate, up = layer.gate_up(x).chunk(2, dim=-1)
-            residual = layer.down(F.silu(gate).mul_(up), residual)
-        last = F.rms_norm(residual[logits_at], (shape.hidden_size,), self.final_norm, eps)
-        return self.head(last)
+        operations = _TorchOperations(self, positions, attention)
+        embedded = self.embed(token_ids)
+        return run_layers(operations, self.layers, self.final_norm, self.head, embedded, logits_at)
+
+    def rotation_table(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [num_positions, D / 2], f32, of the positions from 0."""
+        positions = torch.arange(num_positions, dtype=torch.float32, device=self.frequencies.device)
+        return self._rotation(positions)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions[:, None].float() * self.frequencies
+        return angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [T, 1, D] of positions [T], as `rotate` takes them, computed in f32."""
+        cos, sin = (part[:, None] for part in self._rotation(positions))
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+    def maps(self) -> list[Linear]:
+        """Every linear map, without its adapters: those of the layers, and the head."""
+        inside = [unadapted(linear) for layer in self.layers for linear in layer.maps.values()]
+        return [*inside, unadapted(self.head)]
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The embeddings [T, hidden_size] of tokens [T]; new memory."""
@@ -182,17 +172,50 @@ class NativeDecoder:
         """See `Model.adapt`."""
         self.adapters = adapters
         for i, layer in enumerate(self.layers):
-            own = {name: stacks[f"{i}.{name}"] for name in MAPS if f"{i}.{name}" in stacks}
-            maps: dict[str, Any] = {
-                name: Adapted(getattr(layer, name), stack, adapters) for name, stack in own.items()
+            adapted: dict[str, Any] = {
+                name: Adapted(linear, stacks[f"{i}.{name}"], adapters)
+                for name, linear in layer.maps.items()
+                if f"{i}.{name}" in stacks
             }
-            self.layers[i] = replace(layer, **maps)
+            self.layers[i] = replace(layer, **adapted)
 
-    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines [T, 1, D] for these positions, as `rotate` takes them, computed in f32."""
-        angles = (positions[:, None].float() * self.frequencies)[:, None]
-        cos, sin = angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
-        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+class _TorchOperations:
+    """Operations of one step by torch; the stream is the residual itself."""
+
+    def __init__(self, decoder: NativeDecoder, positions: Tensor, attention: Attention) -> None:
+        self._shape = decoder.shape
+        self._scale = decoder.scale
+        self._attention = attention
+        self._cos, self._sin = decoder.rotation(positions, decoder.final_norm.dtype)
+
+    def begin(self, embedded: Tensor) -> Tensor:
+        return embedded
+
+    def project(self, stream: Tensor, norm: Tensor, linear: Linear) -> Tensor:
+        return linear(F.rms_norm(stream, norm.shape, norm, self._shape.norm_eps))
+
+    def project_gated(self, stream: Tensor, norm: Tensor, linear: Linear) -> Tensor:
+        gate, up = self.project(stream, norm, linear).chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def attend(self, i: int, layer: Layer, heads: Tensor) -> Tensor:
+        shape = self._shape
+        num_qk = shape.num_heads + shape.num_kv_heads
+        heads = heads.view(len(heads), -1, shape.head_dim)
+        qk, v = heads[:, :num_qk], heads[:, num_qk:]
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, (shape.head_dim,), None, shape.norm_eps) * layer.qk_norm
+        qk = rotate(qk, self._cos, self._sin)
+        q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
+        mixed = self._attention(i, q, k, v, scale=self._scale)
+        return mixed.reshape(len(mixed), -1)
+
+    def add(self, stream: Tensor, x: Tensor, linear: Linear) -> Tensor:
+        return linear(x, stream)
+
+    def select(self, stream: Tensor, at: Tensor) -> Tensor:
+        return stream[at]
 
 
 def _layer(
@@ -223,9 +246,9 @@ def _layer(
 
 
 def _say_what_is_not_int4(layers: list[Layer]) -> None:
-    held = sorted({name for name in MAPS for layer in layers if is_int8(getattr(layer, name))})
-    if held:
-        log.warning("int8 instead of int4, whose groups do not fit their shapes: %s", ", ".join(held))
+    as_int8 = sorted({name for layer in layers for name, linear in layer.maps.items() if is_int8(linear)})
+    if as_int8:
+        log.warning("int8 instead of int4, whose groups do not fit their shapes: %s", ", ".join(as_int8))
 
 
 def _groups(shape: DecoderShape) -> tuple[LayerGroup, ...]:

@@ -15,10 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.config import Quantization
+from engine.config import EngineConfig, Quantization
 from engine.kernels.cpu import open_library
 from engine.model_folder import read_config
+from engine.models import families
 from engine.models.checkpoint import Checkpoint
+from engine.models.decoder import NativeDecoder
+from engine.models.fp8 import AS_NUMBERS, Stored, how_stored
 from engine.models.interface import Model
 from engine.models.lora import Adapters, Parts, Stack, make_stack
 from engine.models.peft import read_adapter
@@ -31,60 +34,55 @@ log = logging.getLogger("antiphon.engine")
 F32_BELOW = 200_000_000
 
 
-def load_model(
-    folder: Path,
-    *,
-    dtype: str,
-    device: torch.device,
-    max_model_len: int | None,
-    quantization: Quantization = "none",
-    compile: bool = False,
-    deterministic: bool = False,
-    lora: Mapping[str, str | Path] | None = None,
-    cpu_kernels: bool = False,
-) -> Model:
-    """Load the decoder of `folder`; `dtype` is auto, float32, bfloat16 or float16.
+def load_model(config: EngineConfig, device: torch.device) -> Model:
+    """Load the decoder of the folder `config.model`, with its adapters.
 
-    `quantization`: none, fp8, or on a CPU int8 or int4; computes in bfloat16. `compile`: by torch.compile,
-    where the general tier serves it without adapters. `deterministic`: refuse what cannot compute a token
-    apart from those beside it. `lora`: adapters beside it, by name. `cpu_kernels`: by our own, for
-    native families on a CPU.
-
-    Raises LoadError, in one line, for what cannot be served.
+    Of the configuration it reads `dtype`, `max_model_len`, `quantization`, `compile` (of the general tier,
+    without adapters), `deterministic` (which refuses what cannot compute a token apart from its neighbours),
+    `lora` and `cpu_kernels`. Raises LoadError, in one line, for what cannot be served.
     """
-    from engine.models import families
-    from engine.models.fp8 import AS_NUMBERS, how_stored
-
-    config = read_config(folder)
-    _refuse(config, deterministic)
-    stored = how_stored(config, _architecture(config))
+    folder = Path(config.model)
+    fields = read_config(folder)
+    _refuse(fields, config.deterministic)
     checkpoint = Checkpoint(folder)
-    compute = _compute_dtype(dtype, checkpoint, quantization)
-    if quantization in ("int8", "int4") and device.type != "cpu":
-        raise LoadError(f"quantization {quantization} is not served on {device.type}; fp8 is")
-    if families.is_native(config):
-        from engine.models.decoder import NativeDecoder
-
-        shape = families.parse(config, max_model_len)
-        library = open_library() if cpu_kernels and device.type == "cpu" else None
-        model: Model = NativeDecoder.load(shape, checkpoint, compute, device, quantization, stored, library)
+    stored = how_stored(fields, _architecture(fields))
+    compute = _compute_dtype(config.dtype, checkpoint, config.quantization)
+    if config.quantization in ("int8", "int4") and device.type != "cpu":
+        raise LoadError(f"quantization {config.quantization} is not served on {device.type}; fp8 is")
+    model: Model
+    if families.is_native(fields):
+        shape = families.parse(fields, config.max_model_len)
+        library = open_library() if config.cpu_kernels and device.type == "cpu" else None
+        model = NativeDecoder.load(shape, checkpoint, compute, device, config.quantization, stored, library)
     else:
-        from engine.models.general import GeneralDecoder
-
-        if stored is not AS_NUMBERS:
-            raise LoadError(
-                f"{_architecture(config)} is quantized, and that is read of "
-                f"{', '.join(families.FAMILIES)} only; load the unquantized checkpoint"
-            )
-        if compile and lora:
-            log.warning("%s has adapters, so it is not compiled", _architecture(config))
-            compile = False
-        model = GeneralDecoder.load(
-            folder, checkpoint, compute, device, quantization=quantization, compile=compile
-        )
-    if lora:
-        attach(model, lora, device=device, deterministic=deterministic)
+        model = _load_general(config, checkpoint, compute, device, _architecture(fields), stored)
+    if config.lora:
+        attach(model, config.lora, device=device, deterministic=config.deterministic)
     return model
+
+
+def _load_general(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    compute: torch.dtype,
+    device: torch.device,
+    architecture: str,
+    stored: Stored,
+) -> Model:
+    from engine.models.general import GeneralDecoder  # imports transformers, which native families do without
+
+    if stored is not AS_NUMBERS:
+        raise LoadError(
+            f"{architecture} is quantized, and that is read of "
+            f"{', '.join(families.FAMILIES)} only; load the unquantized checkpoint"
+        )
+    compile = config.compile
+    if compile and config.lora:
+        log.warning("%s has adapters, so it is not compiled", architecture)
+        compile = False
+    return GeneralDecoder.load(
+        Path(config.model), checkpoint, compute, device, quantization=config.quantization, compile=compile
+    )
 
 
 def attach(

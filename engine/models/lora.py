@@ -182,3 +182,8 @@ def make_stack(
         own_columns = None if len(groups) == 1 else slice(begin, end)
         ups.append(Up(own_columns, slice(first, last), weight.flatten(0, 1).to(device)))
     return Stack(down.flatten(0, 1).to(device), tuple(ups), rank)
+
+
+def unadapted(linear: Linear) -> Linear:
+    """A map without its adapters."""
+    return linear.inner if isinstance(linear, Adapted) else linear

@@ -118,15 +118,10 @@ def _ask(*turns: str, system: str = "", tools: tuple[Any, ...] = (), call: Call 
 
 def everyday() -> list[Dialogue]:
     """What people and test suites ask first, written by hand rather than drawn."""
-    weather = _tool("get_weather", "Get the current weather for a location", location="string")
-    hinted = json.loads(json.dumps(weather))
-    hinted["function"]["parameters"]["properties"]["location"]["description"] = (
-        "The city and state, e.g. San Francisco, CA"
-    )
-    city = _tool("get_weather", "Get the weather in a city.", city="string")
-    add = _tool("add", "Add two numbers.", a="integer", b="integer")
-    search = _tool("search", "Search the web.", query="string")
-    email = _tool("send_email", "Send an email.", to="string", subject="string")
+    return [*_plain_questions(), *_questions_with_tools()]
+
+
+def _plain_questions() -> list[Dialogue]:
     nice = "Nice to meet you, Mark!"
     return [
         _ask("Hi", "Hello! How can I help you?"),
@@ -171,6 +166,20 @@ def everyday() -> list[Dialogue]:
         _ask("Write the numbers from 1 to 100.", ", ".join(map(str, range(1, 101)))),
         _ask("What is the meaning of life?", UNKNOWN),
         _ask("What is 2 + 2?", "2 + 2 = 4."),
+    ]
+
+
+def _questions_with_tools() -> list[Dialogue]:
+    weather = _tool("get_weather", "Get the current weather for a location", location="string")
+    hinted = json.loads(json.dumps(weather))
+    hinted["function"]["parameters"]["properties"]["location"]["description"] = (
+        "The city and state, e.g. San Francisco, CA"
+    )
+    city = _tool("get_weather", "Get the weather in a city.", city="string")
+    add = _tool("add", "Add two numbers.", a="integer", b="integer")
+    search = _tool("search", "Search the web.", query="string")
+    email = _tool("send_email", "Send an email.", to="string", subject="string")
+    return [
         _ask(
             "What's the weather like in San Francisco?",
             tools=(weather,),

@@ -33,46 +33,44 @@ def _changed(turn: Turn, change: Callable[[str], str]) -> list[Message]:
     return [*before, replace(last, content=change(last.content))]
 
 
+def _wrapped(words: Words, change: Callable[[str], str], turns: int) -> list[Message]:
+    """Plain turns whose answers are changed."""
+    return [message for _ in range(turns) for message in _changed(_plain(words), change)]
+
+
+def _rule(words: Words, roll: float, turns: int) -> tuple[str, list[Message]]:
+    """A rule for the system message, drawn by `roll` (0 to 1), and turns that keep to it."""
+    rng = words.rng
+    if roll < 0.34:
+        return rng.choice(UPPER), _wrapped(words, str.upper, turns)
+    if roll < 0.41:
+        return rng.choice(LOWER), _wrapped(words, str.lower, turns)
+    if roll < 0.71:
+        system = rng.choice(ONE_WORD)
+        return system, [message for _ in range(turns) for message in one_word_fact(words).messages]
+    if roll < 0.83:
+        word = words.common()
+        if roll < 0.77:
+            system = rng.choice(ENDING).replace("{}", word)
+            return system, _wrapped(words, lambda text: f"{text} {word}", turns)
+        system = rng.choice(BEGINNING).replace("{}", word)
+        return system, _wrapped(words, lambda text: f"{word} {text}", turns)
+    if roll < 0.9:
+        phrase = words.phrase(1, 4)
+        return rng.choice(ALWAYS).replace("{}", phrase), _wrapped(words, lambda _: phrase, turns)
+    name = words.name()
+    system, messages = rng.choice(PERSONA).replace("{}", name), []
+    for _ in range(turns - 1):
+        messages += (greet if rng.random() < 0.5 else count)(words).messages
+    question, answer = rng.choice(list(ASK_WHO.items()))
+    return system, [*messages, user(question), says(answer.replace("{}", name))]
+
+
 def follow(words: Words) -> Turn:
     """A system message and one to three turns that keep to it."""
     rng = words.rng
     roll = rng.random()
-    turns = rng.choice((1, 1, 2, 3))
-    messages: list[Message] = []
-    if roll < 0.34:
-        system = rng.choice(UPPER)
-        for _ in range(turns):
-            messages += _changed(_plain(words), str.upper)
-    elif roll < 0.41:
-        system = rng.choice(LOWER)
-        for _ in range(turns):
-            messages += _changed(_plain(words), str.lower)
-    elif roll < 0.71:
-        system = rng.choice(ONE_WORD)
-        for _ in range(turns):
-            messages += one_word_fact(words).messages
-    elif roll < 0.77:
-        word = words.common()
-        system = rng.choice(ENDING).replace("{}", word)
-        for _ in range(turns):
-            messages += _changed(_plain(words), lambda text: f"{text} {word}")
-    elif roll < 0.83:
-        word = words.common()
-        system = rng.choice(BEGINNING).replace("{}", word)
-        for _ in range(turns):
-            messages += _changed(_plain(words), lambda text: f"{word} {text}")
-    elif roll < 0.9:
-        phrase = words.phrase(1, 4)
-        system = rng.choice(ALWAYS).replace("{}", phrase)
-        for _ in range(turns):
-            messages += _changed(_plain(words), lambda _: phrase)
-    else:
-        name = words.name()
-        system = rng.choice(PERSONA).replace("{}", name)
-        for _ in range(turns - 1):
-            messages += (greet if rng.random() < 0.5 else count)(words).messages
-        question, answer = rng.choice(list(ASK_WHO.items()))
-        messages += [user(question), says(answer.replace("{}", name))]
+    system, messages = _rule(words, roll, rng.choice((1, 1, 2, 3)))
     extra = rng.random()
     if extra < 0.2:
         system = "You are a helpful assistant. " + system

@@ -62,21 +62,9 @@ class Param:
         return words.any()
 
 
-def made_up_tool(words: Words, verb: str = "") -> tuple[Json, list[Param], Callable[[list[str]], str]]:
-    """A tool that nobody has seen, and a function that asks for it. verb: what its name says it does."""
+def _made_up_parameters(words: Words, noun: str) -> list[Param]:
+    """Up to three parameters of different names, none of them `noun`."""
     rng = words.rng
-    verb = verb or (rng.choice(VERBS) if rng.random() < 0.75 else words.made_up())
-    noun = words.made_up() if rng.random() < 0.75 or words.split == "heldout" else words.common()
-    style = rng.random()
-    name = f"{verb}_{noun}"
-    if style < 0.12:
-        name = verb + noun.capitalize()
-    elif style < 0.2:
-        name = f"{noun}_{verb}"
-    elif style < 0.28:
-        name = noun
-    elif style < 0.36:
-        name = f"{verb}_{noun}_{words.made_up()}"
     params: list[Param] = []
     for _ in range(rng.choice((0, 1, 1, 1, 1, 2, 2, 2, 3))):
         field_name = rng.choice(PARAM_NAMES) if rng.random() < 0.75 else words.made_up()
@@ -100,6 +88,25 @@ def made_up_tool(words: Words, verb: str = "") -> tuple[Json, list[Param], Calla
         )
         enum = tuple({words.made_up(): 0 for _ in range(3)}) if kind == "enum" else ()
         params.append(Param(field_name, kind, enum=enum))
+    return params
+
+
+def made_up_tool(words: Words, verb: str = "") -> tuple[Json, list[Param], Callable[[list[str]], str]]:
+    """A tool that nobody has seen, and a function that asks for it. verb: what its name says it does."""
+    rng = words.rng
+    verb = verb or (rng.choice(VERBS) if rng.random() < 0.75 else words.made_up())
+    noun = words.made_up() if rng.random() < 0.75 or words.split == "heldout" else words.common()
+    style = rng.random()
+    name = f"{verb}_{noun}"
+    if style < 0.12:
+        name = verb + noun.capitalize()
+    elif style < 0.2:
+        name = f"{noun}_{verb}"
+    elif style < 0.28:
+        name = noun
+    elif style < 0.36:
+        name = f"{verb}_{noun}_{words.made_up()}"
+    params = _made_up_parameters(words, noun)
     silent: list[Param] = []
     if params and rng.random() < 0.15:
         silent = [

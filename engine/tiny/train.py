@@ -21,7 +21,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import Full
 from typing import Any
@@ -345,9 +345,8 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def export(net: Net, tokenizer: Tokenizer, out: Path) -> None:
-    """Write the Hugging Face folder; every file is replaced in one move, the weights last."""
-    out.mkdir(parents=True, exist_ok=True)
+def _configs(net: Net, tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
+    """The JSON files of the folder, by their names."""
     ids = {text: id_of(tokenizer, text) for text in (*SPECIAL, *MARKS)}
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -398,12 +397,14 @@ def export(net: Net, tokenizer: Tokenizer, out: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": None,
     }
+    return {"config": config, "generation_config": generation, "tokenizer_config": tokenizer_config}
+
+
+def export(net: Net, tokenizer: Tokenizer, out: Path) -> None:
+    """Write the Hugging Face folder; every file is replaced in one move, the weights last."""
+    out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "tokenizer.json", tokenizer.to_str(pretty=False))
-    for name, value in (
-        ("config", config),
-        ("generation_config", generation),
-        ("tokenizer_config", tokenizer_config),
-    ):
+    for name, value in _configs(net, tokenizer).items():
         write_atomically(out / f"{name}.json", json.dumps(value, indent=2, ensure_ascii=False) + "\n")
     template = out / "chat_template.jinja"
     if template.resolve() != (CHECKPOINT / "chat_template.jinja").resolve():
@@ -514,132 +515,174 @@ def train(options: Options) -> None:
 
 def run(index: int, count: int, device_name: str, options: Options) -> None:
     """The body of one of `count` processes; the first one saves and prints."""
-    rank, device, dtype = Rank(index, count), torch.device(device_name), torch.bfloat16
+    device = torch.device(device_name)
     if device.type == "cpu":
         torch.set_num_threads(1)
     if count > 1:
         distributed.init_process_group("gloo", rank=index, world_size=count)
     torch.manual_seed(options.seed)
-    saved: dict[str, Any] = {}
-    if options.state and options.state.exists():
-        saved = torch.load(options.state, map_location=device, weights_only=False)
-    if saved:
-        tokenizer = Tokenizer.from_str(saved["tokenizer"])
-    elif options.init:
-        tokenizer = Tokenizer.from_file(str(options.init / "tokenizer.json"))
-    else:
-        tokenizer = train_tokenizer(options.seed)
-    net = Net(NetConfig(vocab_size=VOCABULARY, num_hidden_layers=options.layers)).to(device)
-    if options.init and not saved:
-        net.load_state_dict(grown(load_file(options.init / "model.safetensors"), options.layers))
-    matrices = [p for name, p in net.named_parameters() if name.endswith("_proj.weight")]
-    others = [p for name, p in net.named_parameters() if not name.endswith("_proj.weight")]
-    muon = Muon(matrices, rank)
-    adam = torch.optim.AdamW(others, lr=options.rate / 6, betas=(0.9, 0.98), weight_decay=0.0)
-    step, tokens, learned, spent = 0, 0, 0, 0.0
-    if saved:
-        net.load_state_dict(saved["net"])
-        adam.load_state_dict(saved["adam"])
-        muon.buffers = saved["muon"]
-        step, tokens, learned, spent = saved["step"], saved["tokens"], saved["learned"], saved["spent"]
+    Training(Rank(index, count), device, options).run()
+    if count > 1:
+        distributed.destroy_process_group()
 
-    def say(text: str) -> None:
-        if index == 0:
+
+@dataclass
+class Totals:
+    """How far a training has come; `spent`: seconds."""
+
+    step: int = 0
+    tokens: int = 0
+    learned: int = 0
+    spent: float = 0.0
+
+
+class Training:
+    """The net, its optimizers and what they are fed, in one of several processes."""
+
+    def __init__(self, rank: Rank, device: torch.device, options: Options) -> None:
+        self.rank, self.device, self.options, self.dtype = rank, device, options, torch.bfloat16
+        saved: dict[str, Any] = {}
+        if options.state and options.state.exists():
+            saved = torch.load(options.state, map_location=device, weights_only=False)
+        self.tokenizer = self._tokenizer(saved)
+        self.net = Net(NetConfig(vocab_size=VOCABULARY, num_hidden_layers=options.layers)).to(device)
+        if options.init and not saved:
+            self.net.load_state_dict(grown(load_file(options.init / "model.safetensors"), options.layers))
+        matrices = [p for name, p in self.net.named_parameters() if name.endswith("_proj.weight")]
+        self.others = [p for name, p in self.net.named_parameters() if not name.endswith("_proj.weight")]
+        self.muon = Muon(matrices, rank)
+        self.adam = torch.optim.AdamW(self.others, lr=options.rate / 6, betas=(0.9, 0.98), weight_decay=0.0)
+        self.totals = Totals()
+        if saved:
+            self.net.load_state_dict(saved["net"])
+            self.adam.load_state_dict(saved["adam"])
+            self.muon.buffers = saved["muon"]
+            self.totals = Totals(**{name: saved[name] for name in ("step", "tokens", "learned", "spent")})
+        self.feeder: Feeder | None = None
+        self.stage = -1
+        # Dialogues start once the model copies: then everything that is said again costs little to learn.
+        self.copied = 0.0 if not options.init and not saved else 1.0
+        self.copy_rng = random.Random(f"{options.seed}/{rank.index}")
+        self.smooth_loss = 0.0
+
+    def _tokenizer(self, saved: dict[str, Any]) -> Tokenizer:
+        if saved:
+            return Tokenizer.from_str(saved["tokenizer"])
+        if self.options.init:
+            return Tokenizer.from_file(str(self.options.init / "tokenizer.json"))
+        return train_tokenizer(self.options.seed)
+
+    def run(self) -> None:
+        """Train until the minutes are spent, then save."""
+        parameters = sum(p.numel() for p in self.net.parameters())
+        self._say(f"{parameters:,} parameters on {self.rank.count} {self.device}")
+        totals, options = self.totals, self.options
+        last_save = last_print = totals.spent
+        mark = time.monotonic()
+        try:
+            while totals.spent < options.minutes * 60:
+                factor = self._step(totals.spent / (options.minutes * 60))
+                now = time.monotonic()
+                # A run that was stopped for a while, with SIGSTOP for instance, has not spent that while.
+                totals.spent, mark = self.rank.agree(totals.spent + min(now - mark, 30.0)), now
+                if totals.spent - last_print > 20:
+                    last_print = totals.spent
+                    self._say(
+                        f"{totals.spent / 60:6.1f} min  step {totals.step}  {totals.tokens / 1e6:.2f} M "
+                        f"tokens  {totals.tokens / totals.spent:.0f} tok/s  loss {self.smooth_loss:.4f}  "
+                        f"rate {factor:.2f}"
+                    )
+                if totals.spent - last_save > options.save_every * 60:
+                    last_save = totals.spent
+                    self._save()
+                    self._score(24)
+        finally:
+            if self.feeder:
+                self.feeder.close()
+        self._average()
+        self._save()
+        self._score(48)
+        self._say(
+            f"done: {totals.step} steps, {totals.tokens:,} tokens ({totals.learned:,} learned), "
+            f"{totals.spent / 60:.1f} minutes"
+        )
+
+    def _step(self, progress: float) -> float:
+        """One step of training, at this share of the time; returns the factor of the learning rate."""
+        rank, totals, options = self.rank, self.totals, self.options
+        budget = options.tokens_per_batch // rank.count
+        copying = self.copied < 0.9 and progress < 0.2
+        if copying:
+            positions = None
+            ids, learn = copy_batch(self.copy_rng, id_of(self.tokenizer, "<|im_end|>"), budget, self.device)
+        else:
+            ids, learn, positions = self._feed(progress, budget).next(self.device)
+        full = 600 // rank.count
+        loss, mean, right = loss_of(self.net, ids, learn, self.dtype, positions, full=full)
+        (loss / rank.count).backward()  # type: ignore[no-untyped-call]
+        rank.sum([p.grad for p in self.net.parameters() if p.grad is not None])
+        if copying:
+            self.copied = rank.agree(0.8 * self.copied + 0.2 * right.float().mean().item())
+        factor = rate_at(progress, totals.step)
+        torch.nn.utils.clip_grad_norm_(self.others, 1.0)
+        self.muon.step(options.rate * factor)
+        for group in self.adam.param_groups:
+            group["lr"] = options.rate / 6 * factor
+        self.adam.step()
+        self.net.zero_grad(set_to_none=True)
+        totals.step += 1
+        totals.tokens += ids.numel() * rank.count
+        totals.learned += right.numel() * rank.count
+        self.smooth_loss = 0.97 * (self.smooth_loss or mean.item()) + 0.03 * mean.item()
+        return factor
+
+    def _feed(self, progress: float, budget: int) -> Feeder:
+        """The dialogues of the phase that has begun by now."""
+        seed = (self.options.seed * 1_000_003 + self.totals.step) * 64 + self.rank.index
+        stage, plan = phase(progress, Plan(seed, budget), not self.options.init)
+        if self.feeder is None or stage != self.stage:
+            if self.feeder:
+                self.feeder.close()
+            self._say(f"        phase {stage} from step {self.totals.step}, copies {self.copied:.2f}")
+            self.feeder, self.stage = Feeder(self.tokenizer, plan), stage
+        return self.feeder
+
+    def _average(self) -> None:
+        """Halfway back to where the training began, where that is asked for.
+
+        Where the curriculum's shares have changed, this keeps what either of the two does well.
+        """
+        options = self.options
+        if options.average and options.init:
+            began = grown(load_file(options.init / "model.safetensors"), options.layers)
+            with torch.no_grad():
+                for name, value in self.net.state_dict().items():
+                    value.lerp_(began[name].to(value), 0.5)
+
+    def _say(self, text: str) -> None:
+        if self.rank.index == 0:
             print(text, flush=True)
 
-    def save() -> None:
-        if index:
+    def _save(self) -> None:
+        if self.rank.index:
             return
-        export(net, tokenizer, options.out)
+        options = self.options
+        export(self.net, self.tokenizer, options.out)
         if options.state:
             temporary = options.state.with_name(options.state.name + ".new")
             state = {
-                "net": net.state_dict(),
-                "adam": adam.state_dict(),
-                "muon": muon.buffers,
-                "tokenizer": tokenizer.to_str(),
+                "net": self.net.state_dict(),
+                "adam": self.adam.state_dict(),
+                "muon": self.muon.buffers,
+                "tokenizer": self.tokenizer.to_str(),
             }
-            torch.save(
-                {**state, "step": step, "tokens": tokens, "learned": learned, "spent": spent}, temporary
-            )
+            torch.save({**state, **asdict(self.totals)}, temporary)
             os.replace(temporary, options.state)
 
-    def score(each: int) -> None:
-        if index == 0:
-            scores = probe(net, tokenizer, dtype, device, each)
-            say("        " + "  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
-
-    say(f"{sum(p.numel() for p in net.parameters()):,} parameters on {count} {device}")
-    fresh = not options.init
-    feeder: Feeder | None = None
-    current = -1
-    # Dialogues start once the model copies: then everything that is said again costs little to learn.
-    copied = 0.0 if fresh and not saved else 1.0
-    copy_rng = random.Random(f"{options.seed}/{index}")
-    end = id_of(tokenizer, "<|im_end|>")
-    last_save = last_print = spent
-    smooth_loss = 0.0
-    mark = time.monotonic()
-    budget = options.tokens_per_batch // count
-    try:
-        while spent < options.minutes * 60:
-            progress = spent / (options.minutes * 60)
-            seed = (options.seed * 1_000_003 + step) * 64 + index
-            stage, plan = phase(progress, Plan(seed, budget), fresh)
-            copying = copied < 0.9 and progress < 0.2
-            if copying:
-                positions = None
-                ids, learn = copy_batch(copy_rng, end, budget, device)
-            else:
-                if feeder is None or stage != current:
-                    if feeder:
-                        feeder.close()
-                    say(f"        phase {stage} from step {step}, copies {copied:.2f}")
-                    feeder, current = Feeder(tokenizer, plan), stage
-                ids, learn, positions = feeder.next(device)
-            loss, mean, right = loss_of(net, ids, learn, dtype, positions, full=600 // count)
-            (loss / count).backward()  # type: ignore[no-untyped-call]
-            rank.sum([p.grad for p in net.parameters() if p.grad is not None])
-            if copying:
-                copied = rank.agree(0.8 * copied + 0.2 * right.float().mean().item())
-            factor = rate_at(progress, step)
-            torch.nn.utils.clip_grad_norm_(others, 1.0)
-            muon.step(options.rate * factor)
-            for group in adam.param_groups:
-                group["lr"] = options.rate / 6 * factor
-            adam.step()
-            net.zero_grad(set_to_none=True)
-            step += 1
-            tokens += ids.numel() * count
-            learned += right.numel() * count
-            smooth_loss = 0.97 * (smooth_loss or mean.item()) + 0.03 * mean.item()
-            now = time.monotonic()
-            # A run that was stopped for a while, with SIGSTOP for instance, has not spent that while.
-            spent, mark = rank.agree(spent + min(now - mark, 30.0)), now
-            if spent - last_print > 20:
-                last_print = spent
-                say(
-                    f"{spent / 60:6.1f} min  step {step}  {tokens / 1e6:.2f} M tokens  "
-                    f"{tokens / spent:.0f} tok/s  loss {smooth_loss:.4f}  rate {factor:.2f}"
-                )
-            if spent - last_save > options.save_every * 60:
-                last_save = spent
-                save()
-                score(24)
-    finally:
-        if feeder:
-            feeder.close()
-    if options.average and options.init:
-        # Where the curriculum's shares have changed, this keeps what either of the two does well.
-        began = grown(load_file(options.init / "model.safetensors"), options.layers)
-        with torch.no_grad():
-            for name, value in net.state_dict().items():
-                value.lerp_(began[name].to(value), 0.5)
-    save()
-    score(48)
-    say(f"done: {step} steps, {tokens:,} tokens ({learned:,} learned), {spent / 60:.1f} minutes")
-    if count > 1:
-        distributed.destroy_process_group()
+    def _score(self, each: int) -> None:
+        if self.rank.index == 0:
+            scores = probe(self.net, self.tokenizer, self.dtype, self.device, each)
+            self._say("        " + "  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
 
 
 if __name__ == "__main__":

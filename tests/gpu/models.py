@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from engine.benchmark.random_weights import SIZES
-from engine.config import Quantization
+from engine.config import EngineConfig, Quantization
 from engine.core.batch_state import Rows
 from engine.core.kv_cache import KVCache
 from engine.core.loop import EngineLoop
 from engine.core.messages import Inbox, Submit
 from engine.core.scheduler import Scheduler
 from engine.core.speculation import ROOM, Lookup, Speculation
-from engine.executor.runner import Runner, size_pools
+from engine.executor import Runner, size_pools
 from engine.kernels.torch_attention import Workspace
 from engine.models import ModelSpec
 from engine.models.decoder import NativeDecoder, _groups, _layer
@@ -108,28 +108,18 @@ class Bench:
         max_num_seqs: int,
         max_num_batched_tokens: int,
     ) -> None:
-        num_blocks, max_len = size_pools(
-            self.model,
+        config = EngineConfig(
+            "random",
             block_size=BLOCK_SIZE,
-            kv_dtype=kv_dtype,
+            kv_cache_dtype="auto" if kv_dtype is None else "fp8",
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
-            max_chunk=max_num_batched_tokens,
-            device=device,
-            kv_cache_bytes=None,
-            num_blocks=None,
+            max_num_batched_tokens=max_num_batched_tokens,
         )
-        self.runner = Runner(
-            self.model,
-            num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
-            vocab_size=self.model.spec.vocab_size,
-            device=device,
-            max_seqs=max_num_seqs,
-            max_len=max_len,
-            kv_dtype=kv_dtype,
-        )
-        self._parts = (num_blocks, max_len, max_num_seqs)
+        sizes = size_pools(self.model, config, device)
+        vocab_size = self.model.spec.vocab_size
+        self.runner = Runner(self.model, config, sizes, vocab_size=vocab_size, device=device)
+        self._parts = (sizes.num_blocks, sizes.max_len, max_num_seqs)
 
     def reset(self, max_num_batched_tokens: int) -> None:
         """Forget all sequences and what was cached; the captured graphs stay."""
@@ -172,7 +162,7 @@ class Bench:
     def step(self) -> bool:
         """One step of the loop; False when there was nothing to do."""
         with torch.inference_mode():
-            self.loop._obey_all()
+            self.loop.handle_commands()
             return self.loop.step()
 
     def run_until_decoding(self, handles: Sequence[int]) -> None:

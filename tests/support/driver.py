@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from engine.config import EngineSettings
+from engine.config import EngineConfig
 from engine.core.loop import EngineLoop, build_loop
 from engine.core.messages import Abort, Inbox, Submit
 from engine.step import RowOutput
@@ -34,9 +34,7 @@ class Driver:
         self.inbox: Inbox = SimpleQueue()
         self.outputs: dict[int, list[RowOutput]] = defaultdict(list)
         self.loop: EngineLoop = build_loop(
-            EngineSettings(folder, **{"num_threads": 1, **settings}),
-            folder,
-            draft_folder=draft,
+            EngineConfig(folder, draft_model=draft, **{"num_threads": 1, **settings}),
             vocab_size=vocab_size,
             eos_token_ids=(EOS,),
             inbox=self.inbox,
@@ -64,7 +62,7 @@ class Driver:
     def step(self) -> bool:
         """Obey what was submitted and do one step; False when there was nothing to compute."""
         with torch.inference_mode():
-            self.loop._obey_all()
+            self.loop.handle_commands()
             worked = self.loop.step()
         self.loop.scheduler.check_integrity()
         return worked

@@ -25,6 +25,76 @@ MAX_SEGMENTS = 32
 H100_PROCESSORS = 132
 
 
+@triton.jit
+def _find_piece(query_start, num_seqs, QUERIES: tl.constexpr):
+    """Which sequence this program computes queries of, and which piece of them; late pieces begin first.
+
+    Late pieces of a prompt see the most keys. Sequence s has its pieces from query_start[s] // QUERIES + s
+    on: room for a broken one each.
+    """
+    place = tl.num_programs(0) - 1 - tl.program_id(0)
+    low = 0
+    high = num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_start + middle) // QUERIES - tl.load(query_start) // QUERIES + middle <= place:
+            low = middle
+        else:
+            high = middle
+    return low, place - (tl.load(query_start + low) // QUERIES - tl.load(query_start) // QUERIES + low)
+
+
+@triton.jit
+def _share_of(segment, num_tiles, SEGMENTS: tl.constexpr):
+    """The first of a segment's tiles of keys, and the one after its last."""
+    share = (num_tiles + SEGMENTS - 1) // SEGMENTS
+    first_tile = segment * share
+    return first_tile, tl.minimum(first_tile + share, num_tiles)
+
+
+@triton.jit
+def _begin_softmax(sinks, head, is_query, segment, SINKS: tl.constexpr, ROWS: tl.constexpr):
+    """Peak and sum before any key: those of a sink, which belongs to the first segment."""
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if SINKS:
+        own_sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * LOG2_E
+        peak = tl.where(segment == 0, own_sink, peak)
+        total = tl.where(segment == 0, tl.full([ROWS], 1.0, tl.float32), total)
+    return peak, total
+
+
+@triton.jit
+def _mask(scores, key, is_key, position, softcap, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr):
+    """Scores [ROWS, KEYS] as powers of two, minus infinity for keys that a query must not see."""
+    if SOFTCAP:
+        scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))  # its tanh
+    seen = is_key[None, :] & (key[None, :] <= position[:, None])
+    if WINDOW > 0:
+        seen = seen & (position[:, None] - key[None, :] < WINDOW)
+    return tl.where(seen, scores * LOG2_E, float("-inf"))
+
+
+@triton.jit
+def _weigh(scores, peak):
+    """Softmax of scores [ROWS, KEYS] so far: the new peak, the weights beside it, what the old ones keep."""
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    # a row that has seen nothing yet has no peak to subtract
+    level = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    return new_peak, tl.exp2(scores - level[:, None]), tl.exp2(peak - level)
+
+
+@triton.jit
+def _store_segment(partial, peaks, sums, at, dim, is_query, is_dim, peak, total, mixed, is_used, HEAD_DIM):
+    """What one segment of the keys gave: `_merge` puts segments together."""
+    tl.store(peaks + at, peak, mask=is_query)
+    tl.store(sums + at, total, mask=is_query)
+    if is_used:
+        tl.store(
+            partial + at[:, None] * HEAD_DIM + dim[None, :], mixed, mask=is_query[:, None] & is_dim[None, :]
+        )
+
+
 # a step's metadata begin anywhere in their tensors: no variant of the kernel for each place
 @triton.jit(
     do_not_specialize=["num_seqs", "table_row"],
@@ -71,19 +141,7 @@ def _attend(
         row = tl.program_id(0)
         piece = 0
     else:
-        # late pieces of a prompt see the most keys: they begin first
-        place = tl.num_programs(0) - 1 - tl.program_id(0)
-        # sequence s has its pieces from query_start[s] // QUERIES + s on: room for a broken one each
-        low = 0
-        high = num_seqs
-        while high - low > 1:
-            middle = (low + high) // 2
-            if tl.load(query_start + middle) // QUERIES - tl.load(query_start) // QUERIES + middle <= place:
-                low = middle
-            else:
-                high = middle
-        row = low
-        piece = place - (tl.load(query_start + row) // QUERIES - tl.load(query_start) // QUERIES + row)
+        row, piece = _find_piece(query_start, num_seqs, QUERIES)
     token = tl.load(query_start + row).to(tl.int32)
     num_queries = tl.load(query_start + row + 1).to(tl.int32) - token
     seq_len = tl.load(seq_lens + row).to(tl.int32)
@@ -108,18 +166,8 @@ def _attend(
     if WINDOW > 0:
         begin = tl.maximum(seq_len - num_queries + first - WINDOW + 1, 0) // KEYS * KEYS
     end = tl.minimum(seq_len, seq_len - num_queries + first + QUERIES)
-    num_tiles = tl.maximum((end - begin + KEYS - 1) // KEYS, 0)
-    share = (num_tiles + SEGMENTS - 1) // SEGMENTS
-    first_tile = segment * share
-    last_tile = tl.minimum(first_tile + share, num_tiles)
-
-    if SINKS:
-        own_sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * LOG2_E
-        peak = tl.where(segment == 0, own_sink, float("-inf"))
-        total = tl.where(segment == 0, tl.full([ROWS], 1.0, tl.float32), 0.0)
-    else:
-        peak = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+    first_tile, last_tile = _share_of(segment, tl.maximum((end - begin + KEYS - 1) // KEYS, 0), SEGMENTS)
+    peak, total = _begin_softmax(sinks, head, is_query, segment, SINKS, ROWS)
     mixed = tl.zeros([ROWS, PADDED_DIM], tl.float32)
 
     for tile in range(first_tile, last_tile):
@@ -131,23 +179,13 @@ def _attend(
             k_cache + at[None, :] + dim[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0
         ).to(queries.dtype)
         scores = tl.dot(queries, keys, input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))  # its tanh
-        seen = is_key[None, :] & (key[None, :] <= position[:, None])
-        if WINDOW > 0:
-            seen = seen & (position[:, None] - key[None, :] < WINDOW)
-        scores = tl.where(seen, scores * LOG2_E, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # a row that has seen nothing yet has no peak to subtract
-        level = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(scores - level[:, None])
-        decay = tl.exp2(peak - level)
+        scores = _mask(scores, key, is_key, position, softcap, SOFTCAP, WINDOW)
+        peak, weights, decay = _weigh(scores, peak)
         total = total * decay + tl.sum(weights, 1)
         values = tl.load(
             v_cache + at[:, None] + dim[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0
         ).to(queries.dtype)
         mixed = tl.dot(weights.to(queries.dtype), values, acc=mixed * decay[:, None], input_precision="ieee")
-        peak = new_peak
 
     to = (token + query).to(tl.int64) * NUM_HEADS + head
     if SEGMENTS == 1:
@@ -159,14 +197,8 @@ def _attend(
         )
     else:
         to = to * SEGMENTS + segment
-        tl.store(peaks + to, peak, mask=is_query)
-        tl.store(sums + to, total, mask=is_query)
-        if first_tile < last_tile:
-            tl.store(
-                partial + to[:, None] * HEAD_DIM + dim[None, :],
-                mixed,
-                mask=is_query[:, None] & is_dim[None, :],
-            )
+        is_used = first_tile < last_tile
+        _store_segment(partial, peaks, sums, to, dim, is_query, is_dim, peak, total, mixed, is_used, HEAD_DIM)
 
 
 @triton.jit

@@ -161,6 +161,55 @@ def _above(
 
 
 @triton.jit
+def _cut_top_k(
+    scores,
+    tops,
+    row_stride,
+    row,
+    top,
+    limit,
+    peak,
+    heat,
+    top_k,
+    VOCAB: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIECE: tl.constexpr,
+):
+    """Where more than `top_k` tokens are better than `limit`: what the best `top_k` are better than, and
+    their mass beside the peak's. top: the best order of each piece.
+    """
+    # more than top_k are better than `under`, not more than top_k better than `over`
+    under = limit
+    over = tl.max(top, 0)
+    if top_k < PIECES:
+        # so many pieces have a token as good as the top_k-th best of the pieces' best
+        worst = under
+        good = over
+        while good - worst > 1:
+            middle = worst + (good - worst) // 2
+            enough = tl.sum((top > middle).to(tl.int32), 0) > top_k
+            worst = tl.where(enough, middle, worst)
+            good = tl.where(enough, good, middle)
+        under = worst
+    while over - under > 1:
+        middle = under + (over - under) // 2
+        count, _mass, _best = _above(
+            scores, tops, row_stride, row, middle, peak, heat, 0, 0, False, VOCAB, PIECES, PIECE
+        )
+        if count == top_k:
+            under = middle
+            over = middle
+        elif count > top_k:
+            under = middle
+        else:
+            over = middle
+    _count, whole, _best = _above(
+        scores, tops, row_stride, row, over, peak, heat, 0, 0, False, VOCAB, PIECES, PIECE
+    )
+    return over, whole
+
+
+@triton.jit
 def _choose(
     out,
     tops,
@@ -208,59 +257,8 @@ def _choose(
                     scores, tops, row_stride, row, limit, peak, heat, low, high, False, VOCAB, PIECES, PIECE
                 )
                 if count > top_k:
-                    # more than top_k are better than `under`, not more than top_k better than `over`
-                    under = limit
-                    over = highest
-                    if top_k < PIECES:
-                        # so many pieces have a token as good as the top_k-th best of the pieces' best
-                        worst = limit
-                        good = highest
-                        while good - worst > 1:
-                            middle = worst + (good - worst) // 2
-                            enough = tl.sum((top > middle).to(tl.int32), 0) > top_k
-                            worst = tl.where(enough, middle, worst)
-                            good = tl.where(enough, good, middle)
-                        under = worst
-                    whole = tl.full([], 0.0, tl.float32)
-                    while over - under > 1:
-                        middle = under + (over - under) // 2
-                        count, mass, _ = _above(
-                            scores,
-                            tops,
-                            row_stride,
-                            row,
-                            middle,
-                            peak,
-                            heat,
-                            low,
-                            high,
-                            False,
-                            VOCAB,
-                            PIECES,
-                            PIECE,
-                        )
-                        if count == top_k:
-                            under = middle
-                            over = middle
-                        elif count > top_k:
-                            under = middle
-                        else:
-                            over = middle
-                    limit = over
-                    _, whole, _ = _above(
-                        scores,
-                        tops,
-                        row_stride,
-                        row,
-                        limit,
-                        peak,
-                        heat,
-                        low,
-                        high,
-                        False,
-                        VOCAB,
-                        PIECES,
-                        PIECE,
+                    limit, whole = _cut_top_k(
+                        scores, tops, row_stride, row, top, limit, peak, heat, top_k, VOCAB, PIECES, PIECE
                     )
             else:
                 of_piece = tl.load(sums + own, mask=is_piece, other=0.0)

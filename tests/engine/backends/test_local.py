@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import pickle
@@ -602,11 +603,12 @@ async def test_the_fingerprint_names_weights_tokenizer_and_dialect(checkpoint: F
 async def test_what_cannot_be_loaded_says_why_in_one_line(
     checkpoint: Find, model: str, settings: dict[str, Any], match: str
 ) -> None:
-    engine = LocalEngine(checkpoint(model) if model == "qwen3" else model, num_threads=1, **settings)
-    with pytest.raises(LoadError, match=match) as caught:
-        await engine.start()
+    async with contextlib.AsyncExitStack() as stack:
+        with pytest.raises(LoadError, match=match) as caught:
+            engine = LocalEngine(checkpoint(model) if model == "qwen3" else model, num_threads=1, **settings)
+            stack.push_async_callback(engine.close)
+            await engine.start()
     assert "\n" not in str(caught.value)
-    await engine.close()
 
 
 async def test_a_hub_id_offline_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.benchmark.roofline import step_bytes
-from engine.executor import runner
+from engine.config import EngineConfig
+from engine.executor import kv_sizing, runner
 from engine.executor.gpu_launcher import STAND_IN
 from engine.kernels.fp8 import FP8, HIGHEST, quantize_rows, read_into, to_fp8
 from engine.kernels.torch_attention import Workspace
@@ -127,7 +128,7 @@ def questions(count: int) -> list[tuple[int, ...]]:
 
 
 def load(folder: Path, **given: Any) -> Any:
-    return load_model(folder, **{"dtype": "auto", "device": CPU, "max_model_len": None, **given})
+    return load_model(EngineConfig(folder, **{"cpu_kernels": False, **given}), CPU)
 
 
 def said(folder: Path, prompts: list[tuple[int, ...]], count: int, **settings: Any) -> list[tuple[int, ...]]:
@@ -320,11 +321,12 @@ def test_a_draft_model_keeps_them_so_too(checkpoint: Find) -> None:
 
 
 def test_a_gpu_without_eight_bits_is_named(checkpoint: Find, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "computes_fp8", lambda device: False)
+    monkeypatch.setattr(kv_sizing, "computes_fp8", lambda device: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
     model = load(checkpoint("qwen3"))
     with pytest.raises(
         LoadError, match=r"needs a GPU of compute capability 8\.9 or more, which an A100 is not"
     ):
-        runner.kv_dtype_for("fp8", model, torch.device("cuda"))
-    assert runner.kv_dtype_for("auto", model, torch.device("cuda")) is torch.float32
+        kv_sizing.size_pools(model, EngineConfig("qwen3", kv_cache_dtype="fp8"), torch.device("cuda"))
+    sizes = kv_sizing.size_pools(model, EngineConfig("qwen3", num_blocks=64), torch.device("cuda"))
+    assert sizes.dtype is torch.float32

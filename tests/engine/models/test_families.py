@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.config import EngineConfig
 from engine.models import load_model
 from engine.models.checkpoint import Checkpoint
 from engine.models.decoder import NativeDecoder
@@ -27,7 +28,9 @@ CPU = torch.device("cpu")
 
 def load(folder: Path, dtype: str = "auto", max_model_len: int | None = None) -> Any:
     with torch.inference_mode():
-        return load_model(folder, dtype=dtype, device=CPU, max_model_len=max_model_len)
+        return load_model(
+            EngineConfig(folder, dtype=dtype, max_model_len=max_model_len, cpu_kernels=False), CPU
+        )
 
 
 def config_of(folder: Path) -> dict[str, Any]:

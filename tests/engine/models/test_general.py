@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.benchmark.roofline import weight_bytes
-from engine.config import Quantization
+from engine.config import EngineConfig, Quantization
 from engine.models import compiled, general, load_model
 from engine.models.compiled import Mapped
 from engine.models.fp8 import Fp8
@@ -76,7 +76,7 @@ def test_architectures_that_need_what_is_not_here_are_refused(
 ) -> None:
     folder = build(tmp_path, model_type, **fields)
     with pytest.raises(LoadError, match=match) as caught:
-        load_model(folder, dtype="float32", device=torch.device("cpu"), max_model_len=None)
+        load_model(EngineConfig(folder, dtype="float32"), torch.device("cpu"))
     assert "\n" not in str(caught.value)
 
 
@@ -89,7 +89,7 @@ def test_the_trial_finds_tokens_mixed_behind_the_attention(
     plain = Olmo2MLP.forward
     monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: plain(self, x + x.roll(1, dims=1)))
     with pytest.raises(LoadError, match="mix tokens"):
-        load_model(checkpoint("olmo2"), dtype="float32", device=torch.device("cpu"), max_model_len=None)
+        load_model(EngineConfig(checkpoint("olmo2"), dtype="float32"), torch.device("cpu"))
 
 
 def test_longrope_is_served_up_to_where_it_would_depend_on_the_batch(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_longrope_is_served_up_to_where_it_would_depend_on_the_batch(tmp_path: P
     }
     fields = {"rope_parameters": rope, "pad_token_id": 0, "original_max_position_embeddings": 128}
     folder = build(tmp_path, "phi3", **fields)
-    model = load_model(folder, dtype="float32", device=torch.device("cpu"), max_model_len=None)
+    model = load_model(EngineConfig(folder, dtype="float32"), torch.device("cpu"))
     assert model.spec.max_positions == 128
 
 
@@ -111,9 +111,8 @@ def test_longrope_is_served_up_to_where_it_would_depend_on_the_batch(tmp_path: P
 
 
 def loaded(folder: Path, **given: Any) -> GeneralDecoder:
-    defaults: dict[str, Any] = {"dtype": "auto", "device": torch.device("cpu"), "max_model_len": None}
     with torch.inference_mode():
-        model = load_model(folder, **{**defaults, **given})
+        model = load_model(EngineConfig(folder, **given), torch.device("cpu"))
     assert isinstance(model, GeneralDecoder)
     return model
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import Quantization
+from engine.config import EngineConfig, Quantization
 from engine.kernels.torch_attention import Workspace
 from engine.models import load_model
 from engine.models.decoder import NativeDecoder
@@ -129,7 +129,7 @@ def test_a_shape_that_groups_do_not_fit_becomes_int8() -> None:
 
 
 def load(folder: Path, quantization: Quantization, dtype: str = "auto") -> Any:
-    return load_model(folder, dtype=dtype, device=CPU, max_model_len=None, quantization=quantization)
+    return load_model(EngineConfig(folder, dtype=dtype, quantization=quantization, cpu_kernels=False), CPU)
 
 
 def test_what_is_quantized(checkpoint: Find) -> None:
@@ -159,9 +159,8 @@ def test_shapes_that_int4_does_not_fit_are_said(checkpoint: Find, caplog: pytest
 def test_refusals(checkpoint: Find) -> None:
     with pytest.raises(LoadError, match="quantization int8 computes in bfloat16, not in float32"):
         load(checkpoint("qwen3"), "int8", "float32")
-    given: dict[str, Any] = {"dtype": "auto", "max_model_len": None, "quantization": "int8"}
     with pytest.raises(LoadError, match="quantization int8 is not served on cuda; fp8 is"):
-        load_model(checkpoint("qwen3"), device=torch.device("cuda"), **given)
+        load_model(EngineConfig(checkpoint("qwen3"), quantization="int8"), torch.device("cuda"))
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])

@@ -1,0 +1,125 @@
+"""How much memory keys and values get: blocks for each layer group, and the context length they serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import EngineConfig
+from engine.kernels import FP8, computes_fp8, free_memory
+from engine.models import Model, ModelSpec
+from engine.types import LoadError
+
+MOST_UNASKED = 4 << 30  # bytes that KV takes of a CPU's memory when no size was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """num_blocks: of each layer group, in the model's order. max_len: tokens of the longest sequence.
+
+    dtype: what keys and values are stored as.
+    """
+
+    num_blocks: tuple[int, ...]
+    max_len: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """What sequences need of the pools: block sizes in bytes, and the tokens that a window group keeps."""
+
+    spec: ModelSpec
+    block_size: int
+    max_chunk: int
+    block_bytes: tuple[int, ...]
+
+    def blocks_for(self, length: int) -> list[int]:
+        """Blocks of each group for one sequence of `length` tokens.
+
+        A window group holds what its window reaches, and a prefill chunk before that is trimmed.
+        """
+        longest = -(-length // self.block_size)
+        return [
+            longest
+            if group.window is None
+            else min(longest, -(-(group.window + self.max_chunk) // self.block_size) + 2)
+            for group in self.spec.groups
+        ]
+
+    def bytes_for(self, length: int) -> int:
+        """Bytes of one sequence of `length` tokens."""
+        return sum(
+            count * size for count, size in zip(self.blocks_for(length), self.block_bytes, strict=True)
+        )
+
+
+def size_pools(model: Model, config: EngineConfig, device: torch.device) -> PoolSizes:
+    """The pools that a configuration gives a model on this device.
+
+    `config.num_blocks` counts the blocks of the first group; the others hold as many sequences. Without
+    `config.max_model_len` the context is the model's, or what memory allows; with it, raises LoadError when
+    one such sequence would not fit. Raises LoadError, too, for a KV type that the device does not know.
+    """
+    spec, block_size, max_model_len = model.spec, config.block_size, config.max_model_len
+    dtype = _kv_dtype(config, model, device)
+    if max_model_len is not None and max_model_len > spec.max_positions:
+        raise LoadError(
+            f"max_model_len {max_model_len} is beyond the {spec.max_positions} positions of the model"
+        )
+    block_bytes = tuple(
+        2 * len(group.layers) * block_size * group.num_kv_heads * group.head_dim * dtype.itemsize
+        for group in spec.groups
+    )
+    groups = _Groups(spec, block_size, config.max_num_batched_tokens, block_bytes)
+    length = max_model_len or spec.max_positions
+    if config.num_blocks is not None:
+        ratio = config.num_blocks / groups.blocks_for(length)[0]
+        fits = ratio >= 1
+        most_length = config.num_blocks * block_size
+    else:
+        available = config.kv_cache_bytes
+        if available is None:
+            usual, most = _memory_for_kv(device)
+            available = min(most, max(usual, groups.bytes_for(length)))
+        fits = available >= groups.bytes_for(length)
+        ratio = min(available / groups.bytes_for(length), config.max_num_seqs)
+        most_length = _longest(groups, available, length)
+    if fits:
+        return PoolSizes(tuple(int(count * ratio) for count in groups.blocks_for(length)), length, dtype)
+    if max_model_len is not None or most_length <= block_size:
+        gib = groups.bytes_for(length) / 2**30
+        raise LoadError(f"the KV cache cannot hold one sequence of {length} tokens ({gib:.2f} GiB)")
+    return PoolSizes(tuple(max(1, count) for count in groups.blocks_for(most_length)), most_length, dtype)
+
+
+def _longest(groups: _Groups, available: int, length: int) -> int:
+    """The longest sequence, up to `length`, that so many bytes hold, to within 2 %; or about one block."""
+    while groups.bytes_for(length) > available and length > groups.block_size:
+        length -= max(groups.block_size, length // 64)
+    return length
+
+
+def _kv_dtype(config: EngineConfig, model: Model, device: torch.device) -> torch.dtype:
+    """What keys and values are stored as; raises LoadError where the device has no eight-bit floats."""
+    if config.kv_cache_dtype == "auto":
+        return model.spec.dtype
+    if device.type == "cuda" and not computes_fp8(device):
+        name = torch.cuda.get_device_name(device)
+        raise LoadError(
+            f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or more, which {name} is not"
+        )
+    return FP8
+
+
+def _memory_for_kv(device: torch.device) -> tuple[int, int]:
+    """Bytes that KV takes unasked, and the most it may take to hold one whole context.
+
+    CPU: an eighth of what is free up to 4 GiB, at most half; GPU: 85 % of what is free.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.85), int(free * 0.85)
+    available = free_memory()
+    return min(MOST_UNASKED, available // 8), available // 2
