@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from server.errors import ApiError
-from server.schema import PREFIXES, Item, normalize_item, num_parts
+from server.items import ITEM_TYPES, Item
+from server.schema import normalize_item, num_parts
 from server.threads import THREADED_PARTS, aside
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _identified(
         elif _same(item, stored):
             item = stored
         else:
-            item = {**item, "id": PREFIXES[item["type"]] + secrets.token_hex(24)}
+            item = {**item, "id": ITEM_TYPES[item["type"]].prefix + secrets.token_hex(24)}
         identified.append(item)
     return identified
 

@@ -26,6 +26,7 @@ from server.process.retention import Retention
 from server.quota import Quota
 from server.webhooks import Deliveries
 from storage import CommitStats, Storage, open_storage
+from tools import BUILTIN, Registry
 
 log = logging.getLogger("antiphon")
 
@@ -43,7 +44,8 @@ STILL_SERVED_POSTS = ("/tool_outputs", "/cancel")
 class ServerLifecycle:
     """Everything one server process holds, from its first moment to its last."""
 
-    def __init__(self, config: Config, *, engine: Engine | None = None) -> None:
+    def __init__(self, config: Config, *, engine: Engine | None = None, registry: Registry = BUILTIN) -> None:
+        """registry: the tools that this server runs itself."""
         self.config = config
         self.telemetry = Telemetry()
         self.num_streams = 0  # open event streams
@@ -55,6 +57,7 @@ class ServerLifecycle:
         self.cause: BaseException | None = None
         self.died = asyncio.Event()
         self._engine = engine
+        self._registry = registry
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
         self._retention: Retention | None = None
@@ -83,7 +86,7 @@ class ServerLifecycle:
         models.add(self._engine, served_names(self.config))
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         quota = Quota(self._storage, self.config.max_bytes_per_owner)
-        runs = Runs(self._storage, models, sealing, self.config, self.telemetry, quota)
+        runs = Runs(self._storage, models, sealing, self.config, self.telemetry, quota, self._registry)
         context = Context(self.config, self._storage, models, sealing, runs, self.telemetry, quota)
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),

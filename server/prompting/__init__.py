@@ -1,20 +1,15 @@
 """From items, tools and fields to what the engine is asked.
 
-Owns a prompt's messages, the offer of tools and what constrains them, and the input of custom tools.
+Owns a prompt's messages, the offer of tools and what constrains them.
 """
 
 from __future__ import annotations
 
-from server.prompting.custom_input import InputReader
-from server.prompting.messages import OUTPUT_KINDS, Item, answering, sampling, to_messages
+from server.prompting.messages import sampling, to_messages
 from server.prompting.tool_offer import Offer, check, custom_tool_names, offer, steady
 
 __all__ = [
-    "OUTPUT_KINDS",
-    "InputReader",
-    "Item",
     "Offer",
-    "answering",
     "check",
     "custom_tool_names",
     "offer",

@@ -38,7 +38,7 @@ from server.http import (
     timestamp,
     while_connected,
 )
-from server.prompting import answering
+from server.items import answering
 from server.runs import Started, interrupted
 from server.runs.events import Reader, ReaderLagged, Snapshot, terminal_response
 from server.runs.planning import TERMINAL, RunPlan

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-import tools
 from engine import EngineUnavailable, Place
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
 from server.item_ids import identify, may_be_known
-from server.prompting import OUTPUT_KINDS, Item, answering
+from server.items import Item, answering, is_output
 from server.runs.cluster import Fleet, Follower, Presence, Queue
 from server.runs.events import (
     POLL_AFTER_MS,
@@ -84,6 +83,7 @@ if TYPE_CHECKING:
     from server.quota import Quota
     from server.schema import CreateResponse
     from storage import Storage
+    from tools import Registry
 
 log = logging.getLogger("antiphon.runs")
 
@@ -117,17 +117,19 @@ class Runs:
         config: Config,
         telemetry: Telemetry,
         quota: Quota,
+        registry: Registry,
     ) -> None:
         self._storage = storage
         self._models = models
         self._sealing = sealing
         self._config = config
         self._quota = quota
+        self._registry = registry
         self.feed = Feed(storage)
         self._pasts = Pasts(storage)
         self._journal = Journal(storage, telemetry.committed)
-        self._loop = Loop(self._journal, Probation(storage), telemetry)
-        self._restorer = Restorer(storage, models, sealing, self._journal, self.feed)
+        self._loop = Loop(self._journal, Probation(storage), telemetry, registry)
+        self._restorer = Restorer(storage, models, sealing, self._journal, self.feed, registry)
         self._tasks = RunTasks(
             self._loop, self._journal, self._restorer, self.feed, storage, config.resume_grace_s
         )
@@ -249,7 +251,7 @@ class Runs:
                 owner=owner,
                 storage=self._storage,
                 served=served,
-                builtin=tools.BUILTIN,
+                registry=self._registry,
                 now=now_us(),
                 tool_timeout_s=self._config.tool_timeout_s,
                 keyed=keyed is not None,
@@ -286,7 +288,7 @@ class Runs:
             owner=owner,
             storage=self._storage,
             served=served,
-            builtin=tools.BUILTIN,
+            registry=self._registry,
             now=now_us(),
         )
 
@@ -515,7 +517,7 @@ class Runs:
         await self._quota.require(owner, num_bytes)
         plan = RunPlan.load(stored.plan)
         items = [orjson.loads(item.body) for item in stored.output]
-        taken = {item["call_id"]: item["output"] for item in items if item["type"] in OUTPUT_KINDS}
+        taken = {item["call_id"]: item["output"] for item in items if is_output(item)}
         fresh = []
         for item in answering(outputs, items):
             if item["call_id"] not in taken:
@@ -614,6 +616,6 @@ def interrupted(response_id: str) -> ApiError:
 
 def _tool_output(plan: RunPlan, item: Item) -> ToolOutput:
     """An output as storage takes it; id and hash are such that posting it again is posting the same."""
-    item = {**item, "id": output_id(plan, item["call_id"])}
+    item = {**item, "id": output_id(plan, item)}
     digest = hashlib.blake2b(orjson.dumps(item["output"]), digest_size=16).digest()
-    return ToolOutput(call_id=item["call_id"], body=orjson.dumps(item), body_hash=digest, item_id=item["id"])
+    return ToolOutput(item["call_id"], orjson.dumps(item), digest, item["id"], kind=item["type"])

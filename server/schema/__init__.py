@@ -5,19 +5,18 @@ Owns the wire's shapes. Refuses to know storage, the engine's work and HTTP.
 
 from __future__ import annotations
 
+from server.items import Item
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, ignored_headers
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
-    Item,
     check_sizes,
     normalize_input,
     normalize_item,
     num_parts,
     unsupported_parts,
 )
-from server.schema.kinds import PREFIXES
 from server.schema.messages import unsupported_in
 from server.schema.responses import (
     CreateResponse,
@@ -29,11 +28,9 @@ from server.schema.responses import (
     parse_tool_outputs,
 )
 from server.schema.search import Search, num_requests
-from server.schema.shapes import array, boolean, missing, mistyped, refuse, text
-from server.schema.tools import is_builtin
+from server.shapes import array, boolean, missing, mistyped, refuse, text
 
 __all__ = [
-    "PREFIXES",
     "PRIORITIES",
     "TEXT",
     "ChatRequest",
@@ -50,7 +47,6 @@ __all__ = [
     "echo",
     "effective_tier",
     "ignored_headers",
-    "is_builtin",
     "missing",
     "mistyped",
     "normalize_input",

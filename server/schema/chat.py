@@ -12,14 +12,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine import Shape
+from server.items import Item
 from server.schema.fields import SamplingFields, Tier, sampling_fields, screen
 from server.schema.formats import asked_shape, parse_format
-from server.schema.items import Item
 from server.schema.messages import to_items
 from server.schema.responses import Effort, StreamOptions, check_metadata, check_template_kwargs
 from server.schema.search import Search, parse_search
-from server.schema.shapes import from_pydantic, mapping, missing, refuse
 from server.schema.tools import parse_tool_choice, parse_tools, unoffered
+from server.shapes import from_pydantic, mapping, missing, refuse
 
 MAX_CHOICES = 16
 

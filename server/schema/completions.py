@@ -15,7 +15,7 @@ from server.schema.chat import MAX_CHOICES, ChatStreamOptions, Name
 from server.schema.fields import SamplingFields, sampling_fields, screen
 from server.schema.formats import asked_shape, parse_format
 from server.schema.search import Search, parse_search
-from server.schema.shapes import from_pydantic, missing, mistyped, refuse
+from server.shapes import from_pydantic, missing, mistyped, refuse
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from server.schema.shapes import from_pydantic, refuse
+from server.shapes import from_pydantic, refuse
 
 Api = Literal["responses", "input_tokens", "chat", "completions"]
 Kind = Literal["honoured", "hint", "refused", "extension"]

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from engine import Shape, closed_schema
-from server.schema.shapes import (
+from server.shapes import (
     STRING,
     array,
     boolean,

@@ -11,19 +11,12 @@ from typing import Any
 
 import orjson
 
-from server.schema.kinds import ASSISTANT_PART, KINDS, MESSAGE, PREFIXES, USER_PART, identifier
-from server.schema.shapes import missing, mistyped, refuse, shorten
+from server.items import ASSISTANT_PART, ITEM_TYPES, USER_PART, Item, identifier, words_of
+from server.shapes import missing, mistyped, refuse, shorten
 
-Item = dict[str, Any]
 NewId = Callable[[str], str]
 
 _FAKE_ID = "__fake_id__"  # openai-agents' placeholder: an item that no server has named yet
-
-_TWICE: Mapping[str, tuple[str, str]] = {
-    "local_shell_call_output": ("call_id", "id"),
-    "mcp_approval_response": ("request_id", "approval_request_id"),
-}
-"""Keys that the official resource schemas require without declaring them, and what they can only mean."""
 
 MAX_ITEMS = 10_000
 """Items, or chat messages, of one request. Each has a handful of tokens at least, so that more of them fill
@@ -37,17 +30,18 @@ def normalize_input(value: Any, *, new_id: NewId, param: str = "input") -> list[
     """A request's input, a string or a list of items, as normalised items, one for one.
 
     new_id: prefix -> a fresh id; called once for each item that has none. `item_reference` comes back as
-    `{"type", "id"}` for the caller to resolve. Raises ApiError 400 naming the path of what is wrong.
+    `{"type", "id"}` for the caller to resolve. Raises ApiError 400 naming the path of what is wrong, also of
+    an item that no prompt has words for.
     """
     if isinstance(value, str):
-        return [message("user", value, new_id(PREFIXES["message"]))]
+        return [message("user", value, new_id(ITEM_TYPES["message"].prefix))]
     if not isinstance(value, list):
         mistyped(param, "a string or an array", value)
     check_number(value, param)
     items = [normalize_item(item, f"{param}[{index}]", new_id) for index, item in enumerate(value)]
-    for index, item in enumerate(items[:-1]):
-        if item["type"] == "compaction_trigger":
-            refuse(f"{param}[{index}]", "A compaction_trigger must be the final input item.")
+    for index, item in enumerate(items):
+        if item["type"] != "item_reference":
+            words_of(item, f"{param}[{index}]")
     return items
 
 
@@ -95,7 +89,7 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
         return {"type": kind, "id": identifier(value.get("id"), f"{path}.id")}
     if kind == "function" and isinstance(value.get("function"), dict):
         kind, value = "function_call", _flat_call(value)
-    row = KINDS.get(kind)
+    row = ITEM_TYPES.get(kind)
     if row is None:
         refuse(
             f"{path}.type", f"Invalid value: '{shorten(kind)}' is not an item type that this server knows."
@@ -109,8 +103,8 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
         "id": item_id,
         **{key: fields[key] for key in fields if key not in ("type", "id")},
     }
-    if kind in _TWICE:
-        name, source = _TWICE[kind]
+    if row.doubled is not None:
+        name, source = row.doubled
         item.setdefault(name, item[source])
     return item
 
@@ -145,10 +139,11 @@ def _flat_call(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(value: Mapping[str, Any], path: str, new_id: NewId) -> Item:
-    fields = MESSAGE(value, path)
+    row = ITEM_TYPES["message"]
+    fields = row.shape(value, path)
     role = fields["role"]
     content = value.get("content")
-    item_id = _id_of(fields, path) or new_id(PREFIXES["message"])
+    item_id = _id_of(fields, path) or new_id(row.prefix)
     if isinstance(content, str):
         item = message(role, content, item_id)
         item["status"] = fields["status"]
@@ -196,9 +191,6 @@ def unsupported_parts(
     """(path, modality) of every part of normalised `items` that a model of these modalities cannot read."""
     found: list[tuple[str, str]] = []
     for index, item in enumerate(items):
-        if item["type"] == "computer_call_output":
-            found.append((f"{param}[{index}].output", "image"))
-            continue
         for field in ("content", "output"):
             parts = item.get(field)
             for position, part in enumerate(parts if isinstance(parts, list) else ()):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.schema.items import UNSUPPORTED_KINDS, Item, NewId, check_number, normalize_item
-from server.schema.kinds import identifier
-from server.schema.shapes import (
+from server.items import Item, identifier
+from server.schema.items import UNSUPPORTED_KINDS, NewId, check_number, normalize_item
+from server.shapes import (
     NAME,
     STRING,
     array,

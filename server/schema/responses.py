@@ -13,12 +13,12 @@ import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from engine import Shape
+from server.items import Item, identifier
 from server.schema.fields import Api, Number, SamplingFields, Tier, effective_tier, sampling_fields, screen
 from server.schema.formats import TEXT, asked_shape, parse_format
-from server.schema.items import Item, NewId, check_number, normalize_item
-from server.schema.kinds import identifier
-from server.schema.shapes import from_pydantic, mapping, missing, mistyped, record, refuse, shorten
+from server.schema.items import NewId, check_number, normalize_item
 from server.schema.tools import parse_tool_choice, parse_tools, unoffered
+from server.shapes import from_pydantic, mapping, missing, mistyped, record, refuse, shorten
 
 MIN_OUTPUT_TOKENS = 16
 MAX_TOOL_TIMEOUT_S = 7 * 24 * 3600

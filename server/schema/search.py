@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine import MAX_BEAMS, BeamParams
-from server.schema.shapes import from_pydantic, refuse
+from server.shapes import from_pydantic, refuse
 
 # What shapes or ends a text as it is drawn has no meaning for beams: the values that ask for nothing pass.
 _NOT_WITH_BEAMS: Mapping[str, tuple[Any, ...]] = {

@@ -1,139 +1,34 @@
 """Tools and tool choices as clients send them, normalised to the official flat form.
 
-Owns every tool kind as a row, the limits on tools, and which kinds nobody here can run. Refuses to know what
-is offered to the model (`server.prompting.tool_offer`) and how a tool is run. Kinds that this server cannot
-run are taken and echoed, because real clients (Codex among them) always send some; `unoffered` names them for
-the response header.
+Owns the limits on tools, and the forms in which clients send them; the item types say what a tool of each
+kind looks like. Refuses to know what is offered to the model (`server.prompting.tool_offer`) and how a tool
+is run. Kinds that this server cannot run are taken and echoed, because real clients (Codex among them)
+always send some; `unoffered` names them for the response header.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
 
-from server.schema.shapes import (
+from server.items import Tool, is_offered, tool_shapes
+from server.shapes import (
     NAME,
     STRING,
-    Shape,
-    anything,
     array,
-    boolean,
     limit_parts,
-    map_of,
     mapping,
     missing,
     mistyped,
     one_of,
     record,
     refuse,
-    shorten,
-    tagged,
-    whole,
 )
-
-Tool = dict[str, Any]
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 1 << 20
-BUILTIN_URL = "builtin:"
-"""The `server_url` of the MCP server that lives in this process."""
-
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
-
-
-def function_name(value: Any, path: str) -> Any:
-    """A function's name: 1 to 128 letters, digits, underscores and hyphens."""
-    if not isinstance(value, str):
-        mistyped(path, "a string", value)
-    if not _NAME.match(value):
-        message = (
-            f"Invalid '{path}': '{shorten(value)}' does not match the pattern '^[a-zA-Z0-9_-]{{1,128}}$'."
-        )
-        refuse(path, message)
-    return value
-
-
-_CALLERS = array(one_of("direct", "programmatic"))
-_SYNTAX = record({"syntax": one_of("lark", "regex"), "definition": NAME})
-_FORMAT = tagged({"text": record({}), "grammar": _SYNTAX})
-_LOCATION = record(
-    {}, {"country": STRING, "region": STRING, "city": STRING, "timezone": STRING}, type="approximate"
-)
-_CONTEXT_SIZE = one_of("low", "medium", "high")
-_FUNCTION_PARTS: Mapping[str, Shape] = {
-    "description": STRING,
-    "parameters": mapping,
-    "output_schema": mapping,
-    "strict": boolean,
-    "defer_loading": boolean,
-    "allowed_callers": _CALLERS,
-}
-_FUNCTION = record({"name": function_name}, _FUNCTION_PARTS)
-_WEB_SEARCH = record(
-    {},
-    {
-        "external_web_access": boolean,
-        "filters": record({}, {"allowed_domains": array(STRING)}),
-        "user_location": _LOCATION,
-        "search_context_size": _CONTEXT_SIZE,
-    },
-)
-_WEB_SEARCH_PREVIEW = record({}, {"user_location": _LOCATION, "search_context_size": _CONTEXT_SIZE})
-
-_KINDS: Mapping[str, Shape] = {
-    "custom": record(
-        {"name": function_name},
-        {"description": STRING, "format": _FORMAT, "defer_loading": boolean, "allowed_callers": _CALLERS},
-    ),
-    "namespace": record({"name": NAME, "tools": array(mapping, 1)}, {"description": STRING}, description=""),
-    "tool_search": record({}, {"execution": one_of("server", "client"), "parameters": mapping}),
-    "web_search": _WEB_SEARCH,
-    "web_search_2025_08_26": _WEB_SEARCH,
-    "web_search_preview": _WEB_SEARCH_PREVIEW,
-    "web_search_preview_2025_03_11": _WEB_SEARCH_PREVIEW,
-    "file_search": record(
-        {"vector_store_ids": array(STRING)},
-        {"max_num_results": whole(1, 50), "ranking_options": mapping, "filters": mapping},
-    ),
-    "code_interpreter": record({"container": anything}),
-    "image_generation": record(
-        {},
-        {
-            "model": STRING,
-            "quality": STRING,
-            "size": STRING,
-            "output_format": STRING,
-            "output_compression": whole(0, 100),
-            "partial_images": whole(0, 3),
-        },
-    ),
-    "mcp": record(
-        {"server_label": NAME},
-        {
-            "server_url": STRING,
-            "connector_id": STRING,
-            "tunnel_id": STRING,
-            "authorization": STRING,
-            "server_description": STRING,
-            "headers": map_of(STRING),
-            "allowed_tools": anything,
-            "require_approval": anything,
-            "defer_loading": boolean,
-        },
-    ),
-    "computer": record({}),
-    "computer_use_preview": record(
-        {"environment": STRING, "display_width": whole(), "display_height": whole()}
-    ),
-    "shell": record({}, {"environment": mapping}),
-    "local_shell": record({}),
-    "apply_patch": record({}),
-    "programmatic_tool_calling": record({}),
-}
-"""Every official kind but `function`: its parts, checked only as far as the echo needs."""
 
 
 def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
@@ -156,20 +51,15 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
         return _function(value, path, strict)
     if kind == "custom":
         value, path = _flat_custom(value, path)
-    shape = _KINDS.get(kind)
-    if shape is None:
-        return dict(value)
-    tool: Tool = shape(value, path)
-    if kind == "mcp":
-        _check_mcp(tool, path)
-    return tool
+    shape = tool_shapes().get(kind)
+    return dict(value) if shape is None else shape(value, path)
 
 
 def _function(value: dict[str, Any], path: str, strict: bool) -> Tool:
     nested = value.get("function")
     if "name" not in value and isinstance(nested, dict):
         value, path = nested, f"{path}.function"
-    parts = _FUNCTION(value, path)
+    parts = tool_shapes()["function"](value, path)
     tool: Tool = {
         "type": "function",
         "name": parts.pop("name"),
@@ -190,16 +80,6 @@ def _flat_custom(value: dict[str, Any], path: str) -> tuple[dict[str, Any], str]
     if isinstance(form, dict) and isinstance(form.get("grammar"), dict):
         value = {**value, "format": {"type": form.get("type"), **form["grammar"]}}
     return value, path
-
-
-def _check_mcp(tool: Tool, path: str) -> None:
-    places = [key for key in ("server_url", "connector_id", "tunnel_id") if key in tool]
-    if len(places) != 1:
-        message = f"Invalid '{path}': exactly one of server_url, connector_id and tunnel_id must be given."
-        refuse(f"{path}.server_url", message)
-    # Credentials for a server that is never called must not be stored or echoed.
-    tool.pop("authorization", None)
-    tool.pop("headers", None)
 
 
 def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> list[Tool]:
@@ -224,23 +104,16 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
     return tools
 
 
-def is_builtin(tool: Mapping[str, Any]) -> bool:
-    """Whether this is the MCP server that lives in this process."""
-    return tool.get("type") == "mcp" and tool.get("server_url") == BUILTIN_URL
-
-
 def unoffered(tools: Iterable[Mapping[str, Any]], param: str = "tools") -> list[str]:
     """Names, for the header, of the kinds among `tools` that are not offered to the model:
     `tools.web_search`, ..."""
-    known = ("function", "custom")
-    kinds = (tool["type"] for tool in tools if tool["type"] not in known and not is_builtin(tool))
+    kinds = (tool["type"] for tool in tools if not is_offered(tool))
     return [f"{param}.{kind}" for kind in dict.fromkeys(kinds)]
 
 
 # ------------------------------------------------------------------------------------------------------------
 # Choices
 
-_HOSTED_CHOICES = frozenset(_KINDS) | {"computer_use"}
 _NAMED = record({"type": STRING, "name": NAME})
 
 
@@ -254,7 +127,8 @@ def parse_tool_choice(value: Any, param: str = "tool_choice") -> str | dict[str,
         return choice
     if not isinstance(value, dict):
         mistyped(param, "a string or an object", value)
-    kind = one_of("function", "allowed_tools", *sorted(_HOSTED_CHOICES))(value.get("type"), f"{param}.type")
+    hosted = sorted({*tool_shapes(), "computer_use"} - {"function"})
+    kind = one_of("function", "allowed_tools", *hosted)(value.get("type"), f"{param}.type")
     if kind == "allowed_tools":
         return _allowed(value, param)
     value, path = _unwrapped(value, kind, param)

@@ -28,10 +28,10 @@ from engine import (
     check_request,
 )
 from server.errors import ApiError
+from server.items import InputReader
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.prompting import (
-    InputReader,
     Offer,
     check,
     custom_tool_names,

@@ -22,6 +22,7 @@ from server.http.state import Context
 from server.process.app import create_app
 from server.process.lifecycle import ServerLifecycle
 from server.process.serve import base_url, bind, web_server
+from tools import BUILTIN, Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,12 @@ _databases: dict[Path, str] = {}
 
 
 @asynccontextmanager
-async def running_app(folder: Path, engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
+async def running_app(
+    folder: Path, engine: Engine | None = None, *, registry: Registry = BUILTIN, **settings: Any
+) -> AsyncIterator[Running]:
     """A started server over ASGI, its data in `folder`; a second one on the same folder is a restart."""
     config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
-    life = ServerLifecycle(config, engine=engine or ScriptedEngine())
+    life = ServerLifecycle(config, engine=engine or ScriptedEngine(), registry=registry)
     try:
         await life.start()
         yield Running(life, create_app(life), "http://antiphon.test")
@@ -66,10 +69,12 @@ async def running_app(folder: Path, engine: Engine | None = None, **settings: An
 
 
 @asynccontextmanager
-async def live_app(folder: Path, engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
+async def live_app(
+    folder: Path, engine: Engine | None = None, *, registry: Registry = BUILTIN, **settings: Any
+) -> AsyncIterator[Running]:
     """The same on a socket of its own, on this event loop."""
     config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
-    life = ServerLifecycle(config, engine=engine or ScriptedEngine())
+    life = ServerLifecycle(config, engine=engine or ScriptedEngine(), registry=registry)
     app = create_app(life)
     server = web_server(app, config)
     sock = bind("127.0.0.1", 0)

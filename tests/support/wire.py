@@ -21,6 +21,7 @@ from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
+from server.items import Stream, call_of
 from server.schema import events as grammar
 
 Json = dict[str, Any]
@@ -165,8 +166,9 @@ def validate_item(item: Json, union: str = "OutputItem") -> None:
 def validate_event(event: Json) -> None:
     """Check one event of a stream against the schema of its type."""
     kind = event["type"]
-    assert kind in grammar.FIELDS, f"unknown event type {kind!r}"
-    missing = {"sequence_number", *grammar.FIELDS[kind]} - event.keys()
+    fields = grammar.fields()
+    assert kind in fields, f"unknown event type {kind!r}"
+    missing = {"sequence_number", *fields[kind]} - event.keys()
     assert not missing, f"{kind} without {sorted(missing)}"
     assert not event.get("error"), "an `error` key makes SDKs abort the stream"
     official = event
@@ -333,8 +335,9 @@ class _Item:
         self._summary: list[str] = []
         self._said = ""
         self._logprobs: list[Json] = []
-        empty = {"message": ("content", []), "reasoning": ("summary", []), "function_call": ("arguments", "")}
-        empty["custom_tool_call"] = ("input", "")
+        empty: dict[str, tuple[str, Any]] = {"message": ("content", []), "reasoning": ("summary", [])}
+        if (stream := _stream(added)) is not None:
+            empty[added["type"]] = (stream.field, "")
         if added["type"] in empty:
             field, value = empty[added["type"]]
             assert added[field] == value, f"{added['type']} added with {field} {added[field]!r}"
@@ -358,8 +361,8 @@ class _Item:
         elif name.endswith(".delta"):
             self._said += event["delta"] if isinstance(event["delta"], str) else ""
             self._logprobs += event.get("logprobs", [])
-        elif name in _FINAL_FIELD:
-            said = event[_FINAL_FIELD[name]]
+        elif (final := self._final_field(name)) is not None:
+            said = event[final]
             assert said == self._said, f"{name} says {said!r}, its deltas said {self._said!r}"
             if "logprobs" in event:
                 assert event["logprobs"] == self._logprobs, f"{name}: logprobs differ from the deltas'"
@@ -370,6 +373,12 @@ class _Item:
             self._said = ""
         elif name == "reasoning_summary_text.done":
             self._summary.append(event["text"])
+
+    def _final_field(self, name: str) -> str | None:
+        """Where an event says all that the deltas before it have said."""
+        if (stream := _stream(self.added)) is not None and f"response.{name}" == f"{stream.event}.done":
+            return stream.field
+        return _FINAL_FIELD.get(name)
 
     def _part_done(self, part: Json) -> None:
         said = part.get("text", part.get("refusal"))
@@ -389,13 +398,13 @@ class _Item:
         for field in ("type", "id", "call_id", "name", "role", "server_label"):
             assert done.get(field) == self.added.get(field), f"output_item.done changed {field}"
         assert done.get("status", "completed") != "in_progress", f"an item closed in progress: {done}"
-        assert grammar.in_order(grammar.ITEMS.get(kind, ""), self._names), f"{kind}: {' '.join(self._names)}"
+        assert grammar.in_order(grammar.order(kind), self._names), f"{kind}: {' '.join(self._names)}"
         if kind in ("message", "reasoning"):
             assert done["content"] == self._parts, f"content {done['content']}, parts {self._parts}"
         if kind == "reasoning":
             assert [part["text"] for part in done["summary"]] == self._summary
-        if kind in _ARGUMENT_FIELD:
-            said = done[_ARGUMENT_FIELD[kind]]
+        if (stream := _stream(self.added)) is not None:
+            said = done[stream.field]
             assert said == self._said, f"{kind} has {said!r}, its deltas said {self._said!r}"
 
 
@@ -404,11 +413,13 @@ _FINAL_FIELD = {
     "refusal.done": "refusal",
     "reasoning_text.done": "text",
     "reasoning_summary_text.done": "text",
-    "function_call_arguments.done": "arguments",
-    "custom_tool_call_input.done": "input",
-    "mcp_call_arguments.done": "arguments",
 }
-_ARGUMENT_FIELD = {"function_call": "arguments", "custom_tool_call": "input", "mcp_call": "arguments"}
+
+
+def _stream(item: Json) -> Stream | None:
+    """How the arguments of a call are streamed."""
+    call = call_of(item)
+    return None if call is None else call.stream
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -5,12 +5,9 @@ from __future__ import annotations
 from server.runs.events.assembler import (
     Assembler,
     Draft,
-    Item,
-    broken_in_a_row,
     derived_id,
     fold,
     item_logprob,
-    pending_server_call,
 )
 from server.runs.events.feed import Feed, Reader, ReaderLagged
 from server.runs.events.journal import RETRY_S, Journal, RunLog, Tokens, stamped
@@ -29,20 +26,17 @@ __all__ = [
     "Assembler",
     "Draft",
     "Feed",
-    "Item",
     "Journal",
     "Reader",
     "ReaderLagged",
     "RunLog",
     "Snapshot",
     "Tokens",
-    "broken_in_a_row",
     "derived_id",
     "echo_members",
     "fold",
     "item_logprob",
     "join_response",
-    "pending_server_call",
     "snapshot",
     "stamped",
     "terminal_response",

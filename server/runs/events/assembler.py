@@ -3,42 +3,53 @@
 Owns item ids, output indices and well-formedness: whatever is open when a run is cut short is closed as
 incomplete before the terminal event. Pure: what it emits depends on what it was fed and on nothing else; no
 clock, no random, no I/O. A draft is an event without its sequence number; its shapes are those of the
-official event schema.
+official event schema. How a call becomes an item, and an outcome is written into it, the item types say.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text, TokenLogprob
-from server.prompting import InputReader
+from server.items import (
+    ITEM_TYPES,
+    ArgumentReader,
+    Call,
+    Item,
+    Route,
+    Tool,
+    broken_in_a_row,
+    call_of,
+    execution_of,
+    is_running,
+)
+from tools import ToolResult
 
 if TYPE_CHECKING:
     from server.encrypted_reasoning import Seal
 
 Draft = dict[str, Any]
-Item = dict[str, Any]
 
-PREFIXES: Mapping[str, str] = {
-    "message": "msg_",
-    "reasoning": "rs_",
-    "function_call": "fc_",
-    "function_call_output": "fco_",
-    "custom_tool_call": "ctc_",
-    "mcp_list_tools": "mcpl_",
-    "mcp_call": "mcp_",
-    "call": "call_",
-}
+CLIENT = Route("function_call")
+"""Where a call of a function leads that nobody told of: to the client."""
 
 
 def derived_id(secret: bytes, kind: str, index: int | str) -> str:
     """The id of the `index`-th output item: made of the run's stored secret, so a replay makes the same."""
-    digest = hashlib.blake2b(f"{kind}:{index}".encode(), key=secret, digest_size=24)
-    return PREFIXES[kind] + digest.hexdigest()
+    return ITEM_TYPES[kind].prefix + _digest(secret, kind, index)
+
+
+def _call_id(secret: bytes, index: int) -> str:
+    """The id of a call, by which its output names it."""
+    return "call_" + _digest(secret, "call", index)[:24]
+
+
+def _digest(secret: bytes, kind: str, index: int | str) -> str:
+    return hashlib.blake2b(f"{kind}:{index}".encode(), key=secret, digest_size=24).hexdigest()
 
 
 def item_logprob(entry: TokenLogprob) -> dict[str, Any]:
@@ -64,13 +75,19 @@ def _event_logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Open:
-    """The output item that is being written: what deltas add to, until it is closed."""
+    """The output item that is being written: what deltas add to, until it is closed.
+
+    item: empty as long as it is not added, which a call may not be before its arguments are whole. call: how
+    it is written, where it is a call, and of which name.
+    """
 
     index: int
     item: Item
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
-    reader: InputReader | None = None  # of a custom call
+    call: Call | None = None
+    name: str | None = None
+    reader: ArgumentReader | None = None
 
     def at(self, type_: str, **fields: Any) -> Draft:
         return {"type": type_, "item_id": self.item["id"], "output_index": self.index, **fields}
@@ -83,37 +100,32 @@ class _Open:
 class Assembler:
     """Builds one response's output.
 
-    secret: the run's, for ids. servers: function name -> server label, for calls that the server runs itself
-    (`mcp_call` items). custom_tool_names: names of tools that take a text (`custom_tool_call` items). names:
-    of all tools, None where any may be called; nobody can answer a call of another one, so it ends as
-    incomplete. logprobs: whether text carries them. seal: seals the content of reasoning, which is pure as
-    well. output, unfinished: what `fold` made of its events, when a run goes on.
+    secret: the run's, for ids. routes: function name -> where its calls lead, None where any function may be
+    called, all the client's; nobody can answer a call of another one, so it ends as broken. logprobs: whether
+    text carries them. seal: seals the content of reasoning, which is pure as well. output, unfinished: what
+    `fold` made of its events, when a run goes on.
     """
 
     def __init__(
         self,
         secret: bytes,
         *,
-        servers: Mapping[str, str] | None = None,
-        custom_tool_names: Collection[str] = (),
-        names: Collection[str] | None = None,
+        routes: Mapping[str, Route] | None = None,
         logprobs: bool = False,
         seal: Seal | None = None,
         output: Iterable[Item] = (),
         unfinished: Iterable[int] = (),
     ) -> None:
         self._secret = secret
-        self._servers = servers or {}
-        self._customs = custom_tool_names
-        self._names = names
+        self._routes = routes
         self._logprobs = logprobs
         self._seal = seal
         self.output: list[Item] = list(output)
-        self._calling: dict[str, int] = {  # mcp calls whose outcome is still to come: item id -> output index
-            item["id"]: index for index, item in enumerate(self.output) if pending_server_call(item)
+        self._running: dict[str, int] = {  # calls whose outcome is still to come: item id -> output index
+            item["id"]: index for index, item in enumerate(self.output) if is_running(item)
         }
-        open_items = [_reopened(index, self.output[index]) for index in unfinished]
-        self._open: _Open | None = next((o for o in open_items if not pending_server_call(o.item)), None)
+        left = (index for index in unfinished if index not in self._running.values())
+        self._open: _Open | None = next((_reopened(index, self.output[index]) for index in left), None)
         self._closed: list[tuple[int, Item]] = []  # since `take_closed`
 
     # -- what the engine says --------------------------------------------------------------------------------
@@ -158,83 +170,88 @@ class Assembler:
 
     def _call(self, name: str, drafts: list[Draft]) -> None:
         self._close(drafts, "completed")
-        index = len(self.output)
-        label = self._servers.get(name)
-        if label is None and not self._is_offered(name):  # where a server has tools, it tells the model so
-            label = next(iter(self._servers.values()), None)
-        if label is not None:
-            item: Item = {"id": self._id("mcp_call"), "type": "mcp_call", "status": "in_progress"}
-            item |= {"server_label": label, "name": name, "arguments": "", "output": None}
-            item |= {"error": None, "approval_request_id": None}
-            opened = self._open_item(item, drafts)
-            drafts.append(opened.at("response.mcp_call.in_progress"))
-            return
-        kind = "custom_tool_call" if name in self._customs else "function_call"
-        item = {"id": self._id(kind), "type": kind, "status": "in_progress"}
-        item |= {
-            "call_id": derived_id(self._secret, "call", index)[:29],
-            "name": name,
-            _CALLS[kind].field: "",
-        }
-        opened = self._open_item(item, drafts)
-        if kind == "custom_tool_call":
-            opened.reader = InputReader()
+        call = ITEM_TYPES[self._route(name).type].call
+        assert call is not None, "routes lead to calls"
+        opened = _Open(len(self.output), {}, call=call, name=name)
+        if call.stream is not None:
+            opened.reader = None if call.stream.reader is None else call.stream.reader()
+            self._add_call(opened, call, "", drafts)
+        self._open = opened
 
-    def _is_offered(self, name: str) -> bool:
-        return self._names is None or name in self._names
+    def _add_call(self, opened: _Open, call: Call, arguments: str, drafts: list[Draft]) -> None:
+        """Add a call's item, of which these arguments are known."""
+        name = opened.name or ""
+        route = self._route(name)
+        opened.item = {"id": self._id(route.type), "type": route.type, "status": "in_progress"}
+        opened.item |= route.fields
+        opened.item |= call.opened(name, _call_id(self._secret, opened.index), arguments)
+        self._add(opened, drafts)
+        drafts += [opened.at(event) for event in call.opens]
+
+    def _route(self, name: str) -> Route:
+        if self._routes is None:
+            return CLIENT
+        if name in self._routes:
+            return self._routes[name]
+        # Where the server has tools of its own, it tells the model that there is none of this name.
+        own = (route for route in self._routes.values() if _is_run_here(route))
+        return next(own, CLIENT)
+
+    def _is_offered(self, name: str | None) -> bool:
+        return self._routes is None or name is None or name in self._routes
 
     def _arguments(self, text: str, drafts: list[Draft]) -> None:
-        call = self._open
-        if call is not None and call.reader is not None:
-            text = call.reader.feed(text)
-        if call is None or not text:
+        opened = self._open
+        if opened is not None and opened.reader is not None:
+            text = opened.reader.feed(text)
+        if opened is None or opened.call is None or not text:
             return
-        call.pieces.append(text)
-        drafts.append(call.at(_CALLS[call.item["type"]].event + ".delta", delta=text))
+        opened.pieces.append(text)
+        if opened.call.stream is not None:
+            drafts.append(opened.at(f"{opened.call.stream.event}.delta", delta=text))
 
-    def _fault(self, call: Item, count: int) -> str:
+    def _fault(self, name: str | None, count: int) -> str:
         """What the model is told of a server-run call that cannot be made, the `count`-th in a row."""
         again = f" It is number {count} of such calls in a row." if count > 1 else ""
-        if not self._is_offered(call["name"]):
-            known = ", ".join(sorted(self._names or ()))
-            return f"There is no tool named {call['name']!r}. The tools are: {known}.{again}"
+        if not self._is_offered(name):
+            known = ", ".join(sorted(self._routes or ()))
+            return f"There is no tool named {name!r}. The tools are: {known}.{again}"
         return f"The call is not whole: its arguments are cut short, or no JSON.{again}"
 
     # -- what the server does itself -------------------------------------------------------------------------
 
-    def tools_listed(self, label: str, tools: Sequence[Mapping[str, Any]]) -> list[Draft]:
-        """Drafts of a finished tool listing of one server."""
+    def tools_listed(self, route: Route, functions: Sequence[Tool]) -> list[Draft]:
+        """Drafts of a finished listing of the functions that lead to a route."""
         drafts: list[Draft] = []
-        item: Item = {
-            "id": self._id("mcp_list_tools"),
-            "type": "mcp_list_tools",
-            "server_label": label,
-            "tools": [],
-        }
-        opened = self._open_item(item, drafts)
-        item |= {"tools": [dict(tool) for tool in tools], "error": None}
-        drafts.append(opened.at("response.mcp_list_tools.in_progress"))
-        drafts.append(opened.at("response.mcp_list_tools.completed"))
+        call = ITEM_TYPES[route.type].call
+        assert call is not None and call.execution is not None and call.execution.listing is not None
+        listing = call.execution.listing
+        item = {"id": self._id(listing.type), "type": listing.type, **listing.opened(route.fields)}
+        opened = self._add(_Open(len(self.output), item), drafts)
+        item |= listing.filled(functions)
+        drafts += [opened.at(event) for event in listing.events]
         self._item_done(opened, drafts)
         return drafts
 
-    def call_finished(self, item_id: str, output: str | None, error: str | None) -> list[Draft]:
-        """Drafts of a server-run call's outcome: an output, or what went wrong."""
-        index = self._calling.pop(item_id)
-        item = self.output[index]
-        failed = error is not None
-        item["status"] = "failed" if failed else "completed"
-        item["output"] = output
-        item["error"] = None if error is None else _tool_error(error)
-        opened = _Open(index, item)
-        drafts = [opened.at("response.mcp_call.failed" if failed else "response.mcp_call.completed")]
+    def call_finished(self, item_id: str, result: ToolResult) -> list[Draft]:
+        """Drafts of the outcome of a call that this server has carried out."""
+        drafts: list[Draft] = []
+        index = self._running.pop(item_id)
+        opened = _Open(index, self.output[index])
+        self._finish(opened, result, drafts)
         self._item_done(opened, drafts)
         return drafts
+
+    def _finish(self, opened: _Open, result: ToolResult, drafts: list[Draft]) -> None:
+        execution = execution_of(opened.item)
+        assert execution is not None, "only calls that this server carries out have an outcome"
+        if (event := execution.finish(opened.item, result)) is not None:
+            drafts.append(opened.at(event))
 
     def output_received(self, item: Item) -> list[Draft]:
         """Drafts of a tool output that a client fed to a waiting run."""
         drafts: list[Draft] = []
-        self._item_done(self._open_item(dict(item), drafts), drafts)
+        self._item_done(self._add(_Open(len(self.output), dict(item)), drafts), drafts)
         return drafts
 
     # -- ends ------------------------------------------------------------------------------------------------
@@ -254,8 +271,8 @@ class Assembler:
         """Drafts that close whatever is open as incomplete."""
         drafts: list[Draft] = []
         self._close(drafts, "incomplete")
-        for item_id in list(self._calling):
-            drafts += self.call_finished(item_id, None, "The response ended before the tool did.")
+        for item_id in list(self._running):
+            drafts += self.call_finished(item_id, ToolResult(error="The response ended before the tool did."))
         return drafts
 
     def take_closed(self) -> list[tuple[int, Item]]:
@@ -268,15 +285,12 @@ class Assembler:
     def _id(self, kind: str) -> str:
         return derived_id(self._secret, kind, len(self.output))
 
-    def _open_item(self, item: Item, drafts: list[Draft]) -> _Open:
-        self._close(drafts, "completed")
-        opened = _Open(len(self.output), item)
-        self.output.append(item)
+    def _add(self, opened: _Open, drafts: list[Draft]) -> _Open:
+        """Add an item to the output, where none is open any more."""
+        self.output.append(opened.item)
         drafts.append(
-            {"type": "response.output_item.added", "output_index": opened.index, "item": _copy(item)}
+            {"type": "response.output_item.added", "output_index": opened.index, "item": _copy(opened.item)}
         )
-        if item["type"] not in _CLOSED_AT_ONCE:
-            self._open = opened
         return opened
 
     def _open_part(self, kind: str, drafts: list[Draft], *, phase: str | None = None) -> _Open:
@@ -291,7 +305,7 @@ class Assembler:
             item["phase"] = phase
         if kind == "reasoning":
             item["encrypted_content"] = None
-        opened = self._open_item(item, drafts)
+        self._open = opened = self._add(_Open(len(self.output), item), drafts)
         drafts.append(opened.at("response.content_part.added", content_index=0, part=_part(kind, "", [])))
         return opened
 
@@ -299,35 +313,46 @@ class Assembler:
         opened, self._open = self._open, None
         if opened is None:
             return
+        if opened.call is not None:
+            self._close_call(opened, opened.call, drafts, status)
+            return
         item, text = opened.item, opened.text
         kind = item["type"]
-        if kind in ("message", "reasoning"):
-            part = _part(kind, text, opened.logprobs)
-            done: dict[str, Any] = {"text": text}
-            if kind == "message":
-                done["logprobs"] = [_event_logprob(entry) for entry in opened.logprobs]
-            drafts.append(opened.at(_TEXT_DONE[kind], content_index=0, **done))
-            drafts.append(opened.at("response.content_part.done", content_index=0, part=part))
-            item["content"] = [part]
-            if kind == "reasoning" and self._seal is not None:
-                item["encrypted_content"] = self._seal(item["id"], item["content"])
-        else:
-            call = _CALLS[kind]
-            item[call.field] = text
-            named = {"name": item["name"]} if kind == "function_call" else {}
-            drafts.append(opened.at(call.event + ".done", **named, **{call.field: text}))
-            if not self._is_offered(item["name"]):
-                status = "incomplete"
-            if kind == "mcp_call" and status == "completed":
-                item["status"] = "calling"
-                self._calling[item["id"]] = opened.index  # its outcome closes it
-                return
-            if kind == "mcp_call":
-                item["error"] = _tool_error(
-                    self._fault(item, broken_in_a_row(self.output[: opened.index]) + 1)
-                )
-                drafts.append(opened.at("response.mcp_call.failed"))
+        part = _part(kind, text, opened.logprobs)
+        done: dict[str, Any] = {"text": text}
+        if kind == "message":
+            done["logprobs"] = [_event_logprob(entry) for entry in opened.logprobs]
+        drafts.append(opened.at(_TEXT_DONE[kind], content_index=0, **done))
+        drafts.append(opened.at("response.content_part.done", content_index=0, part=part))
+        item["content"] = [part]
+        if kind == "reasoning" and self._seal is not None:
+            item["encrypted_content"] = self._seal(item["id"], item["content"])
         item["status"] = status
+        self._item_done(opened, drafts)
+
+    def _close_call(self, opened: _Open, call: Call, drafts: list[Draft], status: str) -> None:
+        """The model has written a call: it is done, or, where the server carries it out, about to be."""
+        text, stream = opened.text, call.stream
+        if stream is not None:
+            opened.item[stream.field] = text
+            named = {"name": opened.name} if stream.named else {}
+            drafts.append(opened.at(f"{stream.event}.done", **named, **{stream.field: text}))
+        elif not opened.item:
+            self._add_call(opened, call, text, drafts)
+        if not self._is_offered(opened.name):
+            status = "incomplete"
+        execution = call.execution
+        if execution is None:
+            opened.item["status"] = status
+        elif status == "completed":
+            opened.item["status"] = execution.running
+            self._running[opened.item["id"]] = opened.index
+            drafts += [opened.at(event) for event in execution.starts]
+            return  # its outcome closes it
+        else:
+            fault = self._fault(opened.name, broken_in_a_row(self.output[: opened.index]) + 1)
+            self._finish(opened, ToolResult(error=fault), drafts)
+            opened.item["status"] = execution.broken
         self._item_done(opened, drafts)
 
     def _item_done(self, opened: _Open, drafts: list[Draft]) -> None:
@@ -340,29 +365,10 @@ class Assembler:
 _TEXT_DONE = {"message": "response.output_text.done", "reasoning": "response.reasoning_text.done"}
 
 
-class _Call(NamedTuple):
-    """What a kind of call names its content, and the events that bring it."""
-
-    field: str
-    event: str
-
-
-_CALLS = {
-    "function_call": _Call("arguments", "response.function_call_arguments"),
-    "custom_tool_call": _Call("input", "response.custom_tool_call_input"),
-    "mcp_call": _Call("arguments", "response.mcp_call_arguments"),
-}
-_CLOSED_AT_ONCE = frozenset({"mcp_list_tools", "function_call_output", "custom_tool_call_output"})
-
-
 def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-
-
-def _tool_error(text: str) -> dict[str, Any]:
-    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
 
 
 def _copy(item: Item) -> Item:
@@ -373,15 +379,9 @@ def _copy(item: Item) -> Item:
     return copy
 
 
-def broken_in_a_row(output: Sequence[Item]) -> int:
-    """How many of the latest server-run calls were not whole, or of no tool, since the last that was."""
-    made = [item["status"] for item in output if item["type"] == "mcp_call"]
-    return next((count for count, status in enumerate(reversed(made)) if status != "incomplete"), len(made))
-
-
-def pending_server_call(item: Item) -> bool:
-    """True for a call that the server has begun to make and whose outcome is not known."""
-    return bool(item["type"] == "mcp_call" and item["status"] == "calling")
+def _is_run_here(route: Route) -> bool:
+    call = ITEM_TYPES[route.type].call
+    return call is not None and call.execution is not None
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -412,13 +412,20 @@ def fold(events: Iterable[Mapping[str, Any]]) -> tuple[list[Item], set[int]]:
                 part["text"] += event["delta"]
                 if event.get("logprobs"):
                     part["logprobs"] = [*part["logprobs"], *map(_with_bytes, event["logprobs"])]
-            case "function_call_arguments.delta" | "mcp_call_arguments.delta":
-                output[event["output_index"]]["arguments"] += event["delta"]
-            case "custom_tool_call_input.delta":
-                output[event["output_index"]]["input"] += event["delta"]
-            case "mcp_call_arguments.done":
-                output[event["output_index"]]["status"] = "calling"
+            case _ if "output_index" in event:
+                _fold_call(output[event["output_index"]], event)
     return output, unfinished
+
+
+def _fold_call(item: Item, event: Mapping[str, Any]) -> None:
+    """What an event says of a call that is not done."""
+    call = call_of(item)
+    if call is None:
+        return
+    if call.stream is not None and event["type"] == f"{call.stream.event}.delta":
+        item[call.stream.field] += event["delta"]
+    if call.execution is not None and event["type"] == call.last_event:
+        item["status"] = call.execution.running
 
 
 def _with_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -430,7 +437,8 @@ def _with_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reopened(index: int, item: Item) -> _Open:
     """An item that a fold left open, as it was when its last event was made."""
-    if (call := _CALLS.get(item["type"])) is not None:
-        return _Open(index, item, [item[call.field]])
+    if (call := call_of(item)) is not None:
+        written = [] if call.stream is None else [item[call.stream.field]]
+        return _Open(index, item, written, call=call, name=item.get("name"))
     part = item["content"][0]
     return _Open(index, item, [part["text"]], list(part.get("logprobs", ())))

@@ -15,18 +15,19 @@ from typing import Any
 
 import orjson
 
-import tools
 from engine import CallEnd, Chunk, Done, EngineDead, EngineError, PromptTooLong, RequestError
 from server.clock import now_us
 from server.errors import to_api_error
+from server.items import Item, Route, execution_of
 from server.metrics import Telemetry
-from server.runs.events import Draft, Item, Journal
+from server.runs.events import Draft, Journal
 from server.runs.execution.probation import Probation
 from server.runs.execution.replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
 from server.runs.planning import steps
 from server.webhooks import notice
 from storage import ClosedItem, Finish, Park, RunLost
+from tools import Registry, ToolResult
 
 log = logging.getLogger("antiphon.runs")
 
@@ -37,10 +38,13 @@ UNCERTAIN = "The server stopped while this call was being made. Whether it had a
 class Loop:
     """Carries out runs."""
 
-    def __init__(self, journal: Journal, probation: Probation, telemetry: Telemetry) -> None:
+    def __init__(
+        self, journal: Journal, probation: Probation, telemetry: Telemetry, registry: Registry
+    ) -> None:
         self._journal = journal
         self._probation = probation
         self._telemetry = telemetry
+        self._registry = registry
 
     async def advance(self, run: Run) -> None:
         """Carry a run on until it ends or is parked.
@@ -83,8 +87,8 @@ class Loop:
                 max_output_tokens=run.plan.max_output_tokens,
             )
             match step:
-                case steps.ListTools(labels):
-                    self._list_tools(run, labels)
+                case steps.ListTools(routes):
+                    self._list_tools(run, routes)
                 case steps.Generate(generation, max_tokens):
                     await self._generate(run, generation, max_tokens)
                 case steps.CallTools(calls):
@@ -98,13 +102,9 @@ class Loop:
 
     # -- steps -----------------------------------------------------------------------------------------------
 
-    def _list_tools(self, run: Run, labels: Sequence[str]) -> None:
-        for label in labels:
-            listed = [
-                {"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}
-                for tool in run.functions.of_server(label)
-            ]
-            self._write(run, run.assembler.tools_listed(label, listed))
+    def _list_tools(self, run: Run, routes: Sequence[Route]) -> None:
+        for route in routes:
+            self._write(run, run.assembler.tools_listed(route, run.functions.of(route)))
         run.unlisted = ()
 
     async def _generate(self, run: Run, generation: int, max_tokens: int | None) -> None:
@@ -167,16 +167,18 @@ class Loop:
         """Run server tools. A call is durable before it runs: after a crash it is known to have begun."""
         await self._journal.flushed(run.entry)
         for call in calls:
-            spec, limit = tools.BUILTIN.get(call["name"]), run.plan.max_tool_calls
-            if call["id"] in run.uncertain and not (spec is not None and spec.idempotent):
-                result = tools.ToolResult(error=UNCERTAIN)
-            elif spec is None:
-                result = tools.ToolResult(error=f"There is no tool {call['name']!r} any more.")
-            elif limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
-                result = tools.ToolResult(error=f"This response may make no more than {limit} tool calls.")
-            else:
-                result = await tools.execute(spec, call["arguments"])
-            self._write(run, run.assembler.call_finished(call["id"], result.output, result.error))
+            result = await self._outcome(run, call)
+            self._write(run, run.assembler.call_finished(call["id"], result))
+
+    async def _outcome(self, run: Run, call: Item) -> ToolResult:
+        """What comes of a call, which is not made where it must not be."""
+        execution, limit = execution_of(call), run.plan.max_tool_calls
+        assert execution is not None, "the plan's steps run calls that this server carries out"
+        if call["id"] in run.uncertain and not execution.repeatable(call, self._registry):
+            return ToolResult(error=UNCERTAIN)
+        if limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
+            return ToolResult(error=f"This response may make no more than {limit} tool calls.")
+        return await execution.run(call, self._registry)
 
     def _park(self, run: Run) -> None:
         run.stepping = False

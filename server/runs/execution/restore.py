@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-import tools
-from server.runs.events import Journal, fold, pending_server_call
+from server.items import is_running
+from server.runs.events import Journal, fold
 from server.runs.execution.run import Run, Unfinished, assembler_of
 from server.runs.planning import Progress, RunPlan, drop_oldest, read_items, replayable
 from storage import ECHO_MARK, Record, RunClaim
@@ -22,19 +22,27 @@ if TYPE_CHECKING:
     from server.model_registry import Models
     from server.runs.events import Feed
     from storage import Storage
+    from tools import Registry
 
 
 class Restorer:
     """Brings runs back from the log."""
 
     def __init__(
-        self, storage: Storage, models: Models, sealing: Sealing, journal: Journal, feed: Feed
+        self,
+        storage: Storage,
+        models: Models,
+        sealing: Sealing,
+        journal: Journal,
+        feed: Feed,
+        registry: Registry,
     ) -> None:
         self._storage = storage
         self._models = models
         self._sealing = sealing
         self._journal = journal
         self._feed = feed
+        self._registry = registry
 
     async def run(self, claim: RunClaim) -> Run:
         """A run that this process has claimed. Raises NotFound for a deleted one."""
@@ -56,13 +64,13 @@ class Restorer:
         # A model that is served no more still has runs to end; whether one may go on is for its fingerprint
         # to say.
         served = self._models.get(plan.model if plan.model in self._models else None)
-        functions = plan.functions(tools.BUILTIN)
+        functions = plan.functions(self._registry)
         seal = await self._sealing.seal(owner, plan.sealed_by)
         run = Run.of(plan, served, functions, context, seal, output, unfinished)
         run.queued = stored.status == "queued"
         run.progress = _progress(records)
         if run.progress.ended is not None:
-            run.uncertain = frozenset(item["id"] for item in output if pending_server_call(item))
+            run.uncertain = frozenset(item["id"] for item in output if is_running(item))
         elif run.progress.generations:
             begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
             front = assembler_of(plan, functions, seal, *fold(_events(records[:begun])))

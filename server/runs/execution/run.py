@@ -7,16 +7,16 @@ Owns the shape of a run and the changing part of its Response object. Refuses to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from engine import GenerateRequest, Place, TokenLogprob
+from server.items import ITEM_TYPES, Item, Route, is_client_call
 from server.model_registry import ServedModel
-from server.prompting import OUTPUT_KINDS
-from server.runs.events import Assembler, Draft, Item, RunLog, Tokens, derived_id
+from server.runs.events import Assembler, Draft, RunLog, Tokens, derived_id
 from server.runs.execution.logprobs import dump_logprobs
 from server.runs.planning import Functions, Progress, RunPlan, pending_calls
 from storage import NewItem, Record, RunClaim
@@ -56,7 +56,7 @@ class Run:
     """One run of this process.
 
     context: the items before its output, pinned. input: its own new ones among them. first: the first
-    generation's request, rendered with the plan. unlisted: labels of servers whose tools were not shown yet.
+    generation's request, rendered with the plan. unlisted: routes whose functions were not shown yet.
 
     For a run with an earlier owner. claim: by which it was taken over, until an engine may be given it.
     unfinished: the generation to go on with. uncertain: ids of server-run calls that may have been made.
@@ -69,7 +69,7 @@ class Run:
     context: Sequence[Item]
     input: Sequence[Item] = ()
     first: GenerateRequest | None = None
-    unlisted: tuple[str, ...] = ()
+    unlisted: tuple[Route, ...] = ()
     queued: bool = False  # no event says yet that it is in progress
     claim: RunClaim | None = None
     unfinished: Unfinished | None = None
@@ -91,9 +91,8 @@ class Run:
     ) -> Run:  # fmt: skip
         """A run with what `fold` made of its events, if there are any, and no place in the journal yet."""
         assembler = assembler_of(plan, functions, seal, output, unfinished)
-        listed = {item["server_label"] for item in (*context, *output) if item["type"] == "mcp_list_tools"}
-        labels = dict.fromkeys(label for label in functions.servers.values() if label not in listed)
-        return cls(plan, served, functions, assembler, context, unlisted=tuple(labels))
+        unlisted = _unlisted(functions.routes.values(), (*context, *output))
+        return cls(plan, served, functions, assembler, context, unlisted=unlisted)
 
     def take_unlogged(self) -> tuple[list[Draft], Tokens]:
         """What is not in the log yet, counted, for the record that is about to be written."""
@@ -136,14 +135,25 @@ def assembler_of(
     """A run's assembler with what `fold` made of its events."""
     return Assembler(
         plan.id_secret,
-        servers=functions.servers,
-        custom_tool_names=functions.custom_tool_names,
-        names=functions.names,
+        routes=functions.routes,
         logprobs=plan.logprobs,
         seal=seal,
         output=output,
         unfinished=unfinished,
     )
+
+
+def _unlisted(routes: Iterable[Route], items: Sequence[Item]) -> tuple[Route, ...]:
+    """Those routes, each once, whose functions are shown in a listing, and that none of the items lists."""
+    found: list[Route] = []
+    for route in routes:
+        call = ITEM_TYPES[route.type].call
+        listing = None if call is None or call.execution is None else call.execution.listing
+        if listing is None or route in found:
+            continue
+        if not any(listing.shows(item, route.fields) for item in items):
+            found.append(route)
+    return tuple(found)
 
 
 def opening(head: dict[str, Any], *, background: bool) -> list[Draft]:
@@ -155,7 +165,7 @@ def opening(head: dict[str, Any], *, background: bool) -> list[Draft]:
 
 def new_item(item: Item) -> NewItem:
     """An item as storage takes it; `name` marks the calls that a client answers."""
-    name = item["name"] if item["type"] in OUTPUT_KINDS.values() else None
+    name = item.get("name") or item["type"] if is_client_call(item) else None
     return NewItem(item["id"], item["type"], orjson.dumps(item), item.get("call_id"), name)
 
 
@@ -164,6 +174,6 @@ def new_items(items: Sequence[Item]) -> tuple[NewItem, ...]:
     return tuple(map(new_item, items))
 
 
-def output_id(plan: RunPlan, call_id: str) -> str:
+def output_id(plan: RunPlan, item: Item) -> str:
     """The item id of a tool output posted to a run: derived, so the same output posted twice has the same."""
-    return derived_id(plan.id_secret, "function_call_output", call_id)
+    return derived_id(plan.id_secret, item["type"], item["call_id"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from server.errors import ApiError
-from server.prompting import OUTPUT_KINDS, Item
+from server.items import Item, is_client_call, is_output, words_of
 from server.runs.planning.pasts import Pasts, Said, read_items
 from server.runs.planning.steps import TERMINAL, pending_calls
 from server.schema import num_parts, refuse, unsupported_parts
@@ -62,10 +62,13 @@ async def load_context(
     except NotFound as unknown:
         raise not_found(request, unknown) from None
     much = num_new + len(history) > THREADED_PARTS
-    return Context(await aside(much, _joined, history, input_items), head)
+    source = "previous_response_id" if request.conversation_id is None else "conversation"
+    return Context(await aside(much, _joined, history, input_items, source), head)
 
 
 def _check_readable(items: Sequence[Item], served: ServedModel) -> None:
+    for index, item in enumerate(items):
+        words_of(item, f"input[{index}]")
     unsupported = unsupported_parts(items, modalities=served.info.modalities)
     if unsupported:
         path, modality = unsupported[0]
@@ -73,8 +76,10 @@ def _check_readable(items: Sequence[Item], served: ServedModel) -> None:
         refuse(path, message, "unsupported_content")
 
 
-def _joined(history: Sequence[Said], new: Sequence[Item]) -> tuple[Item, ...]:
+def _joined(history: Sequence[Said], new: Sequence[Item], source: str) -> tuple[Item, ...]:
     past = replayable(history, new)
+    for item in past:
+        words_of(item, source)
     check_calls(past, new)
     return (*past, *new)
 
@@ -94,17 +99,15 @@ def replayable(history: Sequence[Said], new: Sequence[Item]) -> list[Item]:
     return [
         item
         for item, status in history
-        if status in (None, "completed")
-        or item["type"] not in OUTPUT_KINDS.values()
-        or item["call_id"] not in unanswered
+        if status in (None, "completed") or not is_client_call(item) or item["call_id"] not in unanswered
     ]
 
 
 def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
     """Every output needs its call, and every call its output. Raises ApiError 400 naming the ids."""
-    known = {item["call_id"] for item in (*history, *new) if item["type"] in OUTPUT_KINDS.values()}
+    known = {item["call_id"] for item in (*history, *new) if is_client_call(item)}
     for index, item in enumerate(new):
-        if item["type"] in OUTPUT_KINDS and item.get("call_id") not in known:
+        if is_output(item) and item.get("call_id") not in known:
             message = f"No tool call found for function call output with call_id {item.get('call_id')}."
             refuse(f"input[{index}].call_id", message)
     unanswered = pending_calls([*history, *new])
@@ -115,5 +118,5 @@ def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
 def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:
     """The items without the first `count`, and without outputs whose call went with them."""
     kept = list(items[count:])
-    calls = {item["call_id"] for item in kept if item["type"] in OUTPUT_KINDS.values()}
-    return [item for item in kept if item["type"] not in OUTPUT_KINDS or item.get("call_id") in calls]
+    calls = {item["call_id"] for item in kept if is_client_call(item)}
+    return [item for item in kept if not is_output(item) or item.get("call_id") in calls]

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
-from server.prompting import Item, Offer, check, custom_tool_names, offer, sampling, steady, to_messages
+from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
+from server.prompting import Offer, check, offer, sampling, steady, to_messages
 from server.runs.planning.history import drop_oldest, load_context
-from server.schema import PRIORITIES, SamplingFields, effective_tier, is_builtin, num_parts, refuse
+from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
 from server.threads import THREADED_PARTS, aside
 
 if TYPE_CHECKING:
@@ -26,36 +27,22 @@ if TYPE_CHECKING:
     from server.runs.planning.pasts import Pasts
     from server.schema import CreateResponse
     from storage import Storage
-    from tools import ToolSpec
+    from tools import Registry
 
 
 @dataclass(frozen=True, slots=True)
 class Functions:
     """Flat tools that the model may be offered: functions, and customs that take a text.
 
-    servers: name -> label of those that run here.
+    routes: name -> where calls of it lead, for each of them.
     """
 
-    tools: tuple[Item, ...]
-    servers: Mapping[str, str]
+    tools: tuple[Tool, ...]
+    routes: Mapping[str, Route]
 
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of all."""
-        return frozenset(tool["name"] for tool in self.tools)
-
-    @property
-    def custom_tool_names(self) -> frozenset[str]:
-        """The names of the customs."""
-        return custom_tool_names(self.tools)
-
-    def of_server(self, label: str, name: str | None = None) -> list[Item]:
-        """The tools of a server label, or the one of that name."""
-        return [
-            tool
-            for tool in self.tools
-            if self.servers.get(tool["name"]) == label and name in (None, tool["name"])
-        ]
+    def of(self, route: Route) -> list[Tool]:
+        """The tools that lead to a route."""
+        return [tool for tool in self.tools if self.routes[tool["name"]] == route]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +100,24 @@ class RunPlan:
         """Key of the ids of the output items."""
         return bytes.fromhex(self.secret)
 
-    def functions(self, builtin: Mapping[str, ToolSpec]) -> Functions:
-        """All functions and customs of the request's tools, those of the server's own included.
+    def functions(self, registry: Registry) -> Functions:
+        """All functions and customs of the request's tools, those that this server runs last.
 
-        Raises ApiError 400 when two share a name, or when a server tool asks for what this server has not.
+        Raises ApiError 400 when two share a name, or when a tool asks for what this server has not.
         """
-        functions = [tool for tool in self.tools if tool["type"] in ("function", "custom")]
-        servers: dict[str, str] = {}
+        clients: list[Tool] = []
+        own: list[Tool] = []
+        routes: dict[str, Route] = {}
         for index, tool in enumerate(self.tools):
-            if is_builtin(tool):
-                named = _allowed_names(tool, builtin, f"tools[{index}]")
-                servers.update({name: str(tool["server_label"]) for name in named})
-                functions += [_flat(builtin[name]) for name in named]
-        names = [function["name"] for function in functions]
-        for name in names:
-            if names.count(name) > 1:
-                refuse("tools", f"Two tools are named {name!r}.")
-        return Functions(tuple(functions), servers)
+            row = type_of_calls(tool["type"])
+            if row is None or row.call is None or not row.call.takes(tool):
+                continue
+            for function in row.call.offers(tool, registry, f"tools[{index}]"):
+                if function["name"] in routes:
+                    refuse("tools", f"Two tools are named {function['name']!r}.")
+                routes[function["name"]] = Route(row.type, row.call.fields(tool))
+                (clients if row.call.execution is None else own).append(function)
+        return Functions((*clients, *own), routes)
 
     def offer(self, functions: Functions, *, forced: bool) -> Offer:
         """What the model is offered in a generation: a forced tool choice holds for the first one only."""
@@ -193,49 +181,39 @@ class Planned:
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Server tools
-
-
-def _allowed_names(tool: Item, builtin: Mapping[str, ToolSpec], param: str) -> list[str]:
-    """The server's own tools that an `mcp` tool lets in."""
-    if tool.get("require_approval", "never") != "never":
-        message = "This server does not ask for approval; 'require_approval' can only be 'never'."
-        refuse(f"{param}.require_approval", message, "unsupported_parameter")
-    allowed = tool.get("allowed_tools")
-    if isinstance(allowed, dict) and allowed.get("read_only") is not None:
-        message = "This server does not tell tools that only read from others."
-        refuse(f"{param}.allowed_tools.read_only", message, "unsupported_parameter")
-    names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
-    return [name for name in builtin if names is None or name in names]
-
-
-def _flat(spec: ToolSpec) -> Item:
-    # Strict: names and arguments are under the grammar from the moment a call begins.
-    return {
-        "type": "function",
-        "name": spec.name,
-        "description": spec.description,
-        "parameters": dict(spec.parameters),
-        "strict": True,
-    }
+# Choices of tools that this server runs
 
 
 def _of_functions(choice: Any, functions: Functions) -> Any:
-    """A tool choice with every reference to a server label replaced by the functions that it stands for."""
-    if not isinstance(choice, dict) or choice["type"] not in ("mcp", "allowed_tools"):
+    """A tool choice with every reference to a tool that this server runs replaced by the functions that it
+    stands for."""
+    if not isinstance(choice, dict) or not (choice["type"] == "allowed_tools" or _is_run_here(choice)):
         return choice
     refs = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
     found: list[Item] = []
     for ref in refs:
-        if ref.get("type") == "mcp":
-            label = ref.get("server_label", "")
-            named = functions.of_server(label, ref.get("name"))
+        if _is_run_here(ref):
+            named = [name for name, route in functions.routes.items() if _means(ref, name, route)]
             if not named:
+                label = ref.get("server_label", ref["type"])
                 refuse("tool_choice", f"Tool choice {label!r} was not found in the 'tools' parameter.")
-            found += [{"type": "function", "name": tool["name"]} for tool in named]
+            found += [{"type": "function", "name": name} for name in named]
         else:
             found.append(ref)
     return {"type": "allowed_tools", "mode": choice.get("mode", "required"), "tools": found}
+
+
+def _is_run_here(ref: Mapping[str, Any]) -> bool:
+    """Whether a tool choice refers to tools of a type that this server runs."""
+    row = type_of_calls(ref.get("type", "function"))
+    return row is not None and row.call is not None and row.call.execution is not None
+
+
+def _means(ref: Mapping[str, Any], name: str, route: Route) -> bool:
+    """Whether a tool choice refers to a function: it says nothing else than the function's calls do."""
+    said = {**route.fields, "name": name}
+    same = all(ref.get(key, value) == value for key, value in said.items())
+    return same and ref["type"] in ITEM_TYPES[route.type].tools
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -244,7 +222,7 @@ def _of_functions(choice: Any, functions: Functions) -> Any:
 
 async def make_plan(
     request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
-    ServedModel, builtin: Mapping[str, ToolSpec], now: int, tool_timeout_s: float, keyed: bool = False,
+    ServedModel, registry: Registry, now: int, tool_timeout_s: float, keyed: bool = False,
     sealed_by: SealedBy | None = None, pasts: Pasts | None = None,
 ) -> Planned:  # fmt: skip
     """Resolve a request whose input is normalised and whose references are resolved.
@@ -259,7 +237,7 @@ async def make_plan(
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=tool_timeout_s)
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)
-    functions = plan.functions(builtin)
+    functions = plan.functions(registry)
     offered = plan.offer(functions, forced=True)
     await check(offered, served, plan.tools, request.shape_param, owner)
     num_dropped, prompt = await fit(
@@ -274,12 +252,12 @@ async def make_plan(
 
 async def count_input(
     request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
-    ServedModel, builtin: Mapping[str, ToolSpec], now: int,
+    ServedModel, registry: Registry, now: int,
 ) -> int:  # fmt: skip
     """How many prompt tokens the request would have, through the same rendering. Raises ApiError 400/404."""
     context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=0.0)
-    offered = plan.offer(plan.functions(builtin), forced=True)
+    offered = plan.offer(plan.functions(registry), forced=True)
     prompt = await plan.rendered(served, context.items, offered)
     return len(prompt.ids)
 

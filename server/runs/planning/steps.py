@@ -9,11 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.prompting import OUTPUT_KINDS
-from server.runs.events import broken_in_a_row, pending_server_call
+from server.items import (
+    Item,
+    Route,
+    broken_in_a_row,
+    execution_of,
+    is_client_call,
+    is_output,
+    is_running,
+)
 from storage import TERMINAL_STATUSES
-
-Item = dict[str, Any]
 
 TERMINAL = frozenset(TERMINAL_STATUSES)
 """Statuses that a response never leaves."""
@@ -72,9 +77,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ListTools:
-    """Show the tools of these server labels as items, once."""
+    """Show the functions that lead to these routes as items, once."""
 
-    labels: tuple[str, ...]
+    routes: tuple[Route, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +121,30 @@ Step = ListTools | Generate | CallTools | AwaitClient | Finish
 def pending_calls(items: Sequence[Item]) -> dict[str, str]:
     """Calls that the client has not answered: call_id -> name, oldest first. One that is not whole needs no
     answer, though it may have one."""
-    answered = {item.get("call_id") for item in items if item["type"] in OUTPUT_KINDS}
+    answered = {item.get("call_id") for item in items if is_output(item)}
     return {
-        item["call_id"]: item["name"]
+        item["call_id"]: item.get("name") or item["type"]
         for item in items
-        if item["type"] in OUTPUT_KINDS.values()
-        and item["call_id"] not in answered
-        and item.get("status") != "incomplete"
+        if is_client_call(item) and item["call_id"] not in answered and item.get("status") != "incomplete"
     }
 
 
 def num_server_calls(output: Sequence[Item]) -> int:
     """Calls that the server has made, whatever came of them."""
-    return sum(item["type"] == "mcp_call" and item["status"] in ("completed", "failed") for item in output)
+    return sum(
+        execution_of(item) is not None and item["status"] in ("completed", "failed") for item in output
+    )
 
 
 def next_step(
     output: Sequence[Item],
     progress: Progress,
     *,
-    unlisted: Sequence[str],
+    unlisted: Sequence[Route],
     waits: bool,
     max_output_tokens: int | None,
 ) -> Step:
-    """Decide. unlisted: server labels whose tools were not shown yet. waits: the client feeds outputs."""
+    """Decide. unlisted: routes whose functions were not shown yet. waits: the client feeds outputs."""
     left = None if max_output_tokens is None else max_output_tokens - progress.output_tokens
     if progress.generations == 0:
         return ListTools(tuple(unlisted)) if unlisted else Generate(0, left)
@@ -148,16 +153,15 @@ def next_step(
         return Generate(progress.generations - 1, None if left is None else left + begun)
     if progress.ended == "length":
         return Finish("incomplete", "max_output_tokens")
-    running = tuple(item for item in output if pending_server_call(item))
+    running = tuple(item for item in output if is_running(item))
     if running:
         return CallTools(running)
     waiting = tuple(pending_calls(output))
     if waiting:
         return AwaitClient(waiting) if waits else Finish("completed")
     # All calls are answered; the model has seen the answers to those that it made before its last generation.
-    if not any(
-        item["type"] in OUTPUT_KINDS or item["type"] == "mcp_call" for item in output[progress.first_item :]
-    ):
+    new = output[progress.first_item :]
+    if not any(is_output(item) or execution_of(item) is not None for item in new):
         return Finish("completed")
     told = broken_in_a_row(output[: progress.first_item]) > 0
     if told and broken_in_a_row(output) >= MAX_BROKEN_CALLS:

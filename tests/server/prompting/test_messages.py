@@ -10,7 +10,8 @@ import pytest
 
 from engine import Constraint, ModelInfo, PromptTooLong, SamplingDefaults, closed_schema
 from server.errors import ApiError
-from server.prompting.messages import sampling, text_of, to_messages
+from server.items import text_of
+from server.prompting.messages import sampling, to_messages
 from server.prompting.tool_offer import offer
 from server.schema.fields import SamplingFields
 from tests.support.wire import Json
@@ -90,10 +91,12 @@ def test_a_call_that_is_not_whole_is_shown_with_its_answer_only() -> None:
     assert [each["role"] for each in to_messages([torn, output("c1", "no JSON")])] == ["assistant", "tool"]
 
 
-def test_items_without_words_are_left_out() -> None:
+def test_an_item_without_words_is_refused_and_never_left_out() -> None:
     listing: Json = {"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []}
-    hosted: Json = {"type": "web_search_call", "id": "w", "status": "completed", "action": {}}
-    assert to_messages([said("user", "q"), listing, hosted]) == [{"role": "user", "content": "q"}]
+    assert to_messages([said("user", "q"), listing]) == [{"role": "user", "content": "q"}]
+    with pytest.raises(ApiError, match="'compaction'") as refused:
+        to_messages([said("user", "q"), {"type": "compaction", "id": "c", "encrypted_content": "e"}])
+    assert (refused.value.status, refused.value.code) == (400, "unsupported_item")
 
 
 def test_a_summary_stands_in_for_reasoning_that_is_hidden() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from engine import GenerateRequest, LocalEngine, Say, ScriptedEngine
 from engine.tiny import CHECKPOINT
-from server.prompting.custom_input import InputReader
+from server.items import InputReader
 from tests.engine.structured.test_shapes import PATCH as PATCHES
 from tests.engine.structured.test_shapes import is_patch
 from tests.support import wire

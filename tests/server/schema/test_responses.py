@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.errors import ApiError
+from server.items import is_offered
 from server.schema.responses import echo, parse_create, parse_include, parse_input_tokens, parse_tool_outputs
-from server.schema.tools import is_builtin, parse_tool_choice, parse_tools, unoffered
+from server.schema.tools import parse_tool_choice, parse_tools, unoffered
 from tests.support import wire
 
 Json = dict[str, Any]
@@ -226,7 +227,7 @@ def test_mcp_keeps_no_credentials_and_knows_the_builtin_server() -> None:
     builtin = {"type": "mcp", "server_label": "antiphon", "server_url": "builtin:"}
     remote = {"type": "mcp", "server_label": "s", "server_url": "https://x", "authorization": "secret"}
     tools = parse_tools([builtin, {**remote, "headers": {"x-key": "secret"}}])
-    assert [is_builtin(tool) for tool in tools] == [True, False]
+    assert [is_offered(tool) for tool in tools] == [True, False]
     assert "secret" not in str(tools)
     assert unoffered(tools) == ["tools.mcp"]
 

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text
+from server.items import Route
 from server.runs.events.assembler import Assembler, Draft, derived_id, fold
+from tools import ToolResult
 
 SECRET = b"0123456789abcdef"
-SERVERS = {"calculator": "antiphon"}
+ROUTES = {"calculator": Route("mcp_call", {"server_label": "antiphon"}), "look_up": Route("function_call")}
 
 
 def _turn(parts: list[tuple[str, str]], end: Done | None) -> list[Delta]:
@@ -38,7 +40,7 @@ ends = st.sampled_from([Done("stop"), Done("length"), None])
 
 def _drafts(deltas: list[Delta], cuts: list[int]) -> tuple[Assembler, list[Draft]]:
     """Feed deltas in chunks that end at `cuts`."""
-    assembler = Assembler(SECRET, servers=SERVERS)
+    assembler = Assembler(SECRET, routes=ROUTES)
     drafts: list[Draft] = []
     start = 0
     for cut in [*sorted(cuts), len(deltas)]:
@@ -70,7 +72,7 @@ def test_an_output_folded_from_a_prefix_can_be_closed(
     while seen and seen[-1]["type"] == "response.output_item.added":
         seen = seen[:-1]
     output, unfinished = fold(seen)
-    assembler = Assembler(SECRET, servers=SERVERS, output=output, unfinished=unfinished)
+    assembler = Assembler(SECRET, routes=ROUTES, output=output, unfinished=unfinished)
     closing = assembler.interrupt()
     again, left = fold([*seen, *closing])
     assert left == set()
@@ -122,12 +124,12 @@ def test_length_ends_an_open_call_as_incomplete() -> None:
 
 def test_a_server_call_is_open_until_its_outcome() -> None:
     """An `mcp_call` shows its arguments, then waits for the tool."""
-    assembler = Assembler(SECRET, servers=SERVERS)
+    assembler = Assembler(SECRET, routes=ROUTES)
     drafts = assembler.feed([CallStart("calculator"), CallArgs("{}"), CallEnd(), Done("stop")])
     assert drafts[-1]["type"] == "response.mcp_call_arguments.done"
     item: dict[str, Any] = assembler.output[0]
     assert (item["status"], item["server_label"]) == ("calling", "antiphon")
-    finished = assembler.call_finished(item["id"], "4", None)
+    finished = assembler.call_finished(item["id"], ToolResult("4"))
     assert [draft["type"] for draft in finished] == [
         "response.mcp_call.completed",
         "response.output_item.done",

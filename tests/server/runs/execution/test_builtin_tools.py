@@ -99,13 +99,18 @@ async def test_arguments_that_are_no_json_are_told_to_the_model(api: Api) -> Non
     assert made == [] or made[0]["status"] in ("failed", "incomplete")
 
 
-async def test_a_tool_that_crashes_does_not_crash_the_run(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_calculator(**changed: Any) -> tools.Registry:
+    """The tools that come with the server, with another calculator."""
+    return {**tools.BUILTIN, "calculator": replace(tools.BUILTIN["calculator"], **changed)}
+
+
+async def test_a_tool_that_crashes_does_not_crash_the_run(tmp_path: Path) -> None:
     async def crash(expression: str) -> str:
         raise ZeroDivisionError(expression)
 
-    broken = {**tools.BUILTIN, "calculator": replace(tools.BUILTIN["calculator"], run=crash)}
-    monkeypatch.setattr(tools, "BUILTIN", broken)
-    response = await api.create(SUM, tools=[BUILTIN])
+    broken = with_calculator(run=crash)
+    async with running_app(tmp_path, registry=broken) as server, http_client(server) as client:
+        response = await Api(client).create(SUM, tools=[BUILTIN])
     assert response["status"] == "completed"
     assert response["output"][1]["error"]["content"][0]["text"] == "calculator failed: ZeroDivisionError"
 
@@ -364,7 +369,7 @@ async def test_approval_never_is_what_happens_anyway(api: Api) -> None:
 # Calls that are interrupted
 
 
-async def test_a_call_is_in_the_log_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_is_in_the_log_before_it_runs(tmp_path: Path) -> None:
     gate = Gate()
 
     async def held(expression: str) -> str:
@@ -372,9 +377,8 @@ async def test_a_call_is_in_the_log_before_it_runs(tmp_path: Path, monkeypatch: 
         await gate.release.wait()
         return "5"
 
-    slow = {**tools.BUILTIN, "calculator": replace(tools.BUILTIN["calculator"], run=held)}
-    monkeypatch.setattr(tools, "BUILTIN", slow)
-    async with live_app(tmp_path) as server, http_client(server) as client:
+    slow = with_calculator(run=held)
+    async with live_app(tmp_path, registry=slow) as server, http_client(server) as client:
         api = Api(client)
         begun = await api.create(SUM, tools=[BUILTIN], background=True)
         await gate.reached.wait()
@@ -387,18 +391,18 @@ async def test_a_call_is_in_the_log_before_it_runs(tmp_path: Path, monkeypatch: 
         await api.ended(begun["id"])
 
 
-async def test_a_slow_tool_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_tool_is_stopped(tmp_path: Path) -> None:
     async def never(expression: str) -> str:
         await asyncio.Event().wait()
         return ""
 
-    slow = {**tools.BUILTIN, "calculator": replace(tools.BUILTIN["calculator"], run=never, timeout_s=0.01)}
-    monkeypatch.setattr(tools, "BUILTIN", slow)
+    slow = with_calculator(run=never, timeout_s=0.01)
 
     def script(request: Any, prompt: str) -> Any:
         yield Say(MARKUP if request.generation == 0 else "too slow")
 
-    async with running_app(tmp_path, ScriptedEngine(script)) as server, http_client(server) as client:
+    engine = ScriptedEngine(script)
+    async with running_app(tmp_path, engine, registry=slow) as server, http_client(server) as client:
         response = await Api(client).create("hi", tools=[BUILTIN])
     assert "took longer" in response["output"][1]["error"]["content"][0]["text"]
     assert text(response) == "too slow"

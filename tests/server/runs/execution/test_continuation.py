@@ -15,7 +15,7 @@ import pytest
 import tools
 from engine import GenerateRequest, LocalEngine, Place, Prompt, RenderInput, Say, ScriptedEngine
 from engine.backends.script import Step
-from server.runs.events.assembler import PREFIXES
+from server.items import ITEM_TYPES
 from server.runs.execution.logprobs import dump_logprobs, load_logprobs
 from storage import RunClaim, Storage
 from tests.support import wire
@@ -52,7 +52,8 @@ def saying(text: str, gate: Gate | None = None, after: int = 0) -> Callable[...,
 
 def alike(raw: bytes) -> bytes:
     """A stream without what differs between two responses that say the same: ids and times."""
-    ids = b"|".join(prefix.encode() for prefix in ("resp_", *PREFIXES.values()))
+    prefixes = ("resp_", "call_", *(row.prefix for row in ITEM_TYPES.values()))
+    ids = b"|".join(prefix.encode() for prefix in prefixes)
     raw = re.sub(b"(" + ids + rb")[0-9a-f]+", rb"\1", raw)
     return re.sub(rb'"(created_at|completed_at)":\d+', rb'"\1":0', raw)
 
@@ -261,7 +262,8 @@ async def test_events_that_come_out_otherwise_end_the_run(
 ) -> None:
     gate = Gate()
     response_id, _ = await left(tmp_path, saying("one two three", gate, 2), gate)
-    monkeypatch.setitem(PREFIXES, "message", "msg_of_another_version_")  # type: ignore[misc]
+    other = replace(ITEM_TYPES["message"], prefix="msg_of_another_version_")
+    monkeypatch.setitem(ITEM_TYPES, "message", other)
     async with (
         running_app(tmp_path, ScriptedEngine(saying("one two three"))) as server,
         http_client(server) as client,
@@ -325,7 +327,7 @@ async def test_a_poisonous_run_stops_the_engine_three_times_at_most(tmp_path: Pa
     ],
 )
 async def test_a_call_under_way_is_made_again_only_if_that_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, asked: str, answer: str | None
+    tmp_path: Path, name: str, asked: str, answer: str | None
 ) -> None:
     gate = Gate()
 
@@ -334,12 +336,11 @@ async def test_a_call_under_way_is_made_again_only_if_that_does_no_harm(
         await gate.release.wait()
         raise AssertionError("not to be reached")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(tools, "BUILTIN", {**tools.BUILTIN, name: replace(tools.BUILTIN[name], run=run)})
-        async with live_app(tmp_path) as server, http_client(server) as client:
-            begun = await Api(client).create(asked, tools=[BUILTIN], background=True)
-            await gate.reached.wait()
-            await server.context.runs.drain(0)
+    held = {**tools.BUILTIN, name: replace(tools.BUILTIN[name], run=run)}
+    async with live_app(tmp_path, registry=held) as server, http_client(server) as client:
+        begun = await Api(client).create(asked, tools=[BUILTIN], background=True)
+        await gate.reached.wait()
+        await server.context.runs.drain(0)
     async with running_app(tmp_path) as server, http_client(server) as client:
         done = await Api(client).ended(begun["id"])
         assert done["status"] == "completed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from server.items import Route
 from server.runs.planning import steps
 from server.runs.planning.steps import AwaitClient, CallTools, Finish, Generate, ListTools, Progress
 
@@ -11,6 +12,7 @@ MESSAGE = {"type": "message", "id": "m"}
 CALL = {"type": "function_call", "id": "f", "call_id": "c1", "name": "look_up"}
 OUTPUT = {"type": "function_call_output", "id": "o", "call_id": "c1", "output": "x"}
 SERVER_CALL = {"type": "mcp_call", "id": "s", "name": "calculator", "status": "calling"}
+LISTED = Route("mcp_call", {"server_label": "antiphon"})
 
 
 def decide(output: list[dict[str, Any]], progress: Progress, **given: Any) -> steps.Step:
@@ -23,7 +25,7 @@ def ended(reason: Any = "stop", generations: int = 1, output_tokens: int = 0) ->
 
 
 def test_a_fresh_run_lists_tools_once_and_generates() -> None:
-    assert decide([], Progress(), unlisted=("antiphon",)) == ListTools(("antiphon",))
+    assert decide([], Progress(), unlisted=(LISTED,)) == ListTools((LISTED,))
     assert decide([], Progress(), max_output_tokens=20) == Generate(0, max_tokens=20)
 
 

@@ -1,7 +1,4 @@
-"""The tools that come with the server: enough to show the whole loop without a network.
-
-Owns `calculator`, which may run twice, and `save_note`, which may not.
-"""
+"""The calculator: the value of an arithmetic expression. A call of it may run twice."""
 
 from __future__ import annotations
 
@@ -10,15 +7,8 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from tools.spec import ToolError, ToolSpec
-
-LABEL = "antiphon"
-"""The usual `server_label` of `{"type": "mcp", "server_url": "builtin:"}`."""
-
-# ------------------------------------------------------------------------------------------------------------
-# calculator
 
 MAX_EXPRESSION = 500  # characters
 MAX_BITS = 4096  # of an integer, results in between included: nothing here can take long
@@ -124,55 +114,23 @@ def _bounded(value: Number) -> Number:
     return value
 
 
-# ------------------------------------------------------------------------------------------------------------
-# save_note
-
-MAX_NOTE = 4000  # characters
-
-
-async def save_note(note: str) -> str:
-    """Take a note down. The run's own log is where it is kept: the call's arguments stay in the response."""
-    text = note.strip()
-    if not text:
-        raise ToolError("the note is empty")
-    if len(text) > MAX_NOTE:
-        raise ToolError(f"a note may have {MAX_NOTE} characters")
-    return f"Noted: {text}"
-
-
-BUILTIN: Mapping[str, ToolSpec] = MappingProxyType(
-    {
-        spec.name: spec
-        for spec in (
-            ToolSpec(
-                name="calculator",
-                description="Add, subtract, multiply or divide numbers.",
-                parameters={
-                    "type": "object",
-                    "properties": {
-                        "expression": {
-                            "type": "string",
-                            "description": "Numbers, operators, parentheses and functions such as sqrt.",
-                        }
-                    },
-                    "required": ["expression"],
-                    "additionalProperties": False,
-                },
-                idempotent=True,
-                timeout_s=5.0,
-                run=calculator,
-            ),
-            ToolSpec(
-                name="save_note",
-                description="Save a note.",
-                parameters={
-                    "type": "object",
-                    "properties": {"note": {"type": "string", "description": "The text of the note."}},
-                    "required": ["note"],
-                    "additionalProperties": False,
-                },
-                run=save_note,
-            ),
-        )
-    }
+TOOLS = (
+    ToolSpec(
+        name="calculator",
+        description="Add, subtract, multiply or divide numbers.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "expression": {
+                    "type": "string",
+                    "description": "Numbers, operators, parentheses and functions such as sqrt.",
+                }
+            },
+            "required": ["expression"],
+            "additionalProperties": False,
+        },
+        idempotent=True,
+        timeout_s=5.0,
+        run=calculator,
+    ),
 )

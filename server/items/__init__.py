@@ -1,0 +1,70 @@
+"""Item types, one row each: their shapes, their words in a prompt, their events, who carries out calls.
+
+Owns everything that the server knows of one type of item, so that nothing else needs to know it. Messages and
+reasoning lie here; `calls` has what the model calls.
+"""
+
+from __future__ import annotations
+
+from server.items.calls import InputReader
+from server.items.catalogue import (
+    ITEM_TYPES,
+    answering,
+    broken_in_a_row,
+    call_of,
+    execution_of,
+    is_client_call,
+    is_offered,
+    is_output,
+    is_running,
+    tool_shapes,
+    type_of_calls,
+    words_of,
+)
+from server.items.item_type import (
+    ArgumentReader,
+    Call,
+    Execution,
+    Item,
+    ItemType,
+    Listing,
+    Route,
+    Stream,
+    Tool,
+    function_of,
+    unspoken,
+)
+from server.items.parts import ASSISTANT_PART, USER_PART, identifier
+from server.items.transcript import Transcript, text_of
+
+__all__ = [
+    "ASSISTANT_PART",
+    "ITEM_TYPES",
+    "USER_PART",
+    "ArgumentReader",
+    "Call",
+    "Execution",
+    "InputReader",
+    "Item",
+    "ItemType",
+    "Listing",
+    "Route",
+    "Stream",
+    "Tool",
+    "Transcript",
+    "answering",
+    "broken_in_a_row",
+    "call_of",
+    "execution_of",
+    "function_of",
+    "identifier",
+    "is_client_call",
+    "is_offered",
+    "is_output",
+    "is_running",
+    "text_of",
+    "tool_shapes",
+    "type_of_calls",
+    "unspoken",
+    "words_of",
+]

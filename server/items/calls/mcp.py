@@ -1,0 +1,241 @@
+"""Calls of tools behind the Model Context Protocol, their listings and approvals.
+
+The one MCP server that can be reached is in this process: `{"type": "mcp", "server_url": "builtin:"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.items.item_type import (
+    Call,
+    Execution,
+    Item,
+    ItemType,
+    Listing,
+    Stream,
+    Tool,
+    function_of,
+    unspoken,
+)
+from server.items.parts import PLACE, STATUSES, item_shape
+from server.items.transcript import Transcript, text_of
+from server.shapes import (
+    NAME,
+    STRING,
+    anything,
+    array,
+    boolean,
+    map_of,
+    mapping,
+    record,
+    refuse,
+    tagged,
+    whole,
+)
+from tools import Registry, ToolResult, execute
+
+BUILTIN_URL = "builtin:"
+"""The `server_url` of the MCP server that lives in this process."""
+
+# ------------------------------------------------------------------------------------------------------------
+# The tool of a request
+
+_TOOL = record(
+    {"server_label": NAME},
+    {
+        "server_url": STRING,
+        "connector_id": STRING,
+        "tunnel_id": STRING,
+        "authorization": STRING,
+        "server_description": STRING,
+        "headers": map_of(STRING),
+        "allowed_tools": anything,
+        "require_approval": anything,
+        "defer_loading": boolean,
+    },
+)
+
+
+def _tool(value: Any, path: str) -> Tool:
+    tool: Tool = _TOOL(value, path)
+    places = [key for key in ("server_url", "connector_id", "tunnel_id") if key in tool]
+    if len(places) != 1:
+        message = f"Invalid '{path}': exactly one of server_url, connector_id and tunnel_id must be given."
+        refuse(f"{path}.server_url", message)
+    # Credentials for a server that is never called must not be stored or echoed.
+    tool.pop("authorization", None)
+    tool.pop("headers", None)
+    return tool
+
+
+def _takes(tool: Tool) -> bool:
+    return tool.get("server_url") == BUILTIN_URL
+
+
+def _offers(tool: Tool, registry: Registry, path: str) -> Sequence[Tool]:
+    if tool.get("require_approval", "never") != "never":
+        message = "This server does not ask for approval; 'require_approval' can only be 'never'."
+        refuse(f"{path}.require_approval", message, "unsupported_parameter")
+    allowed = tool.get("allowed_tools")
+    if isinstance(allowed, dict) and allowed.get("read_only") is not None:
+        message = "This server does not tell tools that only read from others."
+        refuse(f"{path}.allowed_tools.read_only", message, "unsupported_parameter")
+    names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
+    specs = (spec for spec in registry.values() if spec.offered_by == "mcp")
+    return [function_of(spec) for spec in specs if names is None or spec.name in names]
+
+
+def _fields(tool: Tool) -> Mapping[str, Any]:
+    return {"server_label": tool["server_label"]}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Listings
+
+
+def _opened_listing(fields: Mapping[str, Any]) -> Item:
+    return {**fields, "tools": []}
+
+
+def _filled_listing(functions: Sequence[Tool]) -> Item:
+    listed = [
+        {"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}
+        for tool in functions
+    ]
+    return {"tools": listed, "error": None}
+
+
+def _shows(item: Item, fields: Mapping[str, Any]) -> bool:
+    return bool(item["type"] == "mcp_list_tools" and item["server_label"] == fields["server_label"])
+
+
+_LISTING = Listing(
+    "mcp_list_tools",
+    _opened_listing,
+    _filled_listing,
+    ("response.mcp_list_tools.in_progress", "response.mcp_list_tools.completed"),
+    _shows,
+)
+
+# ------------------------------------------------------------------------------------------------------------
+# Calls
+
+
+def _opened(name: str, _call_id: str, arguments: str) -> Item:
+    return {
+        "name": name,
+        "arguments": arguments,
+        "output": None,
+        "error": None,
+        "approval_request_id": None,
+    }
+
+
+async def _run(item: Item, registry: Registry) -> ToolResult:
+    spec = registry.get(item["name"])
+    if spec is None:
+        return ToolResult(error=f"There is no tool {item['name']!r} any more.")
+    return await execute(spec, item["arguments"])
+
+
+def _finish(item: Item, result: ToolResult) -> str:
+    item["output"], item["error"] = result.output, None
+    if result.error is None:
+        item["status"] = "completed"
+        return "response.mcp_call.completed"
+    item["status"] = "failed"
+    content = [{"type": "text", "text": result.error}]
+    item["error"] = {"type": "mcp_tool_execution_error", "content": content}
+    return "response.mcp_call.failed"
+
+
+def _repeatable(item: Item, registry: Registry) -> bool:
+    spec = registry.get(item["name"])
+    return spec is not None and spec.idempotent
+
+
+def _say(item: Item, transcript: Transcript) -> None:
+    transcript.call(item["id"], item["name"], item["arguments"])
+    transcript.answer(item["id"], _outcome(item))
+
+
+def _outcome(item: Item) -> str:
+    """What the model is told of a call: its output, or its error in words."""
+    if item.get("error"):
+        error = item["error"]
+        return f"error: {error.get('message') or text_of(error.get('content'))}"
+    return item.get("output") or ""
+
+
+_ERROR = {"code": whole(), "message": STRING}
+_SHAPE = item_shape(
+    {"server_label": STRING, "name": STRING, "arguments": STRING},
+    {
+        "output": STRING,
+        "error": tagged(
+            {
+                "mcp_protocol_error": record(_ERROR),
+                "mcp_tool_execution_error": record({"content": anything}),
+                "http_error": record(_ERROR),
+            }
+        ),
+        "approval_request_id": STRING,
+    },
+    statuses=(*STATUSES, "calling", "failed"),
+)
+_LISTED = record({"name": STRING, "input_schema": mapping}, {"description": STRING, "annotations": mapping})
+
+ROWS = (
+    ItemType(
+        "mcp_list_tools",
+        "mcpl_",
+        item_shape({"server_label": STRING, "tools": array(_LISTED)}, {"error": STRING}, statuses=()),
+        unspoken,  # the model is offered the tools themselves
+        events={
+            "response.mcp_list_tools.in_progress": PLACE,
+            "response.mcp_list_tools.completed": PLACE,
+            "response.mcp_list_tools.failed": PLACE,
+        },
+        order="mcp_list_tools.in_progress (mcp_list_tools.completed | mcp_list_tools.failed)",
+    ),
+    ItemType(
+        "mcp_call",
+        "mcp_",
+        _SHAPE,
+        _say,
+        events={
+            "response.mcp_call.in_progress": PLACE,
+            "response.mcp_call_arguments.delta": f"{PLACE} delta",
+            "response.mcp_call_arguments.done": f"{PLACE} arguments",
+            "response.mcp_call.completed": PLACE,
+            "response.mcp_call.failed": PLACE,
+        },
+        order=(
+            "mcp_call.in_progress mcp_call_arguments.delta* mcp_call_arguments.done"
+            " (mcp_call.completed | mcp_call.failed)"
+        ),
+        tools={"mcp": _tool},
+        call=Call(
+            _opened,
+            Stream("arguments", "response.mcp_call_arguments"),
+            opens=("response.mcp_call.in_progress",),
+            offers=_offers,
+            takes=_takes,
+            fields=_fields,
+            execution=Execution("calling", _run, _finish, _repeatable, listing=_LISTING),
+        ),
+    ),
+    ItemType(
+        "mcp_approval_request",
+        "mcpr_",
+        item_shape({"server_label": STRING, "name": STRING, "arguments": STRING}, statuses=()),
+    ),
+    ItemType(
+        "mcp_approval_response",
+        "mcpa_",
+        item_shape({"approval_request_id": STRING, "approve": boolean}, {"reason": STRING}, statuses=()),
+        doubled=("request_id", "approval_request_id"),
+    ),
+)

@@ -1,0 +1,103 @@
+"""Every item type of the API, by its name, and what the rest of the server asks of one.
+
+A module of this package that holds item types has them in `ROWS`, and is found here without being named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import Any
+
+from server.items.item_type import Call, Execution, Item, ItemType, Words
+from server.shapes import Shape, refuse
+
+
+def _rows(package: str) -> Iterable[ItemType]:
+    for found in walk_packages(import_module(package).__path__, f"{package}."):
+        yield from getattr(import_module(found.name), "ROWS", ())
+
+
+ITEM_TYPES: dict[str, ItemType] = {row.type: row for row in _rows("server.items")}
+"""Type -> its row."""
+
+# ------------------------------------------------------------------------------------------------------------
+# Items
+
+
+def call_of(item: Item) -> Call | None:
+    """How the model writes such an item, where it is a call."""
+    row = ITEM_TYPES.get(item["type"])
+    return None if row is None else row.call
+
+
+def execution_of(item: Item) -> Execution | None:
+    """How this server carries such an item out, where it is a call of its own tools."""
+    call = call_of(item)
+    return None if call is None else call.execution
+
+
+def is_running(item: Item) -> bool:
+    """Whether this server has begun to carry a call out, and its outcome is not known."""
+    execution = execution_of(item)
+    return execution is not None and item["status"] == execution.running
+
+
+def is_client_call(item: Item) -> bool:
+    """Whether an item is a call that a client answers with an output."""
+    row = ITEM_TYPES.get(item["type"])
+    return row is not None and row.answered_by is not None
+
+
+def is_output(item: Item) -> bool:
+    """Whether an item is a client's output of a call."""
+    row = ITEM_TYPES.get(item["type"])
+    return row is not None and row.answers is not None
+
+
+def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
+    """Outputs under the type that answers their calls, which are among `items`."""
+    kinds = {item["call_id"]: ITEM_TYPES[item["type"]].answered_by for item in items if is_client_call(item)}
+    return [{**item, "type": kinds.get(item["call_id"]) or item["type"]} for item in outputs]
+
+
+def broken_in_a_row(output: Sequence[Item]) -> int:
+    """How many of the latest server-run calls were not whole, or of no tool, since the last that was."""
+    count = 0
+    for item in reversed(output):
+        if (execution := execution_of(item)) is not None:
+            if item["status"] != execution.broken:
+                break
+            count += 1
+    return count
+
+
+def words_of(item: Item, path: str) -> Words:
+    """What writes an item into a transcript. Raises ApiError 400 `unsupported_item` where nothing does."""
+    say = ITEM_TYPES[item["type"]].say
+    if say is None:
+        message = f"Invalid '{path}': no model here can be shown an item of type '{item['type']}'."
+        refuse(path, message, "unsupported_item")
+    return say
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Tools of a request
+
+
+def tool_shapes() -> dict[str, Shape]:
+    """`tools[].type` -> the shape of such a tool, for every type that is known."""
+    return {kind: shape for row in ITEM_TYPES.values() for kind, shape in row.tools.items()}
+
+
+def type_of_calls(kind: str) -> ItemType | None:
+    """The item type of the calls of tools of this type; None where no model can call them here."""
+    rows = (row for row in ITEM_TYPES.values() if kind in row.tools and row.call is not None)
+    return next(rows, None)
+
+
+def is_offered(tool: Mapping[str, Any]) -> bool:
+    """Whether a tool of a request is offered to the model."""
+    row = type_of_calls(tool["type"])
+    return row is not None and row.call is not None and row.call.takes(dict(tool))

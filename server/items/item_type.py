@@ -1,0 +1,177 @@
+"""What an item type is: one row that holds everything the server knows of it.
+
+A row says how a client sends the item, how a prompt puts it into words, which events bring it, how the model
+writes it where it is a call, and who carries that call out. The rest of the server asks the rows and names no
+type of call, so that a new tool is one module here, one under `tools`, and their tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from server.items.transcript import Transcript
+from server.shapes import Shape
+from tools import Registry, ToolResult, ToolSpec
+
+Item = dict[str, Any]
+Tool = dict[str, Any]
+Words = Callable[[Item, Transcript], None]
+"""Writes an item into a transcript."""
+
+
+class ArgumentReader(Protocol):
+    """Reads the arguments of a call while the model writes them."""
+
+    def feed(self, text: str) -> str:
+        """Takes more of the arguments' JSON; returns more of the item's field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the calls of one function lead: to items of a type, which say these fields from the start."""
+
+    type: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """How the arguments of a call are shown while the model writes them.
+
+    field: the item's field that they become. event: what the names of their events begin with; `.delta` and
+    `.done` follow. reader: makes what reads the field out of the arguments, where they are not the field
+    itself. named: whether the `.done` event says the function's name.
+    """
+
+    field: str
+    event: str
+    reader: Callable[[], ArgumentReader] | None = None
+    named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """An item that shows, once in a conversation, the functions that a route leads from.
+
+    type: the item's. opened: its fields when it is added, for the route's fields. filled: those that have
+    changed when it is done, for the functions. events: the event types between the two. shows: whether an
+    item is the listing of a route with these fields.
+    """
+
+    type: str
+    opened: Callable[[Mapping[str, Any]], Item]
+    filled: Callable[[Sequence[Tool]], Item]
+    events: tuple[str, ...]
+    shows: Callable[[Item, Mapping[str, Any]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How this server carries a call out, between two generations.
+
+    running: the item's status from the moment when the call is whole until its outcome. run: carries a call
+    out; never raises. finish: writes the outcome into the item, its status included, and returns the type of
+    the event that tells of it, None where there is none. repeatable: whether a call may be made again after a
+    crash in the middle of it; the outcome of one that may not is told to be unknown. starts: the types of the
+    events that a whole call begins its execution with. broken: the status of a call that is not whole, or of
+    no tool. listing: what is shown of the tool before the first generation.
+    """
+
+    running: str
+    run: Callable[[Item, Registry], Awaitable[ToolResult]]
+    finish: Callable[[Item, ToolResult], str | None]
+    repeatable: Callable[[Item, Registry], bool]
+    starts: tuple[str, ...] = ()
+    broken: str = "incomplete"
+    listing: Listing | None = None
+
+
+def _itself(tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
+    return [tool]
+
+
+def _always(_tool: Tool) -> bool:
+    return True
+
+
+def _nothing(_tool: Tool) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How a call that the model writes becomes an item.
+
+    opened: the fields of a new item, for the function's name, a fresh call id, and the arguments as far as
+    they are known when the item is added: none where they are streamed, else all, whole or not. stream: how
+    they are shown as they come; None where the item is added once the model has written them. opens: the
+    types of the events that follow the item's addition. offers: the flat functions that a tool of the request
+    gives the model, a path being its own in messages; raises ApiError 400. takes: whether such a tool is
+    offered at all, or a tool of other servers that is only echoed. fields: what every call of a tool's
+    functions says from the start. execution: None where the client carries the call out.
+    """
+
+    opened: Callable[[str, str, str], Item]
+    stream: Stream | None = None
+    opens: tuple[str, ...] = ()
+    offers: Callable[[Tool, Registry, str], Sequence[Tool]] = _itself
+    takes: Callable[[Tool], bool] = _always
+    fields: Callable[[Tool], Mapping[str, Any]] = _nothing
+    execution: Execution | None = None
+
+    @property
+    def last_event(self) -> str | None:
+        """The type of the last event before a whole call is carried out."""
+        streamed = () if self.stream is None else (f"{self.stream.event}.done",)
+        starts = () if self.execution is None else self.execution.starts
+        return next(reversed((*self.opens, *streamed, *starts)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemType:
+    """One item type of the API.
+
+    type: its name on the wire. prefix: of the ids that this server gives. shape: reads one that a client
+    sends; raises ApiError 400. say: writes it into a transcript; where it is None a prompt has no words for
+    it, and whatever brings one is refused. events: the event types of its own, each with the fields that it
+    must have besides `type` and `sequence_number`. order: the grammar of all its events (`schema.events`)
+    between its addition and its end, without their `response.`.
+
+    needs_id: whether only the client can know its id. doubled: a key that the official schema requires
+    without declaring it, and the key that it repeats.
+
+    For calls and their outputs. tools: `tools[].type` -> the shape of such a tool. call: how the model writes
+    one. answered_by: the type of the outputs that a client answers it with. answers: the type of the calls
+    that it is such an output of.
+    """
+
+    type: str
+    prefix: str
+    shape: Shape
+    say: Words | None = None
+    events: Mapping[str, str] = field(default_factory=dict)
+    order: str = ""
+    needs_id: bool = False
+    doubled: tuple[str, str] | None = None
+    tools: Mapping[str, Shape] = field(default_factory=dict)
+    call: Call | None = None
+    answered_by: str | None = None
+    answers: str | None = None
+
+
+def unspoken(_item: Item, _transcript: Transcript) -> None:
+    """The words of an item that needs none, because a prompt tells in another way what it says."""
+
+
+def function_of(spec: ToolSpec) -> Tool:
+    """A tool of this server as a flat function."""
+    # Strict: names and arguments are under the grammar from the moment a call begins.
+    return {
+        "type": "function",
+        "name": spec.name,
+        "description": spec.description,
+        "parameters": dict(spec.parameters),
+        "strict": True,
+    }

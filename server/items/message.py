@@ -1,0 +1,50 @@
+"""Messages: of users, of the system, and of the assistant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from server.items.item_type import Item, ItemType
+from server.items.parts import PLACE, STATUSES
+from server.items.transcript import Transcript, text_of
+from server.shapes import STRING, Shape, one_of, record
+
+_FIELDS: Mapping[str, Shape] = {
+    "role": one_of("user", "assistant", "system", "developer"),
+    "status": one_of(*STATUSES),
+    "phase": one_of("commentary", "final_answer"),
+    "created_by": STRING,
+}
+_PART = f"{PLACE} content_index"
+_TEXT_PART = (
+    "content_part.added (output_text.delta | output_text.annotation.added)* output_text.done"
+    " content_part.done"
+)
+_REFUSAL_PART = "content_part.added refusal.delta* refusal.done content_part.done"
+
+
+def _say(item: Item, transcript: Transcript) -> None:
+    text = text_of(item["content"])
+    if item["role"] == "assistant":
+        transcript.say(text)
+    else:
+        transcript.tell("system" if item["role"] == "developer" else item["role"], text)
+
+
+ROWS = (
+    ItemType(
+        "message",
+        "msg_",
+        # Its content may be a string, and its parts depend on its role: `schema.items` reads it.
+        record({"role": _FIELDS["role"]}, _FIELDS, status="completed"),
+        _say,
+        events={
+            "response.output_text.delta": f"{_PART} delta logprobs",
+            "response.output_text.done": f"{_PART} text logprobs",
+            "response.output_text.annotation.added": f"{_PART} annotation_index annotation",
+            "response.refusal.delta": f"{_PART} delta",
+            "response.refusal.done": f"{_PART} refusal",
+        },
+        order=f"({_TEXT_PART} | {_REFUSAL_PART})*",
+    ),
+)

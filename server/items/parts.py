@@ -1,0 +1,136 @@
+"""The parts that items share: ids, statuses, content parts, outputs of tools.
+
+Source: the OpenAPI document's InputItem and ItemResource unions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.shapes import (
+    STRING,
+    Shape,
+    array,
+    either,
+    number,
+    one_of,
+    record,
+    refuse,
+    tagged,
+    text,
+    whole,
+)
+
+MAX_ID = 512
+
+PLACE = "item_id output_index"
+"""The fields of every event that belongs to an item."""
+
+
+def identifier(value: Any, path: str) -> Any:
+    """An id: printable, and short enough to be a key in any database."""
+    text(1, MAX_ID)(value, path)
+    if not value.isprintable():
+        refuse(path, f"Invalid '{path}': ids must be printable.")
+    return value
+
+
+STATUSES = ("completed", "in_progress", "incomplete")
+SEARCHING = ("completed", "in_progress", "searching", "failed")
+
+
+def item_shape(
+    required: Mapping[str, Shape],
+    optional: Mapping[str, Shape] | None = None,
+    *,
+    statuses: Sequence[str] = STATUSES,
+    **defaults: Any,
+) -> Shape:
+    """The shape of an item. The first of `statuses` is the default; without any the item has no status.
+
+    It says what a stored item must have to be valid in the official form; fields that it does not name are
+    kept.
+    """
+    more = {"created_by": STRING, **(optional or {})}
+    if statuses:
+        more["status"] = one_of(*statuses)
+        defaults["status"] = statuses[0]
+    return record(required, more, **defaults)
+
+
+def call_shape(**fields: Shape) -> dict[str, Shape]:
+    """The required fields of a call or of an output: its `call_id`, and these."""
+    return {"call_id": identifier, **fields}
+
+
+CALLER: Mapping[str, Shape] = {
+    "caller": tagged({"direct": record({}), "program": record({"caller_id": STRING})}),
+}
+
+# ------------------------------------------------------------------------------------------------------------
+# Content parts
+
+_FILE_CITATION = {"file_id": STRING, "filename": STRING}
+_ANNOTATION = tagged(
+    {
+        "file_citation": record({"index": whole(), **_FILE_CITATION}),
+        "url_citation": record(
+            {"url": STRING, "start_index": whole(), "end_index": whole(), "title": STRING}
+        ),
+        "container_file_citation": record(
+            {"container_id": STRING, "start_index": whole(), "end_index": whole(), **_FILE_CITATION}
+        ),
+        "file_path": record({"file_id": STRING, "index": whole()}),
+    }
+)
+_LOGPROB_FIELDS: Mapping[str, Shape] = {"token": STRING, "logprob": number}
+_BYTES = array(whole(0, 255))
+_LOGPROB = record(
+    _LOGPROB_FIELDS,
+    {"bytes": _BYTES, "top_logprobs": array(record(_LOGPROB_FIELDS, {"bytes": _BYTES}, bytes=[]))},
+    bytes=[],
+    top_logprobs=[],
+)
+
+_INPUT_IMAGE = record(
+    {},
+    {"image_url": STRING, "file_id": STRING, "detail": one_of("auto", "low", "high", "original")},
+    detail="auto",
+)
+_INPUT_FILE = record(
+    {},
+    {
+        "file_id": STRING,
+        "filename": STRING,
+        "file_data": STRING,
+        "file_url": STRING,
+        "detail": one_of("auto", "low", "high"),
+    },
+)
+TEXT = record({"text": STRING})
+_INPUT_PARTS: Mapping[str, Shape] = {
+    "input_text": TEXT,
+    "input_image": _INPUT_IMAGE,
+    "input_file": _INPUT_FILE,
+}
+_AUDIO = record({"input_audio": record({"data": STRING, "format": STRING})})
+
+USER_PART = tagged(
+    {**_INPUT_PARTS, "input_audio": _AUDIO, "computer_screenshot": _INPUT_IMAGE},
+    aliases={"text": "input_text", "output_text": "input_text"},
+)
+ASSISTANT_PART = tagged(
+    {
+        "output_text": record(
+            {"text": STRING},
+            {"annotations": array(_ANNOTATION), "logprobs": array(_LOGPROB)},
+            annotations=[],
+            logprobs=[],
+        ),
+        "refusal": record({"refusal": STRING}),
+    },
+    aliases={"text": "output_text", "input_text": "output_text"},
+)
+_OUTPUT_PART = tagged(_INPUT_PARTS, aliases={"text": "input_text", "output_text": "input_text"})
+TOOL_OUTPUT = either(STRING, array(_OUTPUT_PART))

@@ -1,0 +1,71 @@
+"""A conversation in the words of a prompt: the messages that chat templates expect.
+
+Item types write themselves into a transcript. What one assistant turn said (reasoning, text, calls) becomes
+one message, because templates print it as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content or a tool's output: a string, or its text parts joined by newlines."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(
+        part.get("text") or part.get("refusal") or "" for part in content if isinstance(part, dict)
+    )
+
+
+class Transcript:
+    """Messages as they are written, oldest first.
+
+    answered: ids of the calls that have an output somewhere in the conversation; a call that is not whole is
+    shown only where it has one.
+    """
+
+    def __init__(self, answered: Collection[str] = ()) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._answered = answered
+        self._names: dict[str, str] = {}  # of the calls so far, by their ids
+        self._turn: dict[str, Any] | None = None
+
+    def tell(self, role: str, text: str) -> None:
+        """A message that is not the assistant's: of the system, or of a user."""
+        self._turn = None
+        self.messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        """A thought of the assistant."""
+        message = self._message("content", "tool_calls")
+        thoughts = filter(None, (message.get("reasoning_content"), text))
+        message["reasoning_content"] = "\n\n".join(thoughts)
+
+    def say(self, text: str) -> None:
+        """A text of the assistant."""
+        self._message("content", "tool_calls")["content"] = text
+
+    def shows(self, call_id: str, *, whole: bool) -> bool:
+        """Whether a call is to be shown."""
+        return whole or call_id in self._answered
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """A call of the assistant; arguments are JSON."""
+        self._names[call_id] = name
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._message().setdefault("tool_calls", []).append(call)
+
+    def answer(self, call_id: str, output: str) -> None:
+        """The output of a call."""
+        self._turn = None
+        name = self._names.get(call_id, "")
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": output})
+
+    def _message(self, *closed_by: str) -> dict[str, Any]:
+        """The turn's message; a new one when what comes would stand before something that it has already."""
+        if self._turn is None or any(self._turn.get(key) for key in closed_by):
+            self._turn = {"role": "assistant", "content": ""}
+            self.messages.append(self._turn)
+        return self._turn
