@@ -60,7 +60,7 @@ async def running_app(folder: Path, engine: Engine | None = None, **settings: An
     life = ServerLifecycle(config, engine=engine or ScriptedEngine())
     try:
         await life.start()
-        yield Running(life, create_app(life), "http://antiphon.test")
+        yield Running(life, create_app(life), "http://antiphon.localhost")
     finally:
         await life.close()
 
@@ -87,7 +87,7 @@ async def live_app(folder: Path, engine: Engine | None = None, **settings: Any) 
 @asynccontextmanager
 async def http_client(running: Running, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of a running server, over ASGI where it has no socket."""
-    over_asgi = running.base_url.endswith(".test")
+    over_asgi = running.base_url.endswith(".localhost")
     transport = httpx.ASGITransport(running.app) if over_asgi else httpx.AsyncHTTPTransport()
     async with httpx.AsyncClient(
         transport=transport, base_url=running.base_url, headers=headers, timeout=30.0
