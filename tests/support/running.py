@@ -22,6 +22,7 @@ from server.http.state import Context
 from server.process.app import create_app
 from server.process.lifecycle import ServerLifecycle
 from server.process.serve import base_url, bind, web_server
+from server.process.tls import Tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,10 @@ async def live_app(folder: Path, engine: Engine | None = None, **settings: Any) 
     config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
     life = ServerLifecycle(config, engine=engine or ScriptedEngine())
     app = create_app(life)
-    server = web_server(app, config)
+    tls = Tls(config) if config.ssl_certfile else None
+    server = web_server(app, config, tls)
     sock = bind("127.0.0.1", 0)
-    url = base_url(sock)
+    url = base_url(sock, tls=tls is not None)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         await life.start()

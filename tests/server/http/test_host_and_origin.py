@@ -54,8 +54,8 @@ async def test_names_of_this_machine_are_known(client: httpx.AsyncClient, host: 
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:8000", "localhost.evil.example", "evillocalhost", "127.0.0.1.evil.example",
-     "192.168.1.5", "8.8.8.8:8000", "[2001:db8::1]", "0x7f.1", "localhost:80:80", "localhost@evil.example", "",
-     "."],
+     "192.168.1.5", "8.8.8.8:8000", "[2001:db8::1]", "0x7f.1", "localhost:80:80", "localhost@evil.example",
+     "", "."],
 )  # fmt: skip
 async def test_a_foreign_name_reads_writes_and_deletes_nothing(client: httpx.AsyncClient, host: str) -> None:
     path = f"/v1/responses/{await stored(client)}"
