@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+)
 
 THREADED_BYTES = 64 * 1024
 """Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
@@ -48,11 +57,67 @@ def _named_paths(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
+def _host_pattern(value: str) -> str:
+    if not _HOST_PATTERN.fullmatch(value):
+        raise ValueError(f"{value!r} is no host name: give NAME without scheme and port, *.NAME, or *")
+    return value.lower().rstrip(".")
+
+
+def _origin(value: str) -> str:
+    """A browser sends an origin in exactly one spelling, so any other would silently never match."""
+    if value.lower() == "null":
+        raise ValueError(
+            "'null' is the origin of every sandboxed page, whoever wrote it: it cannot be listed"
+        )
+    if not _ORIGIN.fullmatch(value):
+        raise ValueError(f"{value!r} is no origin: give SCHEME://HOST or SCHEME://HOST:PORT, or *")
+    origin = value.lower()
+    default_port = {"http": ":80", "https": ":443"}.get(origin.partition(":")[0])
+    return origin.removesuffix(default_port) if default_port else origin
+
+
+def _network(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError as error:
+        raise ValueError(f"{value!r} is no address and no network ({error})") from None
+
+
+def _root_path(value: str) -> str:
+    path = value.rstrip("/")
+    if path and not _ROOT_PATH.fullmatch(path):
+        raise ValueError(f"{value!r} is no path: give one that begins with a slash, such as /antiphon")
+    return path
+
+
+def _header_value(value: str) -> str:
+    if not (value.isascii() and value.isprintable() and value == value.strip()):
+        raise ValueError("a header's value is printable ASCII")
+    return value
+
+
+def _beside_a_certificate(value: Path | None, info: ValidationInfo) -> Path | None:
+    if value is not None and info.data.get("ssl_certfile") is None:
+        raise ValueError("has no effect without ssl_certfile")
+    return value
+
+
+_HOST_PATTERN = re.compile(
+    r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|\[?[0-9a-f:]*:[0-9a-f:.]*\]?", re.IGNORECASE
+)
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:\d+)?", re.IGNORECASE)
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+HostPatterns = Annotated[tuple[Annotated[str, AfterValidator(_host_pattern)], ...], BeforeValidator(_split)]
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_split)]
+Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(_split)]
+HeaderValue = Annotated[str, AfterValidator(_header_value)]
 NamedPaths = Annotated[Names, AfterValidator(_named_paths)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
 Folder = Annotated[Path, BeforeValidator(_path)]
 File = Annotated[Path, BeforeValidator(_path)]
+TlsFile = Annotated[File | None, AfterValidator(_beside_a_certificate)]
 
 
 def default_data() -> Path:
@@ -83,8 +148,35 @@ class Config(BaseModel):
     api_key_file: File | None = _setting(
         None, "file of keys that are accepted, one a line: KEY or OWNER:KEY; # begins a comment"
     )
-    cors_origin: Names = _setting(
-        (), "origin that browsers may call from (repeatable); * for any; default none"
+    allowed_host: HostPatterns = _setting(
+        (),
+        "name under which the server answers, such as chat.example or *.example (repeatable); * for any; "
+        "names of this machine always are; without it any is where keys are needed",
+    )
+    cors_origin: Origins = _setting(
+        (),
+        "origin whose pages may call from a browser (repeatable); * for any; default: only the server's own",
+    )
+    cors_method: Names = _setting(("*",), "method that these pages may use (repeatable); * for any")
+    cors_header: Names = _setting(("*",), "request header that these pages may send (repeatable); * for any")
+    ssl_certfile: File | None = _setting(
+        None, "PEM file of the server's certificate and those above it; with it the port speaks TLS only"
+    )
+    ssl_keyfile: TlsFile = _setting(
+        None, "PEM file of the certificate's key, not encrypted; default: in ssl_certfile"
+    )
+    ssl_ca_certs: TlsFile = _setting(
+        None, "PEM file of authorities; with it every client must show a certificate that one of them signed"
+    )
+    require_tls: bool = _setting(
+        False, "refuse plain HTTP where others can connect, but for /health and /ready"
+    )
+    trusted_proxy: Networks = _setting(
+        (),
+        "address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are believed (repeatable)",
+    )
+    root_path: Annotated[str, AfterValidator(_root_path)] = _setting(
+        "", "path under which a proxy shows the server, whether or not the proxy takes it off"
     )
 
     # What it keeps
@@ -267,6 +359,13 @@ class Config(BaseModel):
     )
 
     # What it says
+    default_openai_organization: HeaderValue | None = _setting(
+        None, "header openai-organization of replies to clients that send none; default: no such header"
+    )
+    default_openai_version: HeaderValue = _setting(
+        "2020-10-01",  # the official API's
+        "header openai-version of replies to clients that send none",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "least severe log lines to print"
     )

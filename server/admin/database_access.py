@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -82,9 +83,10 @@ def asking(config: Config) -> Iterator[httpx.Client]:
         raise AdminError(f"the database is in use, and its server's address cannot be read: {exc}") from None
     headers = {"authorization": f"Bearer {address['token']}"}
     try:
-        with httpx.Client(base_url=address["url"], headers=headers, timeout=TIMEOUT_S) as http:
+        verify = _pinned(Path(address["certificate"])) if address["certificate"] else True
+        with httpx.Client(base_url=address["url"], headers=headers, timeout=TIMEOUT_S, verify=verify) as http:
             yield http
-    except httpx.HTTPError as exc:
+    except (OSError, httpx.HTTPError) as exc:
         raise AdminError(f"the server at {address['url']} does not answer: {exc}") from None
 
 
@@ -104,4 +106,15 @@ def leave_address(config: Config, url: str, token: str) -> None:
     file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as out:
-        out.write(orjson.dumps({"url": url, "token": token, "pid": os.getpid()}))
+        certificate = config.ssl_certfile and str(config.ssl_certfile)
+        out.write(orjson.dumps({"url": url, "token": token, "pid": os.getpid(), "certificate": certificate}))
+
+
+def _pinned(certfile: Path) -> ssl.SSLContext:
+    """A client's context that believes the server's own certificate, whatever name it was made for: it is
+    asked by its address, and found by a file that only its user can write."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(certfile)
+    return context

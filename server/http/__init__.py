@@ -1,7 +1,7 @@
 """What every request and reply goes through.
 
-Owns authentication, idempotency, bodies and queries, the boundary where exceptions become replies, and
-streams.
+Owns who may ask at all, authentication, idempotency, bodies and queries, the boundary where exceptions become
+replies, and streams.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from server.http.authentication import Admission
 from server.http.body import read_as, read_body
 from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
+from server.http.host_and_origin import HostAndOrigin
 from server.http.idempotency import IdempotencyMiddleware, keyed
+from server.http.proxies import RootPath, trusted_hosts
 from server.http.query_params import PageArgs, choice, flag, include, integer, number, page_args, timestamp
 from server.http.replies import conversation_json, json_reply, page_json
 from server.http.request import context, life, owner, while_connected
@@ -26,9 +28,11 @@ __all__ = [
     "Context",
     "Envelope",
     "EventStream",
+    "HostAndOrigin",
     "IdempotencyMiddleware",
     "PageArgs",
     "Phase",
+    "RootPath",
     "StreamCut",
     "choice",
     "context",
@@ -46,5 +50,6 @@ __all__ = [
     "read_as",
     "read_body",
     "timestamp",
+    "trusted_hosts",
     "while_connected",
 ]

@@ -32,8 +32,8 @@ def presented_key(headers: Headers) -> str | None:
 
 
 class Admission:
-    """ASGI: lets a request in when the server serves and its key is good; leaves `request.state.owner`
-    behind."""
+    """ASGI: lets a request or a WebSocket in when the server serves and its key is good; leaves
+    `request.state.owner` behind."""
 
     def __init__(self, app: ASGIApp, life: ServerState) -> None:
         self._app = app
@@ -41,8 +41,9 @@ class Admission:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit or raise ApiError (401, 503)."""
-        if scope["type"] == "http" and not self._is_open(scope["path"]):
-            self._life.admit(scope["method"], scope["path"])
+        if scope["type"] != "lifespan" and not self._is_open(scope):
+            # A WebSocket is there to begin work, as a POST is.
+            self._life.admit(scope.get("method", "POST"), scope["path"])
             key = presented_key(Headers(scope=scope))
             if scope["path"].startswith(ADMIN_PATHS):
                 if not hmac.compare_digest((key or "").encode(), self._life.admin_token.encode()):
@@ -53,5 +54,8 @@ class Admission:
                 scope.setdefault("state", {})["owner"] = await self._life.keys.owner(key)
         await self._app(scope, receive, send)
 
-    def _is_open(self, path: str) -> bool:
-        return path in OPEN_PATHS or (path == METRICS_PATH and self._life.config.loopback)
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"]
+        return scope["type"] == "http" and (
+            path in OPEN_PATHS or (path == METRICS_PATH and self._life.config.loopback)
+        )

@@ -8,9 +8,11 @@ Owns the request id, the standard headers, and the one place where an exception 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import time
 import uuid
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -19,10 +21,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from engine import EngineDead
 from server import __version__
 from server.errors import ApiError, to_api_error
+from server.http.refusal import tell
 from server.http.sse import StreamCut
 
 if TYPE_CHECKING:
@@ -34,67 +38,92 @@ access = logging.getLogger("antiphon.access")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds, so logged only for debugging
 MAX_ECHO = 512
+MAX_REQUEST_ID = 128
 MAX_LOGGED = 512
 CLIENT_LEFT = 499  # nginx's number for a request whose client did not wait; it is counted, never sent
 
+ECHOED = ("x-client-request-id", "x-request-trace")
+"""Headers that a reply repeats as they came: a client's own names for its request."""
+
+_STATUS = {"websocket.accept": 101, "websocket.close": 403}
+"""What the first message to a WebSocket's client comes to in HTTP, where the message does not say."""
+
 
 class Envelope:
-    """ASGI, outermost: gives each request an id and a clock, each reply its headers, and counts both."""
+    """ASGI, outermost: gives each request an id and a clock, each reply its headers, and counts both. The
+    reply to a WebSocket's request is the one that accepts or denies it."""
 
     def __init__(self, app: ASGIApp, life: ServerState) -> None:
         self._app = app
         self._life = life
+        config = life.config
+        self._defaults = {
+            "openai-organization": config.default_openai_organization,
+            "openai-version": config.default_openai_version,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Headers: x-request-id, x-client-request-id (echo), openai-processing-ms, x-antiphon-version."""
-        if scope["type"] != "http":
+        """Headers: x-request-id (the client's own, if it can be one), x-client-request-id and x-request-trace
+        (echo), openai-organization and openai-version (echo or default), openai-processing-ms,
+        x-antiphon-version."""
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        request_id = f"req_{uuid.uuid4().hex}"
+        asked = Headers(scope=scope)
+        request_id = asked.get("x-request-id", "")
+        if not _is_request_id(request_id):
+            request_id = f"req_{uuid.uuid4().hex}"
         scope.setdefault("state", {})["request_id"] = request_id
-        status = CLIENT_LEFT
-        echo = Headers(scope=scope).get("x-client-request-id", "")
+        status = 0
 
         async def with_headers(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                ms = int((time.perf_counter() - began) * 1000)
-                headers = list(message.get("headers", ()))
-                headers += (
-                    (b"x-request-id", request_id.encode()),
-                    (b"openai-processing-ms", b"%d" % ms),
-                    (b"x-antiphon-version", __version__.encode()),
-                )
-                if echo.isascii() and echo.isprintable() and 0 < len(echo) <= MAX_ECHO:
-                    headers.append((b"x-client-request-id", echo.encode()))
-                message = {**message, "headers": headers}
+            if not status:
+                status = message["status"] if "status" in message else _STATUS[message["type"]]
+                if message["type"] != "websocket.close":
+                    message = {**message, "headers": [*message.get("headers", ()), *own_headers()]}
             await send(message)
 
+        def own_headers() -> Iterator[tuple[bytes, bytes]]:
+            yield b"x-request-id", request_id.encode()
+            yield b"openai-processing-ms", b"%d" % ((time.perf_counter() - began) * 1000)
+            yield b"x-antiphon-version", __version__.encode()
+            for name in ECHOED:
+                if _can_be_echoed(value := asked.get(name, "")):
+                    yield name.encode(), value.encode()
+            for name, default in self._defaults.items():
+                value = asked.get(name, "")
+                if shown := value if _can_be_echoed(value) else default:
+                    yield name.encode(), shown.encode()
+
+        method = _method(scope)
         telemetry = self._life.telemetry
         telemetry.request_started()
         try:
-            with self._life.at_work(scope["method"]):
+            with self._life.at_work(method):
                 await self._app(scope, receive, with_headers)
         finally:
             seconds = time.perf_counter() - began
+            status = status or CLIENT_LEFT
             route = getattr(scope.get("route"), "path", "unmatched")
-            telemetry.request_ended(route, scope["method"], status, seconds)
+            telemetry.request_ended(route, method, status, seconds)
             level = logging.DEBUG if route in PROBES else logging.INFO
             access.log(
                 level,
-                "%s %s %d %.0f ms %s",
-                scope["method"],
+                "%s %s %d %.0f ms %s %s",
+                method,
                 _logged(scope),
                 status,
                 seconds * 1000,
                 request_id,
+                _client(scope),
             )
 
 
 class Boundary:
-    """ASGI: turns exceptions into replies, or, once headers are out, into a dropped connection."""
+    """ASGI: turns exceptions into replies, or, once headers are out, into a dropped connection. A WebSocket
+    is denied with the reply, or, once it is open, closed with a code."""
 
     def __init__(self, app: ASGIApp, life: ServerState) -> None:
         self._app = app
@@ -102,32 +131,60 @@ class Boundary:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Nothing but the cancellation of a server that goes on passes this point."""
-        started = False
+        started = accepted = closed = False
 
         async def noting(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
+            nonlocal started, accepted, closed
+            kind = message["type"]
+            started = True
+            accepted = accepted or kind == "websocket.accept"
+            closed = closed or kind == "websocket.close"
             await send(message)
+
+        async def answer(error: ApiError) -> None:
+            if not started or (accepted and not closed):
+                await tell(error, scope, receive, send, accepted=accepted)
 
         try:
             await self._app(scope, receive, noting)
-        except ClientDisconnect:
+        except (ClientDisconnect, WebSocketDisconnect):
             return
         except asyncio.CancelledError:
             # The process is ending and its server cancels what is left: whoever still listens is told so.
             if self._life.phase not in ("draining", "dead"):
                 raise
-            if not started:
-                await self._life.refusal().response()(scope, receive, send)
+            await answer(self._life.refusal())
         except Exception as exc:
-            if isinstance(exc, StreamCut | EngineDead) and started:
+            if isinstance(exc, StreamCut | EngineDead) and started and not accepted:
                 return
             error = _routing_error(exc, scope) or to_api_error(exc)
             if error.status == 500:
-                log.error("%s %s", scope["method"], _logged(scope), exc_info=exc, extra=scope["state"])
+                log.error("%s %s", _method(scope), _logged(scope), exc_info=exc, extra=scope["state"])
                 error.message += f" (request id {scope['state']['request_id']})"
-            if not started:
-                await error.response()(scope, receive, send)
+            await answer(error)
+
+
+def _is_request_id(value: str) -> bool:
+    """Whether a client's id can stand in a header and in a log line as one word."""
+    return 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable() and " " not in value
+
+
+def _can_be_echoed(value: str) -> bool:
+    return value.isascii() and value.isprintable() and 0 < len(value) <= MAX_ECHO
+
+
+def _method(scope: Scope) -> str:
+    """The method of a request; a WebSocket's has none that tells anything."""
+    method: str = scope.get("method", "WEBSOCKET")
+    return method
+
+
+def _client(scope: Scope) -> str:
+    """The client's address. A proxy may say anything about it, but only an address is repeated."""
+    try:
+        return str(ipaddress.ip_address((scope.get("client") or ("",))[0]))
+    except ValueError:
+        return "-"
 
 
 def _logged(scope: Scope) -> str:
@@ -140,7 +197,7 @@ def _routing_error(exc: Exception, scope: Scope) -> ApiError | None:
     """The router's own two errors, in our shape."""
     if not isinstance(exc, HTTPException):
         return None
-    method, path = scope["method"], scope["path"]
+    method, path = _method(scope), scope["path"]
     if exc.status_code == 404:
         return ApiError(404, f"Invalid URL ({method} {path})", code="unknown_url")
     if exc.status_code == 405:

@@ -14,22 +14,35 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from server.errors import ApiError
-from server.http import Admission, Boundary, Envelope, IdempotencyMiddleware
+from server.http import (
+    Admission,
+    Boundary,
+    Envelope,
+    HostAndOrigin,
+    IdempotencyMiddleware,
+    RootPath,
+    trusted_hosts,
+)
 from server.process.lifecycle import ServerLifecycle
 from server.routes import ROUTERS
 
 
 def create_app(life: ServerLifecycle) -> FastAPI:
     """The ASGI application of one server; it serves what `life` holds, in every phase of it."""
+    config = life.config
     cors = Middleware(
         Cors,
-        allow_origins=list(life.config.cors_origin),
-        allow_methods=["*"],
-        allow_headers=["*"],
+        allow_origins=list(config.cors_origin),
+        allow_methods=[method.upper() for method in config.cors_method],
+        allow_headers=list(config.cors_header),
+        allow_private_network=True,  # who may reach this network from outside of it is in the list, too
         expose_headers=["*"],
     )
+    proxies = Middleware(ProxyHeadersMiddleware, trusted_hosts=trusted_hosts(config.trusted_proxy))
     app = FastAPI(
         title="Antiphon",
         docs_url=None,
@@ -38,8 +51,11 @@ def create_app(life: ServerLifecycle) -> FastAPI:
         redirect_slashes=False,
         # Outermost first.
         middleware=[
+            *([proxies] if config.trusted_proxy else []),
+            *([Middleware(RootPath, root_path=config.root_path)] if config.root_path else []),
             Middleware(Envelope, life=life),
-            *([cors] if life.config.cors_origin else []),
+            Middleware(HostAndOrigin, config=config),
+            *([cors] if config.cors_origin else []),
             Middleware(Boundary, life=life),
             Middleware(Admission, life=life),
             Middleware(IdempotencyMiddleware, life=life),
@@ -47,6 +63,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
         exception_handlers={HTTPException: _to_the_boundary},
     )
     app.state.life = life
+    app.router.default = _no_such_route
     for router in ROUTERS:
         app.include_router(router)
     return app
@@ -60,10 +77,15 @@ class Cors(CORSMiddleware):
         found = super().preflight_response(request_headers)
         if found.status_code < 400:
             return found
-        message = f"{bytes(found.body).decode()}. See the setting cors_origin."
+        message = f"{bytes(found.body).decode()}. See the settings cors_origin, cors_method and cors_header."
         kept = {name: value for name, value in found.headers.items() if not name.startswith("content-")}
         return ApiError(found.status_code, message, code="cors_refused", headers=kept).response()
 
 
 async def _to_the_boundary(request: Request, exc: Exception) -> Response:
     raise exc
+
+
+async def _no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
+    """For WebSockets too, which the router itself would close without a word."""
+    raise HTTPException(404)

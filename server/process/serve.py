@@ -41,6 +41,7 @@ from server.process.app import create_app
 from server.process.lifecycle import ServerLifecycle
 from server.process.log_lines import Lines
 from server.process.sockets import Listener, raise_descriptor_limit, room
+from server.process.tls import CertificateError, Tls
 from storage import StorageError
 
 log = logging.getLogger("antiphon")
@@ -117,9 +118,17 @@ class _Process:
         self._first_signal: float | None = None
         self._ready = False
         self._code = 0
+        self._tls: Tls | None = None
+        self._leave_address: Callable[[Config], None] = lambda _: None
 
     async def run(self) -> int:
         """The whole story, in order."""
+        try:
+            self._tls = Tls(self._config) if self._config.ssl_certfile is not None else None
+        except CertificateError as exc:
+            return _refuse(str(exc))
+        if unreachable := _unreachable(self._config):
+            return _refuse(unreachable)
         try:
             sock = bind(self._config.host, self._config.port)
         except OSError as exc:
@@ -127,7 +136,7 @@ class _Process:
                 f"cannot listen on {self._config.host} port {self._config.port}: {exc.strerror or exc}"
             )
         life = ServerLifecycle(self._config, engine=self._engine)
-        server = web_server(create_app(life), self._config)
+        server = web_server(create_app(life), self._config, self._tls)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, life)
@@ -161,11 +170,28 @@ class _Process:
         # What was imported stays for good; unfrozen, the collector would walk all of it again and again
         # while every stream waits (110 ms a time with torch).
         gc.freeze()
-        leave_address(self._config, base_url(sock), life.admin_token)
+        url = base_url(sock, tls=self._tls is not None)
+        self._leave_address = functools.partial(leave_address, url=url, token=life.admin_token)
+        self._leave_address(self._config)
         keyed = await life.keys.needed()
-        _banner(life, sock, time.monotonic() - self._began, keyed=keyed)
+        self._warn(keyed=keyed)
+        _banner(life, url, time.monotonic() - self._began, keyed=keyed)
         await asyncio.to_thread(load_late_modules)
         gc.freeze()
+
+    def _warn(self, *, keyed: bool) -> None:
+        """Of what is allowed and seldom meant."""
+        config = self._config
+        if not config.loopback and self._tls is None and not config.require_tls:
+            log.warning(
+                "keys and texts travel in the clear to %s: give --ssl-certfile, or put a proxy with TLS in "
+                "front and give --require-tls and --trusted-proxy",
+                config.host,
+            )
+        if "*" in config.cors_origin and not keyed:
+            log.warning(
+                "every web page that a browser on this machine shows may use this server: cors_origin is *"
+            )
 
     async def _end(self, life: ServerLifecycle, server: uvicorn.Server, starting: asyncio.Task[None]) -> None:
         """Bring `server` to its end: after a refusal and a death at once, after a signal with a drain."""
@@ -196,7 +222,7 @@ class _Process:
             log.error("SIGHUP: nothing was reloaded: %s", error)
             return
         done = [
-            # Certificates of a TLS listener are to be read again here, too.
+            *self._reload_certificates(new),
             *self._reload_log_level(new),
             *self._reload_keys(new, life),
         ]
@@ -209,6 +235,19 @@ class _Process:
         if waiting:
             done.append(f"a restart is needed for {', '.join(waiting)}")
         log.warning("SIGHUP: %s", "; ".join(done) or "nothing has changed")
+
+    def _reload_certificates(self, new: Config) -> Iterator[str]:
+        if self._tls is None or new.ssl_certfile is None:  # from TLS to none and back is a restart
+            return
+        try:
+            self._tls.reload(new)
+        except CertificateError as error:
+            log.error("SIGHUP: the certificates stay as they were: %s", error)
+            return
+        yield "the certificates were read again, for new connections"
+        files = {name: getattr(new, name) for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")}
+        self._config = self._config.model_copy(update=files)
+        self._leave_address(self._config)
 
     def _reload_log_level(self, new: Config) -> Iterator[str]:
         if new.log_level != self._config.log_level:
@@ -252,6 +291,16 @@ def load_late_modules() -> None:
     engine_late_modules()
 
 
+def _unreachable(config: Config) -> str | None:
+    """Why nobody could ever ask this server anything, if so."""
+    if not config.require_tls or config.loopback or config.ssl_certfile or config.trusted_proxy:
+        return None
+    return (
+        "require_tls: no request could be taken. Give --ssl-certfile, or --trusted-proxy with the address of "
+        "the proxy that ends TLS and says so by X-Forwarded-Proto."
+    )
+
+
 def _refuse(*reasons: str) -> int:
     for reason in reasons:
         print(f"antiphon: {reason}", file=sys.stderr)
@@ -283,9 +332,10 @@ class _Server(uvicorn.Server):
         """Capture none."""
         yield
 
-    def __init__(self, options: uvicorn.Config, config: Config) -> None:
+    def __init__(self, options: uvicorn.Config, config: Config, tls: Tls | None) -> None:
         super().__init__(options)
         self._limits = config
+        self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on sockets that are bound, by a listener of our own."""
@@ -303,7 +353,12 @@ class _Server(uvicorn.Server):
         connections = self.server_state.connections
         self.servers = [
             Listener(  # type: ignore[misc]
-                sock, protocol, num_open=lambda: len(connections), max_open=most, ssl=self.config.ssl
+                sock,
+                protocol,
+                num_open=lambda: len(connections),
+                max_open=most,
+                tls=self._tls,
+                handshake_timeout_s=config.head_timeout_s,
             )
             for sock in sockets or ()
         ]
@@ -317,8 +372,11 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def web_server(app: FastAPI, config: Config) -> uvicorn.Server:
-    """An application's HTTP server, not yet serving; its `serve(sockets=[...])` ends on `should_exit`."""
+def web_server(app: FastAPI, config: Config, tls: Tls | None = None) -> uvicorn.Server:
+    """An application's HTTP server, not yet serving; its `serve(sockets=[...])` ends on `should_exit`.
+
+    tls: what it speaks, instead of plain HTTP.
+    """
     options = uvicorn.Config(
         app,
         http=BoundedHttp,
@@ -328,11 +386,11 @@ def web_server(app: FastAPI, config: Config) -> uvicorn.Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing here looks at who is behind a proxy
+        proxy_headers=False,  # the application has its own place for them (server.process.app)
         timeout_keep_alive=config.idle_timeout_s,  # type: ignore[arg-type]  # seconds, also parts of one
         timeout_graceful_shutdown=1,  # the drain is over by then; what is left is cut
     )
-    return _Server(options, config)
+    return _Server(options, config, tls)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -350,16 +408,16 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def base_url(sock: socket.socket) -> str:
+def base_url(sock: socket.socket, *, tls: bool = False) -> str:
     """How a listening socket is reached."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _banner(life: ServerLifecycle, sock: socket.socket, seconds: float, *, keyed: bool) -> None:
+def _banner(life: ServerLifecycle, url: str, seconds: float, *, keyed: bool) -> None:
     assert life.context is not None
     model = life.context.models.get(None)
-    url = base_url(sock)
     body = orjson.dumps({"model": model.name, "input": "Hello!"}).decode()
     key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
     print(

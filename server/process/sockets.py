@@ -18,9 +18,9 @@ import resource
 import socket
 from collections import deque
 from collections.abc import Callable
-from ssl import SSLContext
 
 from server.errors import ApiError
+from server.process.tls import Tls
 
 log = logging.getLogger("antiphon")
 
@@ -76,14 +76,17 @@ class Listener:
         *,
         num_open: Callable[[], int],
         max_open: int,
-        ssl: SSLContext | None = None,
+        tls: Tls | None = None,
+        handshake_timeout_s: float = 15.0,
     ) -> None:
-        """num_open: connections that protocols have taken over and not lost yet."""
+        """num_open: connections that protocols have taken over and not lost yet. handshake_timeout_s: how
+        long a client may take until it can be understood, where there is TLS."""
         self._sock = sock
         self._protocol = protocol
         self._num_open = num_open
         self._max_open = max_open
-        self._ssl = ssl
+        self._tls = tls
+        self._handshake_timeout_s = handshake_timeout_s
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._turned_away: deque[socket.socket] = deque()
@@ -129,7 +132,15 @@ class Listener:
     async def _open(self, conn: socket.socket) -> None:
         try:
             conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(self._protocol, conn, ssl=self._ssl)
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._protocol, conn)
+            else:
+                await self._loop.connect_accepted_socket(
+                    self._protocol,
+                    conn,
+                    ssl=self._tls.context,
+                    ssl_handshake_timeout=self._handshake_timeout_s,
+                )
         except OSError:  # gone again, or no TLS
             conn.close()
 
@@ -139,7 +150,7 @@ class Listener:
             self._full = True
             log.warning("%d connections are open, which is the most; others are turned away", self._max_open)
         with contextlib.suppress(OSError):
-            if self._ssl is None:
+            if self._tls is None:
                 conn.send(_FULL)
             conn.shutdown(socket.SHUT_WR)
         self._turned_away.append(conn)

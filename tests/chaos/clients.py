@@ -39,7 +39,7 @@ def request(path: str, body: Json | None = None) -> bytes:
     """The bytes of a request: a POST if it has a body."""
     data = b"" if body is None else orjson.dumps(body)
     method = "GET" if body is None else "POST"
-    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {MINE}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {MINE}\r\n"
     return head.encode() + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
 
 

@@ -94,12 +94,12 @@ AMBIGUOUS = (
 def canary(draw: random.Random) -> bytes:
     """A body that is a request, which nobody may carry out."""
     method = draw.choice((b"GET", b"POST", b"DELETE"))
-    return method + b" " + CANARY.encode() + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+    return method + b" " + CANARY.encode() + b" HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
 
 
 def head(draw: random.Random, method: bytes, target: bytes, *more: bytes) -> bytes:
     """A head that is in order, with some headers that it need not have."""
-    lines = [b"host: x", *draw.sample(HEADERS, draw.randrange(4)), *more]
+    lines = [b"host: localhost", *draw.sample(HEADERS, draw.randrange(4)), *more]
     draw.shuffle(lines)
     return b"\r\n".join([method + b" " + target + b" HTTP/1.1", *lines]) + b"\r\n\r\n"
 

@@ -22,6 +22,7 @@ from server.http.state import Context
 from server.process.app import create_app
 from server.process.lifecycle import ServerLifecycle
 from server.process.serve import base_url, bind, web_server
+from server.process.tls import Tls
 from tools import BUILTIN, Registry
 
 
@@ -63,7 +64,7 @@ async def running_app(
     life = ServerLifecycle(config, engine=engine or ScriptedEngine(), registry=registry)
     try:
         await life.start()
-        yield Running(life, create_app(life), "http://antiphon.test")
+        yield Running(life, create_app(life), "http://antiphon.localhost")
     finally:
         await life.close()
 
@@ -76,9 +77,10 @@ async def live_app(
     config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
     life = ServerLifecycle(config, engine=engine or ScriptedEngine(), registry=registry)
     app = create_app(life)
-    server = web_server(app, config)
+    tls = Tls(config) if config.ssl_certfile else None
+    server = web_server(app, config, tls)
     sock = bind("127.0.0.1", 0)
-    url = base_url(sock)
+    url = base_url(sock, tls=tls is not None)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         await life.start()
@@ -92,7 +94,7 @@ async def live_app(
 @asynccontextmanager
 async def http_client(running: Running, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of a running server, over ASGI where it has no socket."""
-    over_asgi = running.base_url.endswith(".test")
+    over_asgi = running.base_url.endswith(".localhost")
     transport = httpx.ASGITransport(running.app) if over_asgi else httpx.AsyncHTTPTransport()
     async with httpx.AsyncClient(
         transport=transport, base_url=running.base_url, headers=headers, timeout=30.0

@@ -161,7 +161,7 @@ async def exchange(running: Running, *parts: bytes) -> bytes:
 
 
 async def test_a_huge_header_is_431(live_server: Running) -> None:
-    start = b"GET /health HTTP/1.1\r\nhost: x\r\nx-filler: "
+    start = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-filler: "
     for size in (100_000, 1_000_000):
         answer = await exchange(live_server, start, b"a" * size, b"\r\n\r\n")
         assert not answer or answer.startswith(b"HTTP/1.1 431 "), answer[:100]
@@ -179,7 +179,7 @@ async def test_a_huge_header_is_431(live_server: Running) -> None:
 
 
 async def test_a_long_url_is_414(live_server: Running) -> None:
-    answer = await exchange(live_server, b"GET /", b"a" * 70_000, b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    answer = await exchange(live_server, b"GET /", b"a" * 70_000, b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 414 ")
 
 
@@ -190,8 +190,8 @@ async def test_what_is_not_http_gets_the_official_error(live_server: Running) ->
 
 
 async def test_many_requests_on_one_connection_are_each_counted_anew(live_server: Running) -> None:
-    one = b"GET /health HTTP/1.1\r\nhost: x\r\nx-filler: " + b"a" * 30_000 + b"\r\n\r\n"
-    last = one.replace(b"host: x", b"host: x\r\nconnection: close")
+    one = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-filler: " + b"a" * 30_000 + b"\r\n\r\n"
+    last = one.replace(b"host: localhost", b"host: localhost\r\nconnection: close")
     answer = await exchange(live_server, one, one, one, last)
     assert answer.count(b"HTTP/1.1 200 ") == 4
 
@@ -199,7 +199,7 @@ async def test_many_requests_on_one_connection_are_each_counted_anew(live_server
 async def test_a_stalled_body_is_408(tmp_path: Path) -> None:
     async with live_app(tmp_path, body_timeout_s=0.05) as running:
         answer = await exchange(
-            running, b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"
+            running, b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{"
         )
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"request_timeout"' in answer
@@ -208,7 +208,7 @@ async def test_a_stalled_body_is_408(tmp_path: Path) -> None:
 async def test_a_websocket_upgrade_is_refused_clearly(live_server: Running) -> None:
     answer = await exchange(
         live_server,
-        b"GET /v1/ws HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n"
+        b"GET /v1/ws HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n"
         b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
     )
     assert answer.startswith(b"HTTP/1.1 400 ")

@@ -86,7 +86,12 @@ async def raw(running: Running) -> AsyncIterator[Raw]:
 
 def post(path: str, body: bytes, *headers: bytes) -> bytes:
     """A POST with a body of a declared length."""
-    lines = [b"POST %s HTTP/1.1" % path.encode(), b"host: x", b"content-length: %d" % len(body), *headers]
+    lines = [
+        b"POST %s HTTP/1.1" % path.encode(),
+        b"host: localhost",
+        b"content-length: %d" % len(body),
+        *headers,
+    ]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
@@ -103,7 +108,7 @@ def error_of(reply: Reply) -> dict[str, Any]:
 # Upgrades
 
 H2C = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAEAAEAAAAIAAAAB")
-SMUGGLED = b"DELETE /v1/responses/resp_x HTTP/1.1\r\nhost: x\r\n\r\n"
+SMUGGLED = b"DELETE /v1/responses/resp_x HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize("packets", [1, 2, 0], ids=["one packet", "head and body", "byte by byte"])
@@ -127,13 +132,13 @@ async def test_no_request_is_read_out_of_a_body(live_server: Running) -> None:
     request = post("/v1/conversations", SMUGGLED, *H2C)
     head = request.index(b"\r\n\r\n") + 4
     async with raw(live_server) as client:
-        await client.say(request[:head], SMUGGLED, b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        await client.say(request[:head], SMUGGLED, b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert error_of(await client.reply())["code"] == "invalid_json"
         assert b"version" in (await client.reply())[2]
 
 
 async def test_chunked_and_pipelined_requests_with_an_offer_of_http2(live_server: Running) -> None:
-    one = b"POST /v1/conversations HTTP/1.1\r\nhost: x\r\n" + b"\r\n".join(H2C) + b"\r\n"
+    one = b"POST /v1/conversations HTTP/1.1\r\nhost: localhost\r\n" + b"\r\n".join(H2C) + b"\r\n"
     one += b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     async with raw(live_server) as client:
         await client.say(one * 3)
@@ -144,39 +149,45 @@ async def test_chunked_and_pipelined_requests_with_an_offer_of_http2(live_server
 # ------------------------------------------------------------------------------------------------------------
 # Heads
 
-GET = b"GET /health HTTP/1.1\r\nhost: x\r\n"
-CHUNKED = b"POST /v1/conversations HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+CHUNKED = b"POST /v1/conversations HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
 
 MALFORMED = {
     "no host": (b"GET /health HTTP/1.1\r\n\r\n", 400),
     "two hosts": (GET + b"host: y\r\n\r\n", 400),
     "host with a space": (b"GET /health HTTP/1.1\r\nhost: a b\r\n\r\n", 400),
-    "unknown method": (b"BREW /health HTTP/1.1\r\nhost: x\r\n\r\n", 501),
-    "method not served": (b"PROPFIND /health HTTP/1.1\r\nhost: x\r\n\r\n", 501),
-    "connect": (b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n", 501),
-    "small method": (b"get /health HTTP/1.1\r\nhost: x\r\n\r\n", 501),
+    "unknown method": (b"BREW /health HTTP/1.1\r\nhost: localhost\r\n\r\n", 501),
+    "method not served": (b"PROPFIND /health HTTP/1.1\r\nhost: localhost\r\n\r\n", 501),
+    "connect": (b"CONNECT x:1 HTTP/1.1\r\nhost: localhost\r\n\r\n", 501),
+    "small method": (b"get /health HTTP/1.1\r\nhost: localhost\r\n\r\n", 501),
     "no version": (b"GET /health\r\n\r\n", 505),
-    "http 1.2": (b"GET /health HTTP/1.2\r\nhost: x\r\n\r\n", 505),
-    "http 2.0": (b"GET /health HTTP/2.0\r\nhost: x\r\n\r\n", 505),
+    "http 1.2": (b"GET /health HTTP/1.2\r\nhost: localhost\r\n\r\n", 505),
+    "http 2.0": (b"GET /health HTTP/2.0\r\nhost: localhost\r\n\r\n", 505),
     "http 2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
-    "line feeds only": (b"GET /health HTTP/1.1\nhost: x\n\n", 400),
+    "line feeds only": (b"GET /health HTTP/1.1\nhost: localhost\n\n", 400),
     "folded header": (GET + b"a: b\r\n c\r\n\r\n", 400),
     "space before colon": (GET + b"a : b\r\n\r\n", 400),
     "nul in a header": (GET + b"a: b\0c\r\n\r\n", 400),
-    "space in the target": (b"GET /a b HTTP/1.1\r\nhost: x\r\n\r\n", 400),
-    "high byte in the target": (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", 400),
-    "asterisk": (b"GET * HTTP/1.1\r\nhost: x\r\n\r\n", 400),
-    "no such port": (b"GET http://x:99999/ HTTP/1.1\r\nhost: x\r\n\r\n", 400),
-    "two lengths": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
-    "negative length": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400),
-    "endless length": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999\r\n\r\n", 400),
-    "length and chunks": (
-        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
+    "space in the target": (b"GET /a b HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "high byte in the target": (b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "asterisk": (b"GET * HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "no such port": (b"GET http://x:99999/ HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "two lengths": (
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
         400,
     ),
-    "gzip": (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n", 501),
-    "identity": (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: identity\r\n\r\n", 501),
+    "negative length": (b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n", 400),
+    "endless length": (
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999999999\r\n\r\n",
+        400,
+    ),
+    "length and chunks": (
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
+        400,
+    ),
+    "gzip": (b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n", 501),
+    "identity": (b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: identity\r\n\r\n", 501),
     "chunks in http 1.0": (b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n", 400),
     "size that is none": (CHUNKED + b"zz\r\n", 400),
     "size too large": (CHUNKED + b"fffffffffffffffff\r\n", 400),
@@ -184,7 +195,7 @@ MALFORMED = {
     "chunks by line feeds": (CHUNKED + b"1\na\n0\n\n", 400),
     "an expectation": (GET + b"expect: miracles\r\n\r\n", 417),
     "many trailers": (CHUNKED + b"0\r\n" + b"a: b\r\n" * 20_000 + b"\r\n", 431),
-    "long target": (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 414),
+    "long target": (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 414),
     "long header": (GET + b"a: " + b"b" * 70_000 + b"\r\n\r\n", 431),
 }
 
@@ -216,7 +227,7 @@ async def test_malformed_requests_have_clear_answers(live_server: Running, name:
 )
 async def test_unusual_targets(live_server: Running, target: bytes, status: int) -> None:
     async with raw(live_server) as client:
-        await client.say(b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+        await client.say(b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
         reply = await client.reply()
         assert reply[0] == status
         if status != 200:
@@ -236,7 +247,7 @@ async def test_http_1_0_needs_no_host(live_server: Running) -> None:
 )
 async def test_head_is_never_answered_with_a_body(live_server: Running, request_line: bytes) -> None:
     async with raw(live_server) as client:
-        await client.say(request_line + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        await client.say(request_line + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         await client.reply(head_only=True)
         assert await client.rest() == b""
 
@@ -357,7 +368,7 @@ async def test_who_takes_nothing_is_cut(tmp_path: Path, monkeypatch: pytest.Monk
         await eventually(lambda: lost == 1)
         url = urlsplit(server.base_url)
         with socket.create_connection((url.hostname, url.port)) as deaf:
-            request = f"GET /v1/conversations/{made.json()['id']}/items HTTP/1.1\r\nhost: x\r\n\r\n"
+            request = f"GET /v1/conversations/{made.json()['id']}/items HTTP/1.1\r\nhost: localhost\r\n\r\n"
             deaf.send(request.encode() * 3)  # the second reply waits for the first to be taken
             await eventually(lambda: lost == 2)
         with socket.create_connection((url.hostname, url.port)) as deaf:
@@ -424,7 +435,7 @@ async def test_the_body_of_a_get_is_not_kept(tmp_path: Path) -> None:
         await gate.reached.wait()
         async with raw(server) as client:
             path = f"/v1/responses/{begun['id']}?wait=30"
-            head = b"GET %s HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" % path.encode()
+            head = b"GET %s HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n" % path.encode()
             await client.say(head, b" " * 1_000_000)  # all of it is taken, nothing waits in buffers
             gate.release.set()
             assert (await client.reply())[0] == 200
@@ -494,17 +505,21 @@ async def test_a_large_body_does_not_hold_the_loop(live_server: Running, name: s
 
 async def test_a_refused_preflight_has_the_official_shape(tmp_path: Path) -> None:
     async with (
-        live_app(tmp_path, cors_origin="https://good.example") as server,
+        live_app(tmp_path, cors_origin="https://good.example", cors_method="get,post") as server,
         http_client(server) as client,
     ):
         asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
         reply = await client.options("/v1/responses", headers=asked)
-        assert reply.status_code == 400 and reply.json()["error"]["code"] == "cors_refused"
+        assert reply.status_code == 403 and reply.json()["error"]["code"] == "origin_not_allowed"
         assert "access-control-allow-origin" not in reply.headers
         asked["origin"] = "https://good.example"
         reply = await client.options("/v1/responses", headers=asked)
         assert reply.status_code == 200
         assert reply.headers["access-control-allow-origin"] == "https://good.example"
+        asked["access-control-request-method"] = "DELETE"
+        reply = await client.options("/v1/responses", headers=asked)
+        assert reply.status_code == 400 and reply.json()["error"]["code"] == "cors_refused"
+        assert "cors_method" in reply.json()["error"]["message"]
 
 
 FORGED = "a\n2026 INFO antiphon: b\r\0\x1b[31m\x9b1m\u202e\u2028\u200b\ud800"
@@ -528,7 +543,9 @@ async def test_the_access_log_shows_a_path_as_it_came(
 ) -> None:
     with caplog.at_level(logging.INFO, "antiphon.access"):
         async with raw(live_server) as client:
-            await client.say(b"GET /a%0a%20200%20b%1b" + b"c" * 9000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+            await client.say(
+                b"GET /a%0a%20200%20b%1b" + b"c" * 9000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+            )
             assert (await client.reply())[0] == 404
         await eventually(lambda: bool(caplog.records))
     assert "GET /a%0a%20200%20b%1bccc" in caplog.messages[-1]
@@ -710,7 +727,7 @@ async def test_a_connection_whose_body_came_after_its_reply_is_closed_when_idle(
 async def test_a_body_that_breaks_before_100_continue_is_one_reply(
     live_server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    request = CHUNKED.replace(b"host: x", b"host: x\r\nexpect: 100-continue")
+    request = CHUNKED.replace(b"host: localhost", b"host: localhost\r\nexpect: 100-continue")
     async with raw(live_server) as client:
         await client.say(request + b"zz\r\n")
         assert (await client.reply())[0] == 400

@@ -65,7 +65,7 @@ async def raw_get(
     url = urlsplit(running.base_url)
     # A small buffer on this side, so that a reader who stops reading is felt soon.
     reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=limit)
-    writer.write(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
     try:
         yield reader, writer
     finally:

@@ -25,7 +25,7 @@ async def test_ready(client: httpx.AsyncClient) -> None:
 
 async def test_before_the_engine_has_started(tmp_path: Path) -> None:
     life = ServerLifecycle(Config(data=tmp_path, engine="scripted"))
-    async with http_client(Running(life, create_app(life), "http://antiphon.test")) as client:
+    async with http_client(Running(life, create_app(life), "http://antiphon.localhost")) as client:
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/version")).status_code == 200
         for path in ("/ready", "/v1/models", "/v1/responses/resp_1"):

@@ -168,7 +168,7 @@ async def test_a_client_that_leaves_at_once_leaves_nothing(tmp_path: Path) -> No
         for store in (b"true", b"false"):
             body = b'{"input": "hi", "stream": true, "store": ' + store + b"}"
             _, writer = await asyncio.open_connection(host, int(port))
-            head = b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            head = b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
             await eventually(lambda: server.context.runs.num_active == 1)
             writer.close()

@@ -1,0 +1,161 @@
+"""Who may ask at all: under which names the server answers, and pages of which origins may call it.
+
+Owns the middleware that stands before every route. Refuses to know keys (`server.http.authentication`) and
+what browsers are told of other origins (`server.process.app.Cors`).
+
+A browser sends what any page on the web tells it to send, also to servers that only its own machine can
+reach; a server without keys would carry it out. Two checks keep such pages away. The name in `Host` is one
+of the server's own: a page whose author has its name resolve to 127.0.0.1 is of the same origin as the
+server in the browser's eyes, and only the name gives it away. And a request that a browser marks as a
+page's, by `Origin` or `Sec-Fetch-Site`, comes from the server's own origin or from one that is listed.
+Clients that are no browsers send neither mark, and are not concerned by the second check.
+
+A foreign name is 421 Misdirected Request, whose meaning is exactly that (RFC 9110, 15.5.20); a foreign origin
+and a request in the clear where TLS is needed are 403.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import ApiError
+from server.http.authentication import ADMIN_PATHS
+from server.http.refusal import tell
+
+if TYPE_CHECKING:
+    from server.config import Config
+
+PROBES = frozenset({"/health", "/ready"})
+"""What asks these may know the server by its address only, as a kubelet does, or by no name at all."""
+
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+_OF_SOCKETS = {"ws": "http", "wss": "https"}
+MAX_SHOWN = 100
+"""Characters of a header that a message repeats."""
+
+
+class HostAndOrigin:
+    """ASGI: lets a request or a WebSocket pass if its name, its origin and its transport are in order."""
+
+    def __init__(self, app: ASGIApp, config: Config) -> None:
+        self._app = app
+        self._names = OwnNames(config)
+        self._origins = frozenset(config.cors_origin)
+        self._tls_only = config.require_tls and not config.loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or answer: 421 `host_not_allowed`, 403 `origin_not_allowed`, 403 `tls_required`."""
+        if scope["type"] != "lifespan":
+            headers = Headers(scope=scope)
+            error = self._host(scope, headers) or self._transport(scope) or self._origin(scope, headers)
+            if error is not None:
+                await tell(error, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _host(self, scope: Scope, headers: Headers) -> ApiError | None:
+        host = headers.get("host", "")
+        name = name_of(host)
+        if name in self._names or (scope["path"] in PROBES and (not host or _address(name))):
+            return None
+        message = (
+            f"This server does not answer under the name {host[:MAX_SHOWN]!r}. If the name is its own, it "
+            "belongs into the setting allowed_host."
+            if host
+            else "The request says no name of the server: the header Host is missing."
+        )
+        return ApiError(421, message, code="host_not_allowed", param="Host")
+
+    def _transport(self, scope: Scope) -> ApiError | None:
+        if not self._tls_only or scope["scheme"] in ("https", "wss"):
+            return None
+        # An operator's commands find the server by a file on its own machine, and do not leave the machine.
+        if scope["path"] in PROBES or scope["path"].startswith(ADMIN_PATHS):
+            return None
+        message = "This server is for HTTPS only; a key that was sent just now was sent in the clear."
+        return ApiError(403, message, code="tls_required")
+
+    def _origin(self, scope: Scope, headers: Headers) -> ApiError | None:
+        if "*" in self._origins:
+            return None
+        origin = ", ".join(headers.getlist("origin"))
+        site = headers.get("sec-fetch-site", "")
+        if origin in self._origins or _is_own(origin, site, scope, headers):
+            return None
+        page = f"of the origin {origin[:MAX_SHOWN]!r}" if origin else "of another site"
+        message = (
+            f"A page {page} may not call this server. If it may, its origin belongs into the setting "
+            "cors_origin."
+        )
+        return ApiError(403, message, code="origin_not_allowed", param="Origin")
+
+
+class OwnNames:
+    """The names under which a server answers.
+
+    On loopback: those of this machine, and those that are listed. Elsewhere all are, unless some are listed:
+    keys are needed there, and a foreign page has none. Once some are, addresses still are: no DNS can turn
+    one elsewhere, and probes and scrapers know no other name.
+    """
+
+    def __init__(self, config: Config) -> None:
+        listed = config.allowed_host
+        self._any = "*" in listed or not (listed or config.loopback)
+        self._any_address = not config.loopback
+        self._names = {_spelled(name) for name in (config.host, *listed)} | {"localhost"}
+        # Names under .localhost are this machine's by definition (RFC 6761, 6.3).
+        self._endings = (".localhost", *(name[1:] for name in listed if name.startswith("*.")))
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a name, as `name_of` gives it, is one of the server's own."""
+        if self._any or (name and (name in self._names or name.endswith(self._endings))):
+            return True
+        address = _address(name)
+        return address is not None and (self._any_address or address.is_loopback)
+
+
+def name_of(host: str) -> str:
+    """The name or address in a Host header, without port, in one spelling; empty where there is none."""
+    found = _HOST.fullmatch(host)
+    return _spelled(found[1]) if found else ""
+
+
+def _spelled(name: str) -> str:
+    address = _address(name.strip("[]"))
+    return name.lower().removesuffix(".") if address is None else str(address)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _is_own(origin: str, site: str, scope: Scope, headers: Headers) -> bool:
+    """Whether a request comes from a page of this server, or from no page.
+
+    origin, site: the headers Origin and Sec-Fetch-Site, empty where they are missing. A browser writes the
+    second itself and no page can change it; it knows the scheme that the page was fetched by, which a server
+    behind a proxy may not. Older browsers send the first alone.
+    """
+    if not origin:
+        return site in ("", "none", "same-origin")  # none: typed, or chosen from the bookmarks
+    if origin == "null" or site not in ("", "none", "same-origin"):
+        return False
+    if site == "same-origin":
+        return True
+    scheme = _OF_SOCKETS.get(scope["scheme"], scope["scheme"])
+    return _place(origin.lower()) == _place(f"{scheme}://{headers.get('host', '').lower()}")
+
+
+def _place(origin: str) -> str:
+    """An origin in one spelling: without the port that its scheme has anyway."""
+    return origin.removesuffix(_DEFAULT_PORTS.get(origin.partition(":")[0], " "))

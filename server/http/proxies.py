@@ -1,0 +1,45 @@
+"""What stands before the server: proxies that are believed, and the path under which they show it.
+
+Owns whose word about the client counts. Refuses to know what the address is used for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+def trusted_hosts(networks: Iterable[str]) -> list[str]:
+    """Networks in the form that uvicorn's ProxyHeadersMiddleware takes.
+
+    A socket that listens on IPv6 and IPv4 sees an IPv4 client by its mapped address, so each network of IPv4
+    stands there mapped, too.
+    """
+    found = []
+    for each in networks:
+        network = ipaddress.ip_network(each)
+        found.append(str(network))
+        if network.version == 4:
+            found.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
+    return found
+
+
+class RootPath:
+    """ASGI: takes a path off the front of each request's, if it is there.
+
+    A proxy that takes it off itself needs nothing here; probes that do not come through the proxy leave it
+    out as well. Nothing here makes a URL of its own, so nobody has to put the path back.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        """root_path: begins with a slash and does not end with one."""
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "lifespan" and f"{scope['path']}/".startswith(f"{self._root_path}/"):
+            scope = {**scope, "path": scope["path"][len(self._root_path) :] or "/"}
+        await self._app(scope, receive, send)

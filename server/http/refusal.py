@@ -1,0 +1,40 @@
+"""How an error is told to a client, whatever the client has come for.
+
+Owns the three ways: the reply to an HTTP request, the reply that denies a WebSocket, and the close of a
+WebSocket that was accepted before. Refuses to know where the error came from.
+"""
+
+from __future__ import annotations
+
+from starlette.types import Receive, Scope, Send
+
+from server.errors import ApiError
+
+POLICY_VIOLATION, INTERNAL_ERROR, TRY_AGAIN_LATER = 1008, 1011, 1013
+"""Codes of closes, as IANA lists them."""
+
+MAX_REASON = 123
+"""Bytes of a close's reason (RFC 6455, 5.5)."""
+
+
+async def tell(
+    error: ApiError, scope: Scope, receive: Receive, send: Send, *, accepted: bool = False
+) -> None:
+    """Send an error and end with it. accepted: the client has a WebSocket that is open.
+
+    A server that cannot deny a WebSocket with a reply (an ASGI extension) refuses it with a bare 403.
+    """
+    can_reply = scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {})
+    if can_reply and not accepted:
+        await error.response()(scope, receive, send)
+        return
+    reason = error.code or error.type
+    close = {"type": "websocket.close", "code": close_code(error), "reason": reason[:MAX_REASON]}
+    await send(close)
+
+
+def close_code(error: ApiError) -> int:
+    """The code of a close that stands for an error's status."""
+    if error.status in (429, 503):
+        return TRY_AGAIN_LATER
+    return INTERNAL_ERROR if error.status >= 500 else POLICY_VIOLATION

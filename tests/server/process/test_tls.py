@@ -1,0 +1,240 @@
+"""TLS: what a client sees of certificates, and that new ones come without harm to what is open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from server.config import Config
+from server.process.tls import CertificateError, Tls
+from tests.support.running import live_app
+
+ROOT = Path(__file__).parents[3]
+
+
+def make_certificate(folder: Path, name: str, password: bytes | None = None) -> tuple[Path, Path, int]:
+    """A certificate for localhost that signs itself: its file, its key's file, its serial number."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    certfile, keyfile = folder / f"{name}.pem", folder / f"{name}-key.pem"
+    certfile.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    keyfile.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, hidden)
+    )
+    return certfile, keyfile, certificate.serial_number
+
+
+def trusting(certfile: Path) -> ssl.SSLContext:
+    """A client's context that believes one certificate."""
+    return ssl.create_default_context(cafile=str(certfile))
+
+
+def local(url: str) -> str:
+    """The name that the certificates are for."""
+    return url.replace("127.0.0.1", "localhost")
+
+
+async def serial_at(url: str) -> int:
+    """The serial number of the certificate that a new connection is shown."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    place = urlsplit(url)
+    _, writer = await asyncio.open_connection(place.hostname, place.port, ssl=context)
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    await writer.wait_closed()
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+async def command(folder: Path, *argv: str) -> tuple[int, str]:
+    """The exit code of a command, and what it printed."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "server.cli", *argv),
+        cwd=ROOT,
+        env={**os.environ, "ANTIPHON_DATA": str(folder)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    async with asyncio.timeout(60):
+        out, _ = await child.communicate()
+    return child.returncode or 0, out.decode()
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, asyncio.Queue[str]]]:
+    """`antiphon serve`, its address, and its log as it comes."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "server.cli", "serve", "--engine", "scripted", "--port", "0"),
+        cwd=ROOT,
+        env={**os.environ, "ANTIPHON_DATA": str(folder)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert child.stdout is not None and child.stderr is not None
+    lines: asyncio.Queue[str] = asyncio.Queue()
+
+    async def read(stream: asyncio.StreamReader) -> None:
+        async for line in stream:
+            lines.put_nowait(line.decode())
+
+    reading = asyncio.create_task(read(child.stderr))
+    try:
+        async with asyncio.timeout(60):
+            banner = (await child.stdout.readline()).decode()
+        yield child, banner.split("listens on ")[1].split()[0], lines
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+        reading.cancel()
+
+
+async def told(lines: asyncio.Queue[str], words: str) -> str:
+    """The next line of a log with these words."""
+    async with asyncio.timeout(30):
+        while words not in (line := await lines.get()):
+            pass
+    return line
+
+
+async def test_new_certificates_come_by_sighup_and_open_streams_live(tmp_path: Path) -> None:
+    first, first_key, first_serial = make_certificate(tmp_path, "first")
+    second, second_key, second_serial = make_certificate(tmp_path, "second")
+    live, live_key = tmp_path / "live.pem", tmp_path / "live-key.pem"
+    first.replace(live)
+    first_key.replace(live_key)
+    settings = f'tick_s = 0.05\nssl_certfile = "{live}"\nssl_keyfile = "{live_key}"\n'
+    (tmp_path / "antiphon.toml").write_text(settings)
+    async with serving(tmp_path) as (child, url, lines):
+        assert url.startswith("https://")
+        assert await serial_at(url) == first_serial
+        async with httpx.AsyncClient(base_url=local(url), verify=trusting(live), timeout=20) as client:
+            origin = {"origin": local(url)}  # a page of the server itself
+            body = {"input": "count 40", "stream": True}
+            async with client.stream("POST", "/v1/responses", json=body, headers=origin) as stream:
+                chunks = stream.aiter_bytes()
+                seen = await anext(chunks)
+                second.replace(live)
+                child.send_signal(signal.SIGHUP)  # the key does not fit
+                await told(lines, "the certificates stay as they were")
+                assert await serial_at(url) == first_serial
+                second_key.replace(live_key)
+                child.send_signal(signal.SIGHUP)
+                await told(lines, "the certificates were read again")
+                assert await serial_at(url) == second_serial
+                async for chunk in chunks:
+                    seen += chunk
+            assert b"event: response.completed" in seen
+            assert (await client.get("/v1/models")).status_code == 200  # on the old connection
+        third, third_key, third_serial = make_certificate(tmp_path, "third")
+        (tmp_path / "antiphon.toml").write_text(
+            f'tick_s = 0.05\nssl_certfile = "{third}"\nssl_keyfile = "{third_key}"\n'
+        )
+        child.send_signal(signal.SIGHUP)
+        assert "restart" not in await told(lines, "the certificates were read again")
+        assert await serial_at(url) == third_serial
+        # An operator's commands find the server by its address, for which no certificate is made out.
+        code, out = await command(tmp_path, "keys", "create", "--name", "ann")
+        assert code == 0, out
+        code, out = await command(tmp_path, "keys", "list")
+        assert code == 0 and "ann" in out
+
+
+async def test_a_client_has_to_show_a_certificate_where_authorities_are_given(tmp_path: Path) -> None:
+    certfile, keyfile, _ = make_certificate(tmp_path, "server")
+    of_client, key_of_client, _ = make_certificate(tmp_path, "client")
+    stranger, key_of_stranger, _ = make_certificate(tmp_path, "stranger")
+    settings = {"ssl_certfile": certfile, "ssl_keyfile": keyfile, "ssl_ca_certs": of_client}
+    async with live_app(tmp_path, **settings) as server:
+
+        async def status(*shown: Path) -> int:
+            context = trusting(certfile)
+            if shown:
+                context.load_cert_chain(*shown)
+            async with httpx.AsyncClient(base_url=local(server.base_url), verify=context) as client:
+                return (await client.get("/v1/models")).status_code
+
+        assert await status(of_client, key_of_client) == 200
+        with pytest.raises(httpx.TransportError):
+            await status()
+        with pytest.raises(httpx.TransportError):
+            await status(stranger, key_of_stranger)
+
+
+async def test_who_speaks_no_tls_is_let_go_and_harms_nobody(tmp_path: Path) -> None:
+    certfile, keyfile, _ = make_certificate(tmp_path, "server")
+    settings = {"ssl_certfile": certfile, "ssl_keyfile": keyfile, "head_timeout_s": 0.3}
+    async with live_app(tmp_path, **settings) as server:
+        place = urlsplit(server.base_url)
+        for said in (b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b""):
+            reader, writer = await asyncio.open_connection(place.hostname, place.port)
+            writer.write(said)
+            async with asyncio.timeout(10):
+                assert b"HTTP/1.1 200" not in await reader.read()  # its end, at the latest after the deadline
+            writer.close()
+            await writer.wait_closed()
+        async with httpx.AsyncClient(base_url=local(server.base_url), verify=trusting(certfile)) as client:
+            assert (await client.get("/health")).status_code == 200
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    certfile, keyfile, _ = make_certificate(tmp_path, "good")
+    _, other_key, _ = make_certificate(tmp_path, "other")
+    _, hidden_key, _ = make_certificate(tmp_path, "hidden", password=b"hush")
+    nothing, missing = tmp_path / "nothing.pem", tmp_path / "missing.pem"
+    nothing.write_text("no PEM")
+    Tls(Config(ssl_certfile=certfile, ssl_keyfile=keyfile))
+    for settings, named in (
+        ({"ssl_certfile": missing}, missing),
+        ({"ssl_certfile": nothing}, nothing),
+        ({"ssl_certfile": certfile}, certfile),  # without its key
+        ({"ssl_certfile": certfile, "ssl_keyfile": missing}, missing),
+        ({"ssl_certfile": certfile, "ssl_keyfile": other_key}, other_key),
+        ({"ssl_certfile": certfile, "ssl_keyfile": hidden_key}, hidden_key),
+        ({"ssl_certfile": certfile, "ssl_keyfile": keyfile, "ssl_ca_certs": nothing}, nothing),
+    ):
+        with pytest.raises(CertificateError) as caught:
+            Tls(Config(**settings))
+        assert str(named) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--ssl-certfile", "/nowhere/cert.pem"), "/nowhere/cert.pem cannot be read"),
+        (("--host", "0.0.0.0", "--require-tls"), "require_tls: no request could be taken"),
+    ],
+)
+async def test_a_server_that_could_serve_nobody_does_not_start(
+    tmp_path: Path, flags: tuple[str, ...], words: str
+) -> None:
+    code, out = await command(tmp_path, "serve", "--engine", "scripted", "--port", "0", *flags)
+    assert code == 2 and words in out and "Traceback" not in out
