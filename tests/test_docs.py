@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
+from server.config import settings
+from server.errors import _TABLE
+from server.process.lifecycle import _REFUSALS
 from tests.support.pages import RUN, PageError, read_page, run_page
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +40,40 @@ def test_every_link_leads_somewhere(path: Path) -> None:
             headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.MULTILINE)
             anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor in anchors, f"{path.name} links to {target}"
+
+
+def error_codes() -> set[str]:
+    """Every code that an error of the server can have."""
+    codes: set[str | None] = {code for code, _, _ in _REFUSALS.values()}
+    codes |= {row.code for row in _TABLE.values()}
+    places = {"refuse": 2, "_refuse": 2}  # where the code stands among a call's arguments
+    for file in (ROOT / "server").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            given = [word.value for word in node.keywords if word.arg == "code"]
+            given += node.args[places[name] :][:1] if name in places else []
+            codes |= {each.value for each in given if isinstance(each, ast.Constant)}
+    return {code for code in codes if isinstance(code, str)}
+
+
+def test_the_page_on_errors_has_every_code_and_no_other() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    tables, prose = (
+        re.findall(r"^\| \d+ \| `(\w+)` \|", page, re.MULTILINE),
+        set(re.findall(r"`(\w+)`", page)),
+    )
+    known = error_codes()
+    assert known <= prose, f"the page does not explain {sorted(known - prose)}"
+    assert set(tables) <= known, f"no error has the codes {sorted(set(tables) - known)}"
+
+
+def test_the_page_on_running_has_every_setting() -> None:
+    page = (ROOT / "docs" / "running.md").read_text("utf-8")
+    named = set(re.findall(r"`(?:--)?([\w-]+)[^`]*`", page))
+    missing = [row.name for row in settings() if not {row.name, row.flag[2:]} & named]
+    assert not missing, f"the page does not explain {missing}"
 
 
 @pytest.mark.parametrize(

@@ -162,21 +162,27 @@ def run_page(page: Page, folder: Path) -> int:
         }
         done = 0
         for block in page.blocks:
-            text = re.sub(r"\b(\d{4})\b", lambda found: str(ports.get(int(found[1]), found[1])), block.text)
+            text, *printed = (_with_ports(each, ports) for each in (block.text, *block.printed))
+            block = replace(block, text=text, printed=tuple(printed))
             if block.first is not None:
-                _run(page, replace(block, printed=()), workers["sh"], block.first + "\n", folder)
+                before = replace(block, text=f"{block.first}\n", printed=())
+                _run(page, before, workers["sh"], folder)
             if block.file is not None:
-                (work / block.file).write_text(text)
+                (work / block.file).write_text(block.text)
             elif block.language in RUN and block.not_run is None:
-                _run(page, block, workers[block.language], text, folder)
+                _run(page, block, workers[block.language], folder)
                 done += 1
     return done
 
 
-def _run(page: Page, block: Block, worker: subprocess.Popen[str], text: str, folder: Path) -> None:
+def _with_ports(text: str, ports: dict[int, int]) -> str:
+    return re.sub(r"\b\d{4}\b", lambda found: str(ports.get(int(found[0]), found[0])), text)
+
+
+def _run(page: Page, block: Block, worker: subprocess.Popen[str], folder: Path) -> None:
     where = f"{page.path.name}:{block.line}"
     source, out = folder / f"{page.path.stem}-{block.line}.txt", folder / "printed.txt"
-    source.write_text(text)
+    source.write_text(block.text)
     assert worker.stdin is not None and worker.stdout is not None
     worker.stdin.write(f"{source}\t{out}\n")
     worker.stdin.flush()
