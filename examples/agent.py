@@ -1,5 +1,7 @@
-"""An agent of the OpenAI Agents SDK on this server: `python examples/agent.py` (pip install
-openai-agents)."""
+"""An agent of the OpenAI Agents SDK on this server: `python examples/agent.py`.
+
+It needs `pip install openai-agents`, and a server (`make serve`).
+"""
 
 import asyncio
 import os

@@ -1,4 +1,8 @@
-"""Work that needs no connection: `python examples/background.py`."""
+"""A response that needs no connection: `python examples/background.py`.
+
+The program starts one in the background and polls until it has ended, then watches a second one by its
+events.
+"""
 
 import os
 import time

@@ -1,4 +1,7 @@
-"""LangChain on this server, stateful: `python examples/langchain_chat.py` (pip install langchain-openai)."""
+"""LangChain on this server, which keeps the conversation: `python examples/langchain_chat.py`.
+
+It needs `pip install langchain-openai`, and a server (`make serve`).
+"""
 
 import os
 

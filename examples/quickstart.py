@@ -1,6 +1,7 @@
 """A conversation that the server remembers: `python examples/quickstart.py`.
 
-Needs a server (`make serve`) and the OpenAI SDK (`pip install openai`). ANTIPHON_URL names another server.
+It needs a server (`make serve`) and the OpenAI SDK (`pip install openai`). The environment variable
+ANTIPHON_URL names another server than http://127.0.0.1:8000.
 """
 
 import os
