@@ -25,8 +25,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.start import serving
-
 ROOT = Path(__file__).parents[2]
 RUN = ("sh", "python")
 SHOWN = ("text", "toml", "json")
@@ -155,7 +153,7 @@ def run_page(page: Page, folder: Path) -> int:
     }
     with ExitStack() as stack:
         if page.server != "none":
-            stack.enter_context(serving(data, *args))
+            stack.enter_context(_server(args, env))
         workers = {
             "sh": stack.enter_context(_worker(["bash", "-c", _SHELL], work, env)),
             "python": stack.enter_context(_worker([sys.executable, "-c", _INTERPRETER], work, env)),
@@ -205,6 +203,21 @@ def first_missing(wanted: tuple[str, ...], printed: str) -> str | None:
         if not any(re.fullmatch(pattern, line.strip()) for line in lines):
             return each
     return None
+
+
+@contextmanager
+def _server(args: list[str], env: dict[str, str]) -> Iterator[None]:
+    """The page's server, from the moment at which it takes requests."""
+    command = [sys.executable, "-m", "server.cli", "serve", *args]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            if not any("listens on" in line for line in process.stdout):
+                raise PageError("the page's server ended before it listened")
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 @contextmanager
