@@ -1,5 +1,7 @@
-"""An agent of the OpenAI Agents SDK on this server: `python examples/agent.py` (pip install
-openai-agents)."""
+"""An agent of the OpenAI Agents SDK on this server: `python examples/agent.py`.
+
+It needs `pip install openai-agents`, and a server (`make serve`).
+"""
 
 import asyncio
 import os
@@ -7,7 +9,7 @@ import os
 from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
-URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000/v1")
+URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000") + "/v1"
 set_tracing_disabled(True)  # tracing would go to another server
 
 

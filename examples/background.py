@@ -1,11 +1,15 @@
-"""Work that needs no connection: `python examples/background.py`."""
+"""A response that needs no connection: `python examples/background.py`.
+
+The program starts one in the background and polls until it has ended, then watches a second one by its
+events.
+"""
 
 import os
 import time
 
 from openai import OpenAI
 
-client = OpenAI(base_url=os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000/v1"), api_key="unused")
+client = OpenAI(base_url=os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000") + "/v1", api_key="unused")
 MODEL = "antiphon-tiny"
 
 

@@ -1,11 +1,14 @@
-"""LangChain on this server, stateful: `python examples/langchain_chat.py` (pip install langchain-openai)."""
+"""LangChain on this server, which keeps the conversation: `python examples/langchain_chat.py`.
+
+It needs `pip install langchain-openai`, and a server (`make serve`).
+"""
 
 import os
 
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000/v1")
+URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000") + "/v1"
 
 
 def main() -> str:

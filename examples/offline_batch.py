@@ -1,7 +1,7 @@
 """Many prompts at once without a server: `python examples/offline_batch.py`.
 
-`LLM` loads a model into this process; results come in the order of the prompts. A folder or a Hugging Face id
-in place of `LLM()` names another model.
+`LLM` loads a model into this process and returns results in the order of the prompts. A folder or a Hugging
+Face id in place of `LLM()` names another model.
 """
 
 from engine import LLM, Options

@@ -1,13 +1,14 @@
 """A conversation that the server remembers: `python examples/quickstart.py`.
 
-Needs a server (`make serve`) and the OpenAI SDK (`pip install openai`). ANTIPHON_URL names another server.
+It needs a server (`make serve`) and the OpenAI SDK (`pip install openai`). The environment variable
+ANTIPHON_URL names another server than http://127.0.0.1:8000.
 """
 
 import os
 
 from openai import OpenAI
 
-client = OpenAI(base_url=os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000/v1"), api_key="unused")
+client = OpenAI(base_url=os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000") + "/v1", api_key="unused")
 MODEL = "antiphon-tiny"
 
 

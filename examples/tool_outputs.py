@@ -1,7 +1,7 @@
-"""Feeding a tool's output, both ways: `python examples/tool_outputs.py`.
+"""Two ways to answer the calls of a model: `python examples/tool_outputs.py`.
 
-The official way: the response completes with its call, and a new request carries the output. The waiting way
-(an extension): the response stays open, and the output goes into the very same stream.
+In the way of the OpenAI API the response completes with its call, and a new request carries the output. In
+the waiting way, an extension, the response stays open, and the output goes into the same stream.
 """
 
 import os
@@ -11,7 +11,7 @@ import httpx
 from openai import OpenAI
 from openai.types.responses import FunctionToolParam
 
-URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000/v1")
+URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000") + "/v1"
 client = OpenAI(base_url=URL, api_key="unused")
 MODEL = "antiphon-tiny"
 WEATHER: FunctionToolParam = {

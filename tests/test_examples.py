@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
     "quickstart": ["Your name is Mark.", "Your name is Anna.", "4 items in the conversation"],
     "stream_and_resume": ["resumed: '1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"],
+    "kill_and_resume": ["killed the server after event 20", "same text as without the kill: True"],
     "background": ["queued", "completed 1, 2, 3,", "response.completed"],
     "tool_outputs": ['get_weather {"city": "Paris"}', "official: ", "waiting: "],
     "agent": ["sunny"],
@@ -33,7 +34,7 @@ EXPECTED = {
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server in a process of its own, on a free port."""
     with serving(tmp_path_factory.mktemp("data")) as address:
-        yield f"{address}/v1"
+        yield address
 
 
 def test_every_example_is_run() -> None:

@@ -1,7 +1,6 @@
-"""Row 12: shapes that are meant to be expensive, while others stream.
+"""Row 12: schemas and grammars that are meant to be expensive, sent while other clients stream.
 
-Owns: the bombs, how fast each is refused, and what neighbours and memory have of them. Refuses to know: why a
-bomb is refused.
+Measured are how fast each of them is refused, and what it costs the other streams and the memory.
 """
 
 from __future__ import annotations

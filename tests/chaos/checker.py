@@ -1,6 +1,6 @@
-"""The checker: a history, held against what a server says afterwards and what its database holds.
+"""The checker: compares what clients saw with what the server says afterwards, and with its database.
 
-Owns the invariants and nothing else; every function returns what is broken, one line each, empty when all
+Every function checks one invariant and returns what is broken, one line each; an empty list means that all
 holds.
 
     I1  nothing acknowledged is missing
@@ -9,8 +9,7 @@ holds.
     I4  concatenated deltas equal the final text
     I5  nobody reads another tenant's data
 
-(I6, that what a fault did not touch goes on, is a matter of time and so of whoever drives.) Refuses to know:
-how the history came about.
+I6 (every piece of work ends) is a matter of time, so the clients' loop checks it (`tests.chaos.scene`).
 """
 
 from __future__ import annotations

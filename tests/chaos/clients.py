@@ -1,4 +1,4 @@
-"""Rows 7, 8, 9: clients. Some that hardly read, many that only listen, many that leave."""
+"""Rows 7, 8 and 9: clients that hardly read, a thousand that only listen, and clients that leave."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""What a database holds, read past the server: the log of each response as frames, and loose ends.
-
-Owns: a copy of a dead server's files, and the queries. Refuses to know: what was seen (`history`), what is
-right (`checker`).
-"""
+"""Reads a dead server's database from a copy of its files: the log of each response as frames, and rows that
+nothing refers to."""
 
 from __future__ import annotations
 

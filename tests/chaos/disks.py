@@ -1,6 +1,4 @@
-"""Rows 2, 3, 5, 6: the disk. A power loss, a database that another process locks, a full disk, a failed
-fsync.
-"""
+"""Rows 2, 3, 5 and 6: a power loss, a database that another process locks, a full disk, a failed fsync."""
 
 from __future__ import annotations
 

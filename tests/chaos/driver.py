@@ -1,8 +1,8 @@
-"""Servers as processes, what is done to them, and clients that remember everything.
+"""Server processes and their clients, with a record of everything that happened.
 
-Owns: starting, killing, pausing and stopping server processes on a port that stays theirs; clients that come
-back after every cut with the last number they saw; the record of both in a `History`. Refuses to know: what
-is asked of the servers (`work`) and whether what came back is right (`checker`).
+A server is started, killed, paused and stopped on a port that stays its own. Clients come back after every
+cut with the last number they saw. Both write what they did and saw into a `History`, which the checker
+reads.
 """
 
 from __future__ import annotations

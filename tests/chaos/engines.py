@@ -1,6 +1,6 @@
-"""Rows 18, 19: inside of the engine. KV that runs out, allocations that fail, one row that raises.
+"""Rows 18 and 19: faults inside the engine, on the shipped model and without a server.
 
-Owns these faults at the engine's door, on the shipped model. Refuses to know: servers.
+The KV cache runs out, allocations fail, and one request of a batch raises an exception.
 """
 
 from __future__ import annotations

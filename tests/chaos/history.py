@@ -1,8 +1,5 @@
-"""What clients received and what servers acknowledged, as it happened.
-
-Owns: the values that a driver fills in and a checker reads. Refuses to know: who fills them in, and what is
-right.
-"""
+"""The record of a test: what clients received and what servers acknowledged, in the order in which it
+happened."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Rows 14, 15, 16: clients that try to break out. Framing, foreign ids, requests that are made again and
-again.
-"""
+"""Rows 14, 15 and 16: texts that look like framing, ids of other tenants, repeated requests."""
 
 from __future__ import annotations
 

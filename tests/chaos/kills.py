@@ -1,4 +1,4 @@
-"""Row 1: servers that are killed at random moments while a crowd goes on with its work."""
+"""Row 1: servers are killed at random moments while a crowd of clients goes on with its work."""
 
 from __future__ import annotations
 

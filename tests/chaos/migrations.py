@@ -1,7 +1,6 @@
-"""Row 24: the schema. A migration that is killed at any statement, a database that a newer version wrote.
+"""Row 24: a migration that is killed at any of its statements, and a database that a newer version wrote.
 
-Owns: a database of the first revision with rows in it, and a process that kills itself on the way to the
-newest. Refuses to know: what a revision changes.
+The migration starts from a database of the first revision with rows in it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How evenly streams flow, measured by a process of its own: `python -m tests.chaos.pace URL KEY STREAMS
-COUNT [BODY]`.
+"""Measures how evenly streams flow, in a process of its own:
+`python -m tests.chaos.pace URL KEY STREAMS COUNT [BODY]`.
 
-Owns the time between events of one stream, over many at once. Prints milliseconds as JSON: p50 and p99.
-Refuses to know what else the server is doing.
+The program reads many streams at once, and prints the p50 and p99 of the time between the events of one
+stream as JSON, in milliseconds.
 """
 
 from __future__ import annotations

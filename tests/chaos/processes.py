@@ -1,6 +1,4 @@
-"""Rows 17, 20, 21, 23: the process. A clock that jumps, an engine that dies, signals, cancels that race with
-ends.
-"""
+"""Rows 17, 20, 21 and 23: a clock that jumps, an engine that dies, signals, cancels that race with ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Rows 1c, 4, 22: several servers on one PostgreSQL. One dies, the database dies, one comes back from a
-pause.
+"""Rows 1c, 4 and 22: several servers on one PostgreSQL database.
+
+One server dies, the database is restarted, and one server is paused until another has taken its runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Rows of the table of faults: what each is called, and what came of it.
-
-Owns: the registry of rows, the form of a run (short or full, its seed), figures and broken promises. Refuses
-to know: how a fault is done and how promises are checked.
-"""
+"""The registry of rows, and the report of a run: figures, broken promises, lines for RELIABILITY.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The command: `python -m tests.chaos.run --rows 1a,3,22 --seed 7 --full`.
+"""The command that runs rows: `python -m tests.chaos.run --rows 1a,3,22 --seed 7 --full`.
 
-Owns the choice of rows and what is printed: per row what was measured and what was broken, the seed first,
-and at the end the rows of RELIABILITY.md. Exit code 1 when anything was broken.
+It prints the seed first, then what each row measured and what was broken, and at the end the lines for
+RELIABILITY.md. The exit code is 1 if anything was broken.
 """
 
 from __future__ import annotations

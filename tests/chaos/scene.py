@@ -1,7 +1,7 @@
-"""A scene: servers, a crowd of clients at work on them, and what must hold while and after something happens.
+"""A scene: servers, a crowd of clients that work on them, and what must hold during and after a fault.
 
-Owns: the clients' loop (a piece of work after the other, each checked when it is done), what is looked at on
-a dead server's disk, and the end of a scene. Refuses to know: what happens to the servers.
+Each client does one piece of work after the other and checks each when it has ended. After the fault the
+scene looks at the dead server's disk, and ends with all checks. The rows say what happens to the servers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checker catches what it is for: a history that was tampered with never passes."""
+"""The checker finds what it is for: no history that was tampered with passes."""
 
 from __future__ import annotations
 

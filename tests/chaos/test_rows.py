@@ -1,6 +1,6 @@
-"""The short form of the rows: every fault that can be shown in seconds is done in every test run.
+"""The short form of every row that takes seconds, as ordinary tests.
 
-`python -m tests.chaos.run` does them all, and at length; RELIABILITY.md has what came of it.
+`python -m tests.chaos.run` runs all rows, at length; RELIABILITY.md has what came of that.
 """
 
 from __future__ import annotations

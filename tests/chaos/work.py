@@ -1,7 +1,7 @@
-"""What the clients ask for while faults are done to their servers: a catalogue of pieces of work.
+"""The work of the clients while faults happen: a catalogue of requests and the ways through them.
 
-Owns the requests, the way through each piece (turns, tool outputs, cancels), and its outcome: a value that is
-the same whatever happened on the way. Refuses to know: servers, faults, and whether what came back is right.
+Each piece of work has turns, tool outputs or cancels, and an outcome: a value that must be the same whatever
+happened on the way.
 """
 
 from __future__ import annotations

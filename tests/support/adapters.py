@@ -1,4 +1,4 @@
-"""Tiny random adapters as PEFT writes them, and their oracle: the checkpoint with W + scale * B @ A."""
+"""Tiny random LoRA adapters in PEFT's format, and their oracle: the checkpoint with W + scale * B @ A."""
 
 from __future__ import annotations
 

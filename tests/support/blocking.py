@@ -1,7 +1,7 @@
-"""A database that somebody else holds, and jobs that meet in one commit because of it.
+"""Hold a database from outside, so that a test can decide which jobs share one commit.
 
-Owns: how each kind of database is held, and waiting for states of the writer's thread. Refuses to know: what
-a test makes of it.
+Each kind of database is held in its own way; the helpers also wait until the writing thread has reached a
+given state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints made on the fly, and the oracle: transformers' own plain forward."""
+"""Tiny random checkpoints, made on the fly, and their oracle: the plain forward pass of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step loop without its thread: a test submits, steps and looks, one thing at a time."""
+"""The engine's step loop without its thread: a test submits requests, takes steps and looks between them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Faults for one request of several, one for every stage of a step.
+"""Faults that hit one request of a batch, one fault for every stage of a step.
 
-Owns: where each is raised and for whom. Refuses to know: what is asked of the engine, and what should come of
-it. The victim is the request with the id `VICTIM`.
+Each fault is raised for the request with the id `VICTIM` and for no other; the tests say what must come of
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Values for storage's tests, and the check that every test ends with.
-
-Owns: short ways to make what a server would hand to storage. Refuses to know: what is behind storage's door.
-"""
+"""Short ways to make the values that storage takes, and the check that every test of storage ends with."""
 
 from __future__ import annotations
 

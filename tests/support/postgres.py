@@ -1,10 +1,7 @@
-"""A real PostgreSQL server for tests, and empty databases on it.
+"""A real PostgreSQL server for tests, and empty databases on it, copied from a template.
 
-Owns: the server's process and its folder, the template that databases are copied from. Refuses to know: what
-a test does with its database.
-
-Unless asked to, the server flushes nothing to the disk (fsync=off): a killed PostgreSQL loses nothing by
-that, only a machine would.
+Unless a test asks for it, the server does not flush to the disk (fsync=off): killing PostgreSQL loses
+nothing by that, only a power cut would.
 """
 
 from __future__ import annotations

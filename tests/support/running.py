@@ -1,6 +1,6 @@
 """A whole server inside a test: over ASGI, or on a real socket.
 
-ASGITransport buffers a reply until it is whole, so streams that a test looks into need the socket.
+ASGITransport buffers a reply until it is complete, so tests that look into a stream need the socket.
 """
 
 from __future__ import annotations

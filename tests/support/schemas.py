@@ -1,7 +1,7 @@
-"""Random JSON Schemas: a generator small enough to be read.
+"""A generator of random JSON Schemas.
 
-Every keyword that is enforced comes up, alone and together; what comes out may be unsatisfiable, but is
-always a schema.
+Every keyword that is enforced occurs, alone and beside others. What is generated is always a valid schema,
+but there may be no value that fits it.
 """
 
 from __future__ import annotations

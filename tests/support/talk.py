@@ -1,7 +1,7 @@
-"""The Responses API as a test talks to it: every reply checked before the test sees it.
+"""A client of the Responses API for tests: it checks every reply before the test sees it.
 
-Owns a client whose bodies and streams go through `tests.support.wire`, streams that are read event by event,
-and the scripts that hold an engine where a test wants it.
+Bodies and streams go through `tests.support.wire`. Streams can be read event by event, and scripts hold the
+engine at the place where a test wants it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Servers for an upstream engine to stand on: folders of their tokenizers, and one that breaks as it is told.
+"""Upstream servers for tests: one that speaks token ids as vLLM does, and breaks when it is told to.
 
-Owns a server of /v1/models and /v1/completions that speaks token ids as vLLM does, without an engine.
+The server has /v1/models and /v1/completions and no engine; folders with its tokenizer are made here, too.
 """
 
 from __future__ import annotations

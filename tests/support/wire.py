@@ -1,10 +1,9 @@
-"""What goes over the wire, checked: bodies and events against the official schemas, streams against their
-grammar.
+"""Checks of everything that goes over the wire: bodies and events against the official schemas, and streams
+against their grammar.
 
-Owns the reading of SSE and every check that any test makes of a reply. The schemas are those of
-`tests/spec/openapi.json`, with the tolerances that the document's own examples need (`user` and `usage` may
-be null) and with our one event, `response.cancelled`. Every check raises AssertionError saying what was
-wrong.
+The schemas are those of `tests/spec/openapi.json`, with two differences: `user` and `usage` may be null, as
+in the document's own examples, and there is one further event, `response.cancelled`. Every check raises
+AssertionError that says what is wrong.
 """
 
 from __future__ import annotations
