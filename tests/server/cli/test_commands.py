@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -40,8 +42,8 @@ def test_help_and_version_import_nothing_heavy(capfd: pytest.CaptureFixture[str]
         subprocess.run([sys.executable, "-c", LIGHT, flag], check=True, cwd=ROOT)
     printed = capfd.readouterr().out
     assert f"antiphon {__version__}" in printed
-    for name, summary in COMMANDS.items():
-        assert name in printed and summary in printed
+    for name, command in COMMANDS.items():
+        assert name in printed and command.summary in printed
 
 
 def test_config_shows_every_setting(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -78,6 +80,69 @@ def test_refusals_are_one_line_and_exit_2(
     err = capsys.readouterr().err
     assert err.startswith("antiphon: ") and words in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "--model", "A", "--model", "B"], "--model is given more than once"),
+        (["serve", "--deterministic", "--deterministic", "false"], "--deterministic is given more than once"),
+        (["serve", "--nonsense"], "--nonsense"),
+        (["keys"], "create|list|revoke"),
+        (["keys", "revoke"], "antiphon keys revoke --help"),
+        (["config", "--dtype", "int3"], "--dtype"),
+        (["nonsense"], "antiphon --help"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert err.startswith("antiphon: ") and words in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.examples])
+def test_the_examples_of_a_command_are_its_own_and_parse(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    command = COMMANDS[name]
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    ran: list[argparse.Namespace] = []
+    monkeypatch.setitem(COMMANDS, name, replace(command, run=lambda options: ran.append(options) or 0))
+    for example in command.examples:
+        assert example in shown
+        line = example.split("  ")[0].split(" > ")[0]
+        words = shlex.split(line)
+        assert main(words[words.index("antiphon") + 1 :]) == 0
+    assert [options.command for options in ran] == [name] * len(command.examples)
+
+
+def test_a_variable_that_is_no_setting_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ANTIPHON_PROT", "1")
+    assert main(["config", "--data", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.count("ANTIPHON_PROT") == 1
+
+
+def test_keys_are_listed_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = ["--data", str(tmp_path)]
+    assert main(["keys", "list", "--json", *data]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(["keys", "create", "--name", "laptop", "--owner", "ann", *data]) == 0
+    key = capsys.readouterr().out.splitlines()[0]
+    assert main(["keys", "list", "--json", *data]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["owner"], listed["revoked_at"]) == ("laptop", "ann", None)
+    assert listed["hint"] == f"...{key[-4:]}" and "key" not in listed
+    for other in ("webhooks", "sealing"):
+        assert main([other, "list", "--json", *data]) == 0
+        assert isinstance(json.loads(capsys.readouterr().out), list)
 
 
 def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -236,6 +301,15 @@ async def test_serve_and_stop(tmp_path: Path) -> None:
         server.signal(signal.SIGTERM)
         assert await server.ended() == 0
     assert not list(tmp_path.glob("server-*.json"))
+
+
+async def test_serve_says_which_file_a_relative_database_is(tmp_path: Path) -> None:
+    relative = os.path.relpath(tmp_path / "x.db", ROOT)
+    async with served(tmp_path, "--db", f"sqlite:///{relative}") as server:
+        assert server.inner.stderr is not None
+        line = (await asyncio.wait_for(server.inner.stderr.readline(), 20)).decode()
+        assert f"the database is the file {tmp_path / 'x.db'}" in line
+    assert (tmp_path / "x.db").exists()
 
 
 async def test_the_first_signal_drains(tmp_path: Path) -> None:
