@@ -38,7 +38,15 @@ from engine.executor import Forwarded, Runner, StepResult, kv_dtype_for, size_po
 from engine.models import ModelSpec, load_model
 from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
 from engine.structured.isolation import Move
-from engine.types import DeadlineExceeded, Done, EngineError, GenerateRequest, RequestFailed, SamplingParams
+from engine.types import (
+    DeadlineExceeded,
+    Done,
+    EngineError,
+    GenerateRequest,
+    LoadError,
+    RequestFailed,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -513,6 +521,10 @@ def build_loop(
     name = settings.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise LoadError(
+            f"device cuda: torch {torch.__version__} finds no GPU that it can use; device cpu works"
+        )
     device = torch.device(name)
     # every sequence that decodes has its token in every step, and one that prefills at least one
     max_num_seqs = min(settings.max_num_seqs, settings.max_num_batched_tokens)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from storage.drivers.backup import back_up
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from storage.drivers.bulk import Keys, by_keys, many, returned
 from storage.drivers.connect import database
 from storage.drivers.interface import Database, Writing, insert_unless_taken, unavailable
-from storage.drivers.private_files import make_private_folder
 from storage.drivers.readers import Readers
 from storage.drivers.writer import Writer
+
+if TYPE_CHECKING:
+    from storage.drivers.backup import back_up
 
 __all__ = [
     "Database",
@@ -20,8 +24,13 @@ __all__ = [
     "by_keys",
     "database",
     "insert_unless_taken",
-    "make_private_folder",
     "many",
     "returned",
     "unavailable",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "back_up":  # with aiosqlite, which nothing else needs
+        return import_module("storage.drivers.backup").back_up
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,9 +8,10 @@ import json
 import os
 import shlex
 import signal
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -187,6 +188,42 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "FAIL  model" in capsys.readouterr().out
 
 
+def database_line(capsys: pytest.CaptureFixture[str]) -> str:
+    return next(line for line in capsys.readouterr().out.splitlines() if line[6:14] == "database")
+
+
+async def test_doctor_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    doctor = ["doctor", "--engine", "scripted", "--data", str(data), "--port", "0"]
+    assert await asyncio.to_thread(main, doctor) == 0
+    assert "holds no tables yet" in database_line(capsys)
+    assert not data.exists()
+    assert await asyncio.to_thread(main, ["keys", "create", "--data", str(data)]) == 0
+    capsys.readouterr()
+    before = {file.name: file.read_bytes() for file in data.iterdir()}
+    assert await asyncio.to_thread(main, doctor) == 0
+    assert "has this version's schema, is held by nobody and has 1 keys" in database_line(capsys)
+    assert {file.name: file.read_bytes() for file in data.iterdir()} == before
+    async with served(data) as server:
+        assert await asyncio.to_thread(main, doctor) == 0
+        assert f"another server (pid {server.inner.pid}) holds" in database_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("revision", "code", "words"), [("0001", 0, "older schema"), ("9999", 1, "newer version")]
+)
+def test_doctor_tells_the_schema(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, revision: str, code: int, words: str
+) -> None:
+    assert main(["migrate", "--data", str(tmp_path)]) == 0
+    with closing(sqlite3.connect(tmp_path / "antiphon.db")) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        connection.commit()
+    capsys.readouterr()
+    assert main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]) == code
+    assert words in database_line(capsys)
+
+
 def test_doctor_tells_who_else_can_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     data, open_folder = tmp_path / "data", tmp_path / "open"
     data.mkdir(mode=0o700)
@@ -199,8 +236,12 @@ def test_doctor_tells_who_else_can_read(capsys: pytest.CaptureFixture[str], tmp_
         return next(line for line in capsys.readouterr().out.splitlines() if line[6:12] == "access")
 
     assert access().startswith("ok")
+    assert main(["migrate", "--data", str(data)]) == 0
+    capsys.readouterr()
+    assert access().startswith("ok")
     (data / "antiphon.db").chmod(0o644)
-    assert access().startswith("ok")  # as `serve` would, it has taken the file from the others
+    assert access().startswith("FAIL") and f"chmod 600 {data / 'antiphon.db'}" in access()
+    (data / "antiphon.db").chmod(0o600)
     data.chmod(0o755)
     assert access().startswith("note") and f"chmod 700 {data}" in access()
     data.chmod(0o700)
