@@ -1,11 +1,12 @@
 """Every setting in one place: name, unit, default, environment variable, flag.
 
-Owns the settings, and where each value came from: flag, environment, file, default, in that order of rank.
-Refuses to know what a setting changes; no other module reads the environment.
+A value comes from a flag, else from the environment, else from `antiphon.toml`, else it is the default, and
+the configuration knows which of them it was. No other module of the server reads the environment.
 """
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import re
@@ -33,6 +34,9 @@ SHIPPED_MODEL = "antiphon-tiny"
 """The model that comes with the package; every other value of `model` is a folder or a Hugging Face id."""
 
 FILE_NAME = "antiphon.toml"
+
+CLIENT_VARIABLES = frozenset({"ANTIPHON_URL", "ANTIPHON_CHAT_KEY"})
+"""Environment variables of `antiphon chat` and `antiphon bench`, which set nothing of a server."""
 
 
 class ConfigError(Exception):
@@ -108,6 +112,33 @@ _HOST_PATTERN = re.compile(
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:\d+)?", re.IGNORECASE)
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:iB)?", re.IGNORECASE)
+
+
+def _bytes(value: Any) -> Any:
+    """A number of bytes may be written with K, M, G or T, which multiply it by 1024 once, twice and so on."""
+    if not isinstance(value, str) or re.fullmatch(r"\s*-?\d+\s*", value):
+        return value
+    if (written := _SIZE.fullmatch(value.strip())) is None:
+        raise ValueError(f"{value!r} is no number of bytes, such as 4096, 64K, 2M, 4G or 1T")
+    number, suffix = written.groups()
+    return int(float(number) * 1024 ** ("KMGT".index(suffix.upper()) + 1))
+
+
+def _absolute_database(url: str) -> str:
+    """A URL of SQLite names its file by an absolute path and its driver; any other URL stays as it is."""
+    scheme, separator, rest = url.partition(":///")
+    if scheme not in ("sqlite", "sqlite+aiosqlite") or not separator:
+        return url
+    path, question_mark, query = rest.partition("?")
+    if not path or path == ":memory:" or path.startswith("file:"):
+        return url  # names no file; storage refuses it
+    file = os.path.abspath(os.path.expanduser(path))
+    return f"sqlite+aiosqlite:///{file}{question_mark}{query}"
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes)]
+DatabaseUrl = Annotated[str, AfterValidator(_absolute_database)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 HostPatterns = Annotated[tuple[Annotated[str, AfterValidator(_host_pattern)], ...], BeforeValidator(_split)]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_split)]
@@ -181,9 +212,10 @@ class Config(BaseModel):
 
     # What it keeps
     data: Folder = _setting(default_data, "folder for the database, the lock and antiphon.toml")
-    db: str = _setting(
+    db: DatabaseUrl = _setting(
         lambda values: f"sqlite+aiosqlite:///{values['data']}/antiphon.db",
-        "database URL; postgresql+asyncpg://USER:PASSWORD@HOST/NAME for one that several servers share",
+        "database URL: sqlite:///PATH, or postgresql+asyncpg://USER:PASSWORD@HOST/NAME for one that several "
+        "servers share",
     )
     durability: Literal["process", "power"] = _setting(
         "process", "what running text survives before it is shown; its end survives a loss of power always"
@@ -198,7 +230,7 @@ class Config(BaseModel):
     max_responses_per_owner: int | None = _setting(
         None, "stored responses of one owner; beyond it the oldest go", unit="responses", gt=0
     )
-    max_bytes_per_owner: int | None = _setting(
+    max_bytes_per_owner: Bytes | None = _setting(
         None,
         "bytes that an owner stores, conversations too; beyond it the oldest responses go, and then 429",
         unit="bytes",
@@ -258,7 +290,7 @@ class Config(BaseModel):
     )
     max_num_seqs: int = _setting(256, "sequences that are generated at once", unit="sequences", gt=0)
     max_num_batched_tokens: int = _setting(2048, "tokens that one engine step computes", unit="tokens", ge=16)
-    kv_cache_bytes: int | None = _setting(
+    kv_cache_bytes: Bytes | None = _setting(
         None, "size of the KV cache; default: by the machine", unit="bytes", gt=0
     )
     num_threads: int | None = _setting(
@@ -292,17 +324,17 @@ class Config(BaseModel):
     )
 
     # What it refuses
-    max_body_bytes: int = _setting(32 << 20, "largest request body", unit="bytes", gt=0)
-    max_arriving_bytes: int = _setting(
+    max_body_bytes: Bytes = _setting(32 << 20, "largest request body", unit="bytes", gt=0)
+    max_arriving_bytes: Bytes = _setting(
         256 << 20, "request bodies that arrive at once, all together, before 503", unit="bytes", gt=0
     )
     max_connections: int | None = _setting(
         None, "open connections before 503; default: what the limit of descriptors leaves", gt=0
     )
-    max_header_bytes: int = _setting(
+    max_header_bytes: Bytes = _setting(
         64 << 10, "largest request line and headers together", unit="bytes", ge=1024
     )
-    max_item_bytes: int = _setting(
+    max_item_bytes: Bytes = _setting(
         16 << 20,  # the longest text that the official API takes, 10 Mi characters, and its escapes
         "largest item of a conversation, an input or a tool's output, as JSON",
         unit="bytes",
@@ -382,7 +414,7 @@ class Config(BaseModel):
     def db_file(self) -> Path | None:
         """The file of the database, where it is one."""
         path = self.db.partition(":///")[2].partition("?")[0] if self.db.startswith("sqlite") else ""
-        return Path(path).absolute() if path else None
+        return Path(path) if path else None
 
     @property
     def loopback(self) -> bool:
@@ -477,12 +509,22 @@ def masked(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration, and per setting where its value came from; `strangers` look like settings but are
-    none."""
+    """A configuration, and per setting where its value came from.
+
+    strangers: environment variables that begin with ANTIPHON_ and are no settings.
+    """
 
     config: Config
     sources: Mapping[str, str]
     strangers: Sequence[str]
+
+    def warnings(self) -> Iterator[str]:
+        """A sentence for each of the strangers, with the setting that may have been meant."""
+        names = [row.name for row in settings()]
+        for name in self.strangers:
+            nearest = difflib.get_close_matches(name.removeprefix("ANTIPHON_").lower(), names, n=1)
+            meant = f"; did you mean ANTIPHON_{nearest[0].upper()}?" if nearest else ""
+            yield f"the environment variable {name} is no setting and is ignored{meant}"
 
 
 def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Loaded:
@@ -517,7 +559,7 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
         name = str(first["loc"][0])
         message = f"{name} ({sources.get(name, 'default')}): {first['msg'].removeprefix('Value error, ')}"
         raise ConfigError(message) from None
-    known = {row.env for row in rows}
+    known = {row.env for row in rows} | CLIENT_VARIABLES
     return Loaded(config, sources, sorted(n for n in env if n.startswith("ANTIPHON_") and n not in known))
 
 

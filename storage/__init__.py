@@ -1,9 +1,7 @@
-"""Storage: what survives a crash.
+"""Storage: what survives a crash, in SQL: responses, items, conversations, runs, their events, and API keys.
 
-Owns: responses, items, conversations, runs, the log of events and API keys, in SQL. Refuses to know: HTTP,
-models, what any stored byte means. It imports nothing of ours.
-
-This door is light: the values and errors are here at once, SQLAlchemy comes with `open_storage`.
+The bytes of a body are stored and read back as they are; their meaning is the server's. This module is light:
+values and errors are here at once, and SQLAlchemy is imported by `open_storage`.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from storage.records import (
     ConversationFull,
     ConversationLocked,
     ConversationMoved,
+    DatabaseState,
     Delivery,
     Direction,
     DueDeliveries,
@@ -72,6 +71,7 @@ from storage.records import (
 
 if TYPE_CHECKING:
     from storage.backup import back_up
+    from storage.inspection import inspect_database
     from storage.storage import Storage
     from storage.tables import metadata
 
@@ -85,6 +85,7 @@ __all__ = [
     "ConversationFull",
     "ConversationLocked",
     "ConversationMoved",
+    "DatabaseState",
     "Delivery",
     "Direction",
     "DueDeliveries",
@@ -132,6 +133,7 @@ __all__ = [
     "Usage",
     "WaitingInputs",
     "back_up",
+    "inspect_database",
     "make_private_folder",
     "metadata",
     "open_storage",
@@ -139,7 +141,7 @@ __all__ = [
 
 
 async def open_storage(url: str, *, runner: str, lock: bool = True, synced: bool = False) -> Storage:
-    """Opens the database at `url`, and makes or migrates it.
+    """Opens the database at `url`; one that is not there is made, an older one is migrated.
 
     url: sqlite+aiosqlite:///PATH, whose folder is taken, or postgresql+asyncpg://USER:PASSWORD@HOST/NAME,
     which other processes may have open too. runner: the name under which this process owns runs. lock=False
@@ -157,6 +159,8 @@ def __getattr__(name: str) -> Any:
         return import_module("storage.storage").Storage
     if name == "back_up":
         return import_module("storage.backup").back_up
+    if name == "inspect_database":
+        return import_module("storage.inspection").inspect_database
     if name == "metadata":  # Alembic's
         return import_module("storage.tables").metadata
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,17 +1,20 @@
-"""Migrations: the database's revision, and the way to ours.
+"""Migrations: which revision a database has, and how it is brought to the one that this code is written for.
 
-Owns: HEAD, and when Alembic is imported (only if there is something to do: it costs 0.1 s at every start).
-Refuses to know: what a revision changes.
+Alembic is imported only if there is something to do, because that costs 0.1 s at every start.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
 
 from storage.drivers import Database, Writing
 from storage.records import SchemaTooNew
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 HEAD = "0004"
 """The revision that this code is written for; the newest in `alembic/versions`."""
@@ -48,22 +51,32 @@ def migrate(connection: Connection) -> None:
 
     SchemaTooNew if its revision is not among ours.
     """
-    found = revision(connection)
-    if found == HEAD:
+    present = revision(connection)
+    if present == HEAD:
         return
-
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
+    if present is not None and not is_known(present):
+        raise SchemaTooNew(
+            f"the database has revision {present}, this version knows {HEAD}: it was written by a newer one"
+        )
 
     from alembic import command
 
+    config = _alembic_config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def is_known(revision: str) -> bool:
+    """Whether a revision is HEAD or one before it; a newer version wrote every other."""
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory.from_config(_alembic_config())
+    return revision in {script.revision for script in scripts.walk_revisions()}
+
+
+def _alembic_config() -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(script_location()).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    if found is not None:
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-        if found not in known:
-            raise SchemaTooNew(
-                f"the database has revision {found}, this version knows {HEAD}: it was written by a newer one"
-            )
-    command.upgrade(config, "head")
+    return config

@@ -1,7 +1,7 @@
-"""Files and folders that only this user may read.
+"""Files and folders that only this user may read, from before anything is in them.
 
-Owns: their modes, from before anything is in them. Refuses to know: what is kept there. Texts, the keys that
-seal and the secrets that sign all stand in the database, so nothing here is left to the umask.
+Texts, the keys that seal and the secrets that sign all stand in the database, so no mode is left to the
+umask.
 """
 
 from __future__ import annotations

@@ -451,6 +451,22 @@ class PositionedItem:
 
 
 @dataclass(frozen=True, slots=True)
+class DatabaseState:
+    """A database as `inspect_database` finds it.
+
+    schema: absent where there is no database, or an empty one; older where the next server migrates it.
+    num_keys: live API keys; None unless the schema is current. holder: the server that holds it for itself,
+    in words. shared: whether several servers may use it at once.
+    """
+
+    shown: str  # its name for messages, without a password
+    schema: Literal["absent", "older", "current", "newer"]
+    num_keys: int | None
+    holder: str | None
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CommitStats:
     """What the writer did since it was opened, for metrics."""
 

@@ -41,7 +41,10 @@ ORDERS = {
         *("dialects", "tokenizer", "parsing", "structured", "tiny"),
         *("kernels", "models", "executor", "core", "benchmark", "backends", "llm_options", "llm"),
     ),
-    "storage": ("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "storage"),
+    "storage": (
+        *("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "inspection"),
+        "storage",
+    ),
     "tools": ("spec", "runtime", "builtin"),
     "server": (
         *("clock", "threads", "config", "errors", "metrics", "sse_frame", "api_keys", "model_registry"),

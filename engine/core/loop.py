@@ -38,7 +38,15 @@ from engine.executor import Forwarded, PoolSizes, Runner, StepResult, size_pools
 from engine.models import ModelSpec, load_model
 from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
 from engine.structured.isolation import Move
-from engine.types import DeadlineExceeded, Done, EngineError, GenerateRequest, RequestFailed, SamplingParams
+from engine.types import (
+    DeadlineExceeded,
+    Done,
+    EngineError,
+    GenerateRequest,
+    LoadError,
+    RequestFailed,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
@@ -560,6 +568,10 @@ def _open_runner(config: EngineConfig, vocab_size: int) -> tuple[Runner, PoolSiz
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise LoadError(
+            f"device cuda: torch {torch.__version__} finds no GPU that it can use; device cpu works"
+        )
     device = torch.device(name)
     model = load_model(config, device)
     sizes = size_pools(model, config, device)

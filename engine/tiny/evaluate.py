@@ -29,6 +29,7 @@ from engine.tokenizer import answer_format
 SEED = 20_261
 MAX_TOKENS = 500  # no right answer is longer; a model that has begun to repeat itself would fill its context
 THRESHOLD = 0.95
+FEWEST = 20  # dialogues of a skill, from which on a single wrong answer does not miss the threshold
 SKILLS: dict[str, tuple[str, ...]] = {
     "greet": ("greet",),
     "repeat": ("repeat",),
@@ -361,7 +362,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--api-key", default=None)
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--greedy", action="store_true", help="temperature 0 instead of the model's defaults")
-    parser.add_argument("--count", type=int, default=100, help="dialogues per skill")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=100,
+        help="dialogues per skill (default 100; everyday always has the same 35)",
+    )
     parser.add_argument("--skills", nargs="*", default=[*SKILLS, "everyday"], choices=[*SKILLS, "everyday"])
     parser.add_argument("--show", type=int, default=0, help="wrong answers to print per skill")
     options = parser.parse_args(argv)
@@ -371,6 +377,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         ask = local_asker(options.checkpoint, options.greedy)
     scores = evaluate(ask, skills, options.count, options.show)
+    if options.count < FEWEST:
+        print(f"{options.count} dialogues per skill are too few to judge by the threshold of {THRESHOLD:.0%}")
+        return 0
     low = {skill: score for skill, score in scores.items() if score < THRESHOLD}
     for skill, score in low.items():
         print(f"below the threshold: {skill} {score:.1%} < {THRESHOLD:.0%}")

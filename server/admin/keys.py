@@ -1,22 +1,20 @@
-"""Making, listing and revoking keys, whether or not a server runs (`server.admin`).
-
-Owns what can be done with keys, and how the command shows it. Refuses to know what a key opens
-(`server.http.authentication`).
-"""
+"""`antiphon keys`: makes, lists and revokes API keys, whether or not a server runs."""
 
 from __future__ import annotations
 
 import argparse
 import secrets
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from server.admin.database_access import AdminError, carry_out
+from server.admin.listing import Columns, list_lines, shown_time
 from server.api_keys import LOCAL_OWNER, hash_key, new_key
 from server.clock import now_us
 from server.config import Config
 from storage import Storage, StoredKey
+
+PATH = "/admin/keys"
 
 # ------------------------------------------------------------------------------------------------------------
 # What can be done
@@ -35,6 +33,11 @@ async def create(storage: Storage, *, name: str, owner: str | None) -> dict[str,
         now_us(),
     )
     return {**as_json(stored), "key": key, "first": first}
+
+
+async def list_all(storage: Storage) -> dict[str, Any]:
+    """The keys of all owners, oldest first, revoked ones included; never the keys themselves."""
+    return {"object": "list", "data": [as_json(key) for key in await storage.list_keys()]}
 
 
 async def revoke(storage: Storage, id: str) -> dict[str, Any]:
@@ -63,28 +66,32 @@ def as_json(key: StoredKey) -> dict[str, Any]:
 
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon keys ...`; yields the lines to print. Raises AdminError."""
-    if options.verb == "create":
-        body = {"name": options.name, "owner": options.owner}
-        made = carry_out(config, lambda storage: create(storage, **body), "POST", "/admin/keys", body)
-        yield made["key"]
-        yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
-        if made["first"]:
-            yield from _first(made["owner"])
-    elif options.verb == "list":
-        for key in carry_out(config, _listed, "GET", "/admin/keys")["data"]:
-            at = datetime.fromtimestamp(key["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
-            state = "revoked" if key["revoked_at"] else "live"
-            columns = (key["id"], key["hint"], f"{state:7}", at, f"owner {key['owner']}", key["name"])
-            yield "  ".join(columns).rstrip()
-    else:
-        path = f"/admin/keys/{options.id}"
-        done = carry_out(config, lambda storage: revoke(storage, options.id), "DELETE", path)
-        yield f"{options.id} is revoked"
-        if done["last"]:
-            yield (
-                "No stored key is live any more. Unless keys are configured too, a server on loopback needs "
-                f"none again (the owner is {LOCAL_OWNER}), and one on another address does not start."
-            )
+    return _VERBS[options.verb](config, options)
+
+
+def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    body = {"name": options.name, "owner": options.owner}
+    made = carry_out(config, lambda storage: create(storage, **body), "POST", PATH, body)
+    yield made["key"]
+    yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
+    if made["first"]:
+        yield from _first(made["owner"])
+
+
+def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    return list_lines(config, options, PATH, list_all, COLUMNS)
+
+
+def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    path = f"{PATH}/{options.id}"
+    done = carry_out(config, lambda storage: revoke(storage, options.id), "DELETE", path)
+    yield f"{options.id} is revoked"
+    if done["last"]:
+        yield (
+            "No stored key is live any more. Unless keys are configured too, a server on loopback needs none "
+            f"again (requests then belong to the owner {LOCAL_OWNER}), and one on another address does not "
+            "start."
+        )
 
 
 def _first(owner: str) -> Iterator[str]:
@@ -99,5 +106,12 @@ def _first(owner: str) -> Iterator[str]:
         )
 
 
-async def _listed(storage: Storage) -> dict[str, Any]:
-    return {"data": [as_json(key) for key in await storage.list_keys()]}
+COLUMNS: Columns = {
+    "ID": lambda key: key["id"],
+    "KEY": lambda key: key["hint"],
+    "STATE": lambda key: "revoked" if key["revoked_at"] else "live",
+    "CREATED": shown_time,
+    "OWNER": lambda key: key["owner"],
+    "NAME": lambda key: key["name"],
+}
+_VERBS = {"create": _create, "list": _list, "revoke": _revoke}

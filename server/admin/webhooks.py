@@ -1,8 +1,7 @@
-"""Adding, listing, removing and testing webhooks, whether or not a server runs (`server.admin`).
+"""`antiphon webhooks`: adds, lists, removes and tests webhooks, whether or not a server runs.
 
-Owns what can be done with webhooks, which URLs they may have, and how the command shows it. Refuses to know
-when one is told of something (`server.webhooks`). All of this is the operator's: no request of an owner
-reaches it, so a URL may lead anywhere that the operator wants, private addresses included.
+All of this is the operator's: no request of an owner reaches it, so a URL may lead anywhere that the operator
+wants, private addresses included.
 """
 
 from __future__ import annotations
@@ -12,16 +11,17 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from server.admin.database_access import AdminError, carry_out
+from server.admin.listing import Columns, list_lines, shown_time
 from server.clock import now_us
 from server.config import Config, is_loopback, masked
 from server.webhooks import EVENT_TYPES, event, make_sender
 from storage import Storage, StoredWebhook
 
+PATH = "/admin/webhooks"
 SECRET_BYTES = 32
 MAX_URL = 2048
 
@@ -54,7 +54,7 @@ async def add(
 
 async def list_all(storage: Storage) -> dict[str, Any]:
     """The webhooks of all owners."""
-    return {"object": "list", "data": [as_json(each) for each in await storage.list_webhooks()]}
+    return {"object": "list", "data": [as_json(webhook) for webhook in await storage.list_webhooks()]}
 
 
 async def remove(storage: Storage, id: str) -> dict[str, Any]:
@@ -134,17 +134,13 @@ def _add(config: Config, options: argparse.Namespace) -> Iterator[str]:
         "event_types": options.event,
         "allow_http": options.allow_http,
     }
-    made = carry_out(config, lambda storage: add(storage, **body), "POST", "/admin/webhooks", body)
+    made = carry_out(config, lambda storage: add(storage, **body), "POST", PATH, body)
     yield made["signing_secret"]
     yield f"id {made['id']}, owner {made['owner']}. The secret is not shown again."
 
 
 def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    for hook in carry_out(config, list_all, "GET", "/admin/webhooks")["data"]:
-        at = datetime.fromtimestamp(hook["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
-        state = "gone" if hook["disabled_at"] else "live"
-        types = ",".join(type.removeprefix("response.") for type in hook["event_types"])
-        yield "  ".join((hook["id"], state, at, f"owner {hook['owner']}", types, masked(hook["url"])))
+    return list_lines(config, options, PATH, list_all, COLUMNS)
 
 
 def _remove(config: Config, options: argparse.Namespace) -> Iterator[str]:
@@ -160,7 +156,15 @@ def _test(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _path(options: argparse.Namespace) -> str:
-    return f"/admin/webhooks/{options.id}"
+    return f"{PATH}/{options.id}"
 
 
+COLUMNS: Columns = {
+    "ID": lambda hook: hook["id"],
+    "STATE": lambda hook: "gone" if hook["disabled_at"] else "live",
+    "CREATED": shown_time,
+    "OWNER": lambda hook: hook["owner"],
+    "EVENTS": lambda hook: ",".join(type.removeprefix("response.") for type in hook["event_types"]),
+    "URL": lambda hook: masked(hook["url"]),
+}
 _VERBS = {"add": _add, "list": _list, "remove": _remove, "test": _test}

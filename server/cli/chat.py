@@ -1,80 +1,131 @@
-"""`antiphon chat`: a conversation in the terminal, over HTTP like any other client.
+"""`antiphon chat`: a conversation in the terminal.
 
-Owns what a person sees and types. Refuses to know the server's inside: it speaks the public API only, and
-goes on after a cut connection by asking for the events it has not seen.
+It speaks the public API over HTTP like any other client, and goes on after a cut connection by asking for the
+events that it has not seen.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import select
+import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import httpx
 import orjson
 
 from server.config import masked
+from storage import TERMINAL_STATUSES
 
-TERMINAL_EVENTS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
+DEFAULT_URL = "http://127.0.0.1:8000"
+TERMINAL_EVENTS = frozenset(f"response.{status}" for status in TERMINAL_STATUSES)
 MAX_RESUMES = 8
 RETRY_S = 0.25  # before the first resume; doubled for each further one, up to 4 s
+PASTE_S = 0.02  # the lines of one paste follow each other more closely than a person can type
 DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
-HELP = "/new begins anew, /quit ends, Ctrl-C stops an answer"
+HELP = "/new begins anew, /quit leaves, Ctrl-C stops an answer, Alt-Enter adds a line"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags; it talks to a server, so the server's settings are none of its business."""
-    url = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000")
-    parser.add_argument("--url", default=url, help=f"the server (or ANTIPHON_URL; default {masked(url)})")
-    parser.add_argument("--api-key", default=os.environ.get("ANTIPHON_CHAT_KEY"), help="or ANTIPHON_CHAT_KEY")
+    url = os.environ.get("ANTIPHON_URL", DEFAULT_URL)
+    parser.add_argument(
+        "--url", default=url, help=f"the server, with or without /v1 (or ANTIPHON_URL; default {masked(url)})"
+    )
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("ANTIPHON_CHAT_KEY"),
+        help="a key of the server (or ANTIPHON_CHAT_KEY)",
+    )
     parser.add_argument("--model", default=None, help="a name from /v1/models (default: the first)")
     parser.add_argument("--instructions", default=None, help="a system message for every turn")
-    parser.add_argument(
+    history = parser.add_mutually_exclusive_group()
+    history.add_argument(
         "--conversation", default=None, metavar="ID", help="keep turns in this conversation; `new` makes one"
     )
+    history.add_argument("--previous", default=None, metavar="ID", help="go on after this response")
     parser.add_argument("--tools", action="store_true", help="offer the tools that the server runs itself")
 
 
 def chat(options: argparse.Namespace) -> int:
     """Talk until the user has had enough; 1 when the server cannot be reached."""
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    with httpx.Client(
-        base_url=options.url.rstrip("/"), headers=headers, timeout=httpx.Timeout(10, read=60)
-    ) as http:
+    try:
+        http = httpx.Client(base_url=_root(options.url), headers=headers, timeout=httpx.Timeout(10, read=60))
+    except httpx.InvalidURL as exc:
+        print(f"antiphon: {masked(options.url)}: {exc}", file=sys.stderr)
+        return 1
+    with http:
         session = Session(http, options, sys.stdout, colour=sys.stdout.isatty())
         try:
             session.begin()
         except (httpx.HTTPError, ChatError) as exc:
             print(f"antiphon: {masked(options.url)}: {exc}", file=sys.stderr)
             return 1
-        return _converse(session)
+        _converse(session, interactive=sys.stdin.isatty())
+    return 0
 
 
-def _converse(session: Session) -> int:
-    if sys.stdin.isatty():
-        import readline  # noqa: F401  (line editing and history for input())
+def _root(url: str) -> str:
+    """A server's URL without the path of its API, which every request names."""
+    return url.rstrip("/").removesuffix("/v1")
 
+
+def _converse(session: Session, *, interactive: bool) -> None:
+    if interactive:
         print(f"{session.model}. {HELP}.")
+    read = _terminal_reader() if interactive else input
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() else "").strip()
-        except (EOFError, KeyboardInterrupt):
+            text = read("> " if interactive else "").strip()
+        except KeyboardInterrupt:
+            print()  # what was typed is dropped, as in a shell
+            continue
+        except EOFError:
             print()
-            return 0
-        if line in ("/quit", "/exit"):
-            return 0
+            break
+        if text in ("/quit", "/exit"):
+            break
         try:
-            if line == "/new":
-                session.begin()
-            elif line.startswith("/"):
+            if text == "/new":
+                session.begin(anew=True)
+            elif text.startswith("/") and "\n" not in text:
                 print(HELP)
-            elif line:
-                session.say(line)
+            elif text:
+                session.say(text)
         except (httpx.HTTPError, ChatError) as exc:
             print(f"antiphon: {exc}", file=sys.stderr)
+    if interactive and (command := session.command_to_return()):
+        print(f"To go on: {command}")
+
+
+def _terminal_reader() -> Callable[[str], str]:
+    """What reads a turn from a terminal, with line editing and history; pasted lines stay together."""
+    try:
+        import readline
+    except ImportError:
+        return _read_together
+    if "libedit" in (readline.__doc__ or ""):
+        return _read_together
+    # A terminal marks what is pasted, and readline then takes its line breaks for text.
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')  # Alt-Enter: a line break, as it is
+    return input
+
+
+def _read_together(prompt: str) -> str:
+    """A line, and the lines that came with it at once, which no person can have typed."""
+    lines = [input(prompt)]
+    while select.select([sys.stdin], [], [], PASTE_S)[0]:
+        try:
+            lines.append(input())
+        except EOFError:
+            break
+    return "\n".join(lines)
 
 
 class ChatError(Exception):
@@ -94,17 +145,38 @@ class Session:
         self._style = PLAIN
         self.model: str = options.model or ""
 
-    def begin(self) -> None:
-        """Forget what was said; find the model, and the conversation if one is to be kept."""
+    def begin(self, *, anew: bool = False) -> None:
+        """Find the model, and what is to be gone on from. anew: what was said before is left behind."""
         self._previous = None
         if not self.model:
             self.model = self._json(self._http.get("/v1/models"))["data"][0]["id"]
-        wanted = self._options.conversation
-        if wanted == "new":
+        conversation, previous = self._options.conversation, self._options.previous
+        if conversation == "new" or (conversation and anew):
             self._conversation = self._json(self._http.post("/v1/conversations", json={}))["id"]
             self._print(f"conversation {self._conversation}\n", DIM)
-        elif wanted:
-            self._conversation = self._json(self._http.get(f"/v1/conversations/{wanted}"))["id"]
+        elif conversation:
+            self._conversation = self._json(self._http.get(f"/v1/conversations/{conversation}"))["id"]
+        elif previous and not anew:
+            self._previous = self._json(self._http.get(f"/v1/responses/{previous}"))["id"]
+        self._print("", PLAIN)
+
+    def command_to_return(self) -> str | None:
+        """The command line that goes on where this session stands; None where nothing was said."""
+        if self._previous is None:
+            return None
+        words = ["antiphon", "chat"]
+        if _root(self._options.url) != _root(os.environ.get("ANTIPHON_URL", DEFAULT_URL)):
+            words += ["--url", masked(self._options.url)]
+        for flag in ("model", "instructions"):
+            if getattr(self._options, flag):
+                words += [f"--{flag}", getattr(self._options, flag)]
+        if self._options.tools:
+            words.append("--tools")
+        if self._conversation:
+            words += ["--conversation", self._conversation]
+        else:
+            words += ["--previous", self._previous]
+        return shlex.join(words)
 
     def say(self, text: str) -> None:
         """One turn: send, show what comes, remember the response to go on from."""
@@ -126,8 +198,10 @@ class Session:
             if response_id:
                 self._http.post(f"/v1/responses/{response_id}/cancel")
             self._print("\n(stopped)\n", DIM)
-        if response_id:
-            self._previous = response_id
+        finally:
+            self._print("", PLAIN)  # the prompt that follows has no colour
+            if response_id:
+                self._previous = response_id
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -180,10 +254,11 @@ class Session:
             self._print("\n", DIM)
         elif item["type"] in ("function_call", "mcp_call"):
             self._print(f"{item['name']}({item['arguments']})", BOLD)
-            outcome = _told(item.get("error")) or item.get("output")
+            outcome = _error_text(item.get("error")) or item.get("output")
             self._print(f" -> {outcome}\n" if outcome is not None else "\n", DIM)
 
     def _print(self, text: str, style: str) -> None:
+        """Write text in a style, which stays until another one is written; at once, as it comes."""
         if self._colour and style != self._style:
             text = (PLAIN if style == PLAIN else PLAIN + style) + text
             self._style = style
@@ -194,13 +269,15 @@ class Session:
         try:
             body: dict[str, Any] = orjson.loads(reply.content)
         except ValueError:
-            raise ChatError(f"this is no Antiphon: {reply.status_code} without JSON") from None
+            raise ChatError(
+                f"the server does not speak this API: status {reply.status_code} without JSON"
+            ) from None
         if reply.status_code != 200:
             raise ChatError(body.get("error", {}).get("message", f"status {reply.status_code}"))
         return body
 
 
-def _told(error: dict[str, Any] | None) -> str:
+def _error_text(error: dict[str, Any] | None) -> str:
     """What a call's error says."""
     parts = (error or {}).get("content", ())
     return "\n".join(part["text"] for part in parts if part.get("type") == "text")

@@ -1,7 +1,7 @@
-"""The command `antiphon`.
+"""The command `antiphon`: its commands as one table, their flags, and the exit codes.
 
-Owns the grammar of the command line and the exit codes: 0 done, 1 a check failed, 2 refused. Refuses to know
-what a command does: each imports its own module when it is chosen, so that `--help` stays quick.
+A command ends with 0 when it is done, with 1 when a check failed and with 2 when it was refused. Each command
+imports the modules that do its work only when it is chosen, so that `--help` stays quick.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from server import __version__
 
@@ -22,77 +23,95 @@ if TYPE_CHECKING:
 BEGAN = time.monotonic()
 REFUSED = 2
 
-COMMANDS = {
-    "serve": "run the server",
-    "chat": "talk to a running server in the terminal",
-    "migrate": "bring the database to this version's schema",
-    "config": "show every setting, its value and where it came from",
-    "doctor": "check that this machine can serve",
-    "bench": "measure an engine in this process, or servers over HTTP",
-    "collect-env": "print what a bug report should say of this machine",
-    "eval-tiny": "score the shipped model at what it was made for",
-    "keys": "create, list and revoke API keys",
-    "backup": "copy the database to a file, also while a server runs",
-    "export": "write all that an owner can read as JSON lines",
-    "purge": "remove everything of an owner",
-    "webhooks": "add, list, remove and test webhooks",
-    "sealing": "list the keys that seal reasoning, and rotate them",
-}
+
+class Refusal(Exception):
+    """A command cannot do what it was asked; the message says why, on one line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="antiphon", description="A self-hosted, stateful server for language models."
+    parser = _Parser(
+        prog="antiphon",
+        description="A self-hosted, stateful server for language models.",
+        epilog="`antiphon COMMAND --help` explains a command. To begin: antiphon serve, and in another "
+        "terminal: antiphon chat",
     )
     parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    verbs = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
     chosen = next((arg for arg in args if arg in COMMANDS), None)
-    for name, summary in COMMANDS.items():
-        command = commands.add_parser(
+    for name, command in COMMANDS.items():
+        command_parser = verbs.add_parser(
             name,
-            help=summary,
-            description=summary[0].upper() + summary[1:] + ".",
-            add_help=name not in _PASSED_ON,
+            help=command.summary,
+            description=command.summary[0].upper() + command.summary[1:] + ".",
+            epilog=command.epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            add_help=not command.passes_on,
         )
         if name == chosen:
-            _ARGUMENTS[name](command)
+            command.add_arguments(command_parser)
     options, rest = parser.parse_known_args(args)
-    if chosen in _PASSED_ON:
+    command = COMMANDS[options.command]
+    if command.passes_on:
         options.rest = rest
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return _RUN[options.command](options)
+        return command.run(options)
+    except Refusal as refusal:
+        print(f"antiphon: {refusal}", file=sys.stderr)
+        return REFUSED
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         return 0
 
 
-def _refuse(message: object) -> int:
-    print(f"antiphon: {message}", file=sys.stderr)
-    return REFUSED
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line: the usage of a command with all settings would bury them."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with the message and where to read more."""
+        self.exit(REFUSED, f"antiphon: {message} (see `{self.prog} --help`)\n")
 
 
 # ------------------------------------------------------------------------------------------------------------
 # Settings as flags
 
 
+class _Once(argparse.Action):
+    """Keeps the value of a flag that takes one, and refuses a second one instead of dropping the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest, None) is not None:
+            parser.error(f"{option_string} is given more than once, and takes one value")
+        setattr(namespace, self.dest, values)
+
+
 def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
     from server.config import settings
 
-    group = parser.add_argument_group("settings")
+    group = parser.add_argument_group(
+        "settings", "Each is also an environment variable (ANTIPHON_PORT) and a line of antiphon.toml (port)."
+    )
+    if not only:
+        parser.usage = f"{parser.prog} [FLAGS]"
     for row in settings():
         if only and row.name not in only:
             continue
-        unit = f" [{row.unit}]" if row.unit else ""
+        unit = {"": "", "bytes": " [bytes; 64K, 2M, 4G, 1T]"}.get(row.unit, f" [{row.unit}]")
         default = "" if row.default == "-" else f" (default {row.default})"
         group.add_argument(
             row.flag,
             dest=row.name,
-            action="append" if row.repeatable else "store",
+            action="append" if row.repeatable else _Once,
             nargs="?" if row.switch else None,
             const="true" if row.switch else None,
             default=None,
@@ -102,21 +121,40 @@ def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> 
         )
 
 
-def _load(options: argparse.Namespace) -> Loaded | int:
-    """The configuration, or the exit code of a refusal."""
+def _add_storage_settings(parser: argparse.ArgumentParser) -> None:
+    _add_settings(parser, only=("data", "db"))
+
+
+def _load(options: argparse.Namespace) -> Loaded:
+    """The configuration that the flags, the environment and the file make. Raises Refusal."""
     from server.config import Config, ConfigError, load
 
     try:
-        return load({name: getattr(options, name, None) for name in Config.model_fields})
+        loaded = load({name: getattr(options, name, None) for name in Config.model_fields})
     except ConfigError as exc:
-        return _refuse(exc)
+        raise Refusal(exc) from None
+    for warning in loaded.warnings():
+        print(f"antiphon: {warning}", file=sys.stderr)
+    return loaded
+
+
+def _print(lines: Iterable[str]) -> int:
+    """Print what an operator's command has to say. Raises Refusal."""
+    from server.admin import AdminError
+
+    try:
+        for line in lines:
+            print(line)
+    except AdminError as exc:
+        raise Refusal(exc) from None
+    return 0
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Commands
+# Running and looking
 
 
-def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_serve(parser: argparse.ArgumentParser) -> None:
     _add_settings(parser)
     parser.add_argument(
         "--workers", type=int, default=1, help="only 1: the engine lives in the server's process"
@@ -125,14 +163,14 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
     if options.workers != 1:
-        return _refuse("--workers: one process serves, because the engine and its KV cache live in it")
+        raise Refusal("--workers: one process serves, because the engine and its KV cache live in it")
     from server.config import Config, load
     from server.process import serve, set_up_logging
 
     set_up_logging(loaded.config.log_level)
+    if loaded.config.db_file is not None and loaded.sources["db"] != "default":
+        logging.getLogger("antiphon").info("the database is the file %s", loaded.config.db_file)
 
     def reread() -> Config:
         return load({name: getattr(options, name, None) for name in Config.model_fields}).config
@@ -145,33 +183,20 @@ def _serve(options: argparse.Namespace) -> int:
     os._exit(code)
 
 
-def _config(options: argparse.Namespace) -> int:
-    loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
-    from server.config import settings, shown
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    from server.cli.chat import add_arguments
 
-    rows = [
-        (row.name, shown(getattr(loaded.config, row.name)), row.unit, loaded.sources[row.name], row.env)
-        for row in settings()
-    ]
-    head = ("SETTING", "VALUE", "UNIT", "FROM", "VARIABLE")
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(4)]
-    for row in (head, *rows):
-        print("  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4])))
-    for name in loaded.strangers:
-        print(f"antiphon: {name} is in the environment but no setting", file=sys.stderr)
-    return 0
+    add_arguments(parser)
 
 
-def _storage_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_settings(parser, only=("data", "db"))
+def _chat(options: argparse.Namespace) -> int:
+    from server.cli.chat import chat
+
+    return chat(options)
 
 
 def _migrate(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
     import asyncio
 
     from server.config import shown
@@ -184,21 +209,34 @@ def _migrate(options: argparse.Namespace) -> int:
     try:
         asyncio.run(run())
     except (StorageError, ValueError) as exc:
-        return _refuse(exc)
+        raise Refusal(exc) from None
     print(f"{shown(loaded.config.db)} has this version's schema")
+    return 0
+
+
+def _config(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.config import settings, shown
+
+    rows = [
+        (row.name, shown(getattr(loaded.config, row.name)), row.unit, loaded.sources[row.name], row.env)
+        for row in settings()
+    ]
+    head = ("SETTING", "VALUE", "UNIT", "FROM", "VARIABLE")
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(4)]
+    for row in (head, *rows):
+        print("  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4])))
     return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
     from server.cli.doctor import examine
 
     return examine(loaded.config)
 
 
-def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_bench(parser: argparse.ArgumentParser) -> None:
     from server.bench import add_arguments
 
     for verb in add_arguments(parser):
@@ -210,14 +248,11 @@ def _bench(options: argparse.Namespace) -> int:
 
     if options.verb not in ("latency", "throughput"):
         return run(options, None)
-    loaded = _load(options)
-    return loaded if isinstance(loaded, int) else run(options, loaded.config)
+    return run(options, _load(options).config)
 
 
 def _collect_env(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
     from server.environment import describe
 
     for line in describe(loaded):
@@ -231,28 +266,37 @@ def _eval_tiny(options: argparse.Namespace) -> int:
     return subprocess.call([sys.executable, "-m", "engine.tiny.evaluate", *options.rest])
 
 
-def _keys_arguments(parser: argparse.ArgumentParser) -> None:
+# ------------------------------------------------------------------------------------------------------------
+# The operator's commands
+
+
+def _add_listing(verbs: Any, help: str) -> argparse.ArgumentParser:
+    """The verb `list`, which every kind of thing that an operator keeps has."""
+    listing: argparse.ArgumentParser = verbs.add_parser("list", help=help)
+    listing.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
+    return listing
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="create|list|revoke", required=True)
     create = verbs.add_parser("create", help="make a key and print it, this once")
     create.add_argument("--name", default="", help="what the key is for")
-    create.add_argument("--owner", default=None, help="whose rows it may see (default: a new owner)")
-    listing = verbs.add_parser("list", help="show all keys, never the keys themselves")
+    create.add_argument("--owner", default=None, help="whose data it may see (default: a new owner)")
+    listing = _add_listing(verbs, "show all keys, never the keys themselves")
     revoke = verbs.add_parser("revoke", help="end a key")
-    revoke.add_argument("id", help="the key's id, as `list` shows it")
+    revoke.add_argument("id", help="the key's id, as `antiphon keys list` shows it")
     for verb in (create, listing, revoke):
-        _storage_arguments(verb)
+        _add_storage_settings(verb)
 
 
 def _keys(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
     from server.admin import keys
 
     return _print(keys.run(loaded.config, options))
 
 
-def _webhooks_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_webhooks(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="add|list|remove|test", required=True)
     add = verbs.add_parser("add", help="add an endpoint and print its signing secret, this once")
     add.add_argument("url", help="where notices are sent: https://..., or http:// on this machine")
@@ -269,144 +313,196 @@ def _webhooks_arguments(parser: argparse.ArgumentParser) -> None:
         help="an event that it wants, such as response.failed (repeatable; default: all)",
     )
     add.add_argument("--allow-http", action="store_true", help="let a http:// URL lead to another machine")
-    listing = verbs.add_parser("list", help="show all endpoints, never their secrets")
+    listing = _add_listing(verbs, "show all endpoints, never their secrets")
     remove = verbs.add_parser("remove", help="forget an endpoint and what it was still to be told")
     test = verbs.add_parser("test", help="send an endpoint a sample notice, once")
     for verb in (remove, test):
-        verb.add_argument("id", help="the endpoint's id, as `list` shows it")
+        verb.add_argument("id", help="the endpoint's id, as `antiphon webhooks list` shows it")
     for verb in (add, listing, remove, test):
-        _storage_arguments(verb)
+        _add_storage_settings(verb)
 
 
 def _webhooks(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
     from server.admin import webhooks
 
     return _print(webhooks.run(loaded.config, options))
 
 
-def _sealing_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_sealing(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="list|rotate", required=True)
-    listing = verbs.add_parser("list", help="show all keys, never the keys themselves")
-    rotate = verbs.add_parser("rotate", help="have a new key seal from now on; the old ones still open")
+    listing = _add_listing(verbs, "show all keys, never the keys themselves")
+    rotate = verbs.add_parser("rotate", help="seal with a new key from now on; the old ones still open")
     for verb in (listing, rotate):
-        _storage_arguments(verb)
+        _add_storage_settings(verb)
 
 
 def _sealing(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
     from server.admin import sealing_keys
 
     return _print(sealing_keys.run(loaded.config, options))
 
 
-def _backup_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_backup(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="where the copy goes; it must not exist yet")
-    _storage_arguments(parser)
+    _add_storage_settings(parser)
 
 
 def _backup(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
     from server.admin import run
 
     return _print(run(loaded.config, options))
 
 
-def _export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--owner", required=True, help="whose, as `antiphon keys list` shows it")
-    _storage_arguments(parser)
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--owner", required=True, help="whose data, as `antiphon keys list` shows it")
+    _add_storage_settings(parser)
 
 
 def _export(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
     from server.admin import AdminError, tenants
 
     try:
         tenants.export(loaded.config, options.owner, sys.stdout.buffer)
     except AdminError as exc:
-        return _refuse(exc)
+        raise Refusal(exc) from None
     return 0
 
 
-def _purge_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--owner", required=True, help="whose, as `antiphon keys list` shows it")
-    parser.add_argument("--keys", action="store_true", help="revoke the owner's keys, too")
-    parser.add_argument("--yes", action="store_true", help="do it: nothing of it comes back")
-    _storage_arguments(parser)
+def _add_purge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--owner", required=True, help="whose data, as `antiphon keys list` shows it")
+    parser.add_argument("--keys", action="store_true", help="also revoke the owner's keys")
+    parser.add_argument("--yes", action="store_true", help="confirm: nothing that is removed comes back")
+    _add_storage_settings(parser)
 
 
 def _purge(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    if isinstance(loaded, int):
-        return loaded
     from server.admin import tenants
 
     return _print(tenants.run_purge(loaded.config, options))
 
 
-def _print(lines: Iterable[str]) -> int:
-    """Print what an operator's command has to say."""
-    from server.admin import AdminError
-
-    try:
-        for line in lines:
-            print(line)
-    except AdminError as exc:
-        return _refuse(exc)
-    return 0
+# ------------------------------------------------------------------------------------------------------------
+# The table
 
 
-def _chat_arguments(parser: argparse.ArgumentParser) -> None:
-    from server.cli.chat import add_arguments
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of `antiphon`.
 
-    add_arguments(parser)
+    summary: a phrase that says what it does. run: does it and returns the exit code; raises Refusal.
+    examples: lines that its help ends with. passes_on: its arguments, `--help` included, are another
+    program's.
+    """
+
+    summary: str
+    run: Callable[[argparse.Namespace], int]
+    add_arguments: Callable[[argparse.ArgumentParser], None] = _add_settings
+    examples: tuple[str, ...] = ()
+    passes_on: bool = False
+
+    @property
+    def epilog(self) -> str | None:
+        """The end of its help; None where it has no examples."""
+        return "\n  ".join(("examples:", *self.examples)) if self.examples else None
 
 
-def _chat(options: argparse.Namespace) -> int:
-    from server.cli.chat import chat
-
-    return chat(options)
-
-
-_ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "serve": _serve_arguments,
-    "chat": _chat_arguments,
-    "migrate": _storage_arguments,
-    "config": _add_settings,
-    "doctor": _add_settings,
-    "bench": _bench_arguments,
-    "collect-env": _add_settings,
-    "eval-tiny": lambda parser: None,
-    "keys": _keys_arguments,
-    "backup": _backup_arguments,
-    "export": _export_arguments,
-    "purge": _purge_arguments,
-    "webhooks": _webhooks_arguments,
-    "sealing": _sealing_arguments,
-}
-_PASSED_ON = frozenset({"eval-tiny"})
-"""Commands whose arguments are another program's, `--help` included."""
-_RUN: dict[str, Callable[[Any], int]] = {
-    "serve": _serve,
-    "chat": _chat,
-    "migrate": _migrate,
-    "config": _config,
-    "doctor": _doctor,
-    "bench": _bench,
-    "collect-env": _collect_env,
-    "eval-tiny": _eval_tiny,
-    "keys": _keys,
-    "backup": _backup,
-    "export": _export,
-    "purge": _purge,
-    "webhooks": _webhooks,
-    "sealing": _sealing,
+COMMANDS = {
+    "serve": Command(
+        "run the server",
+        _serve,
+        _add_serve,
+        (
+            "antiphon serve                                      the shipped model, on http://127.0.0.1:8000",
+            "antiphon serve --model Qwen/Qwen3-0.6B --port 8123  a model of the Hugging Face hub",
+            "antiphon serve --host 0.0.0.0 --api-key-file keys   for other machines, which need keys",
+            "antiphon serve --kv-cache-bytes 4G --log-level debug",
+        ),
+    ),
+    "chat": Command(
+        "talk to a running server in the terminal",
+        _chat,
+        _add_chat,
+        (
+            "antiphon chat                      begin a conversation at http://127.0.0.1:8000",
+            "antiphon chat --conversation new   keep all turns in a conversation of the server",
+            "antiphon chat --previous resp_...  go on after a response",
+            "antiphon chat --url http://gpu:8000 --model sql --instructions 'Be brief.'",
+        ),
+    ),
+    "migrate": Command("bring the database to this version's schema", _migrate, _add_storage_settings),
+    "config": Command(
+        "show every setting, its value and where it came from",
+        _config,
+        examples=("antiphon config", "ANTIPHON_PORT=8123 antiphon config --data /srv/antiphon"),
+    ),
+    "doctor": Command(
+        "check that this machine can serve, and change nothing",
+        _doctor,
+        examples=("antiphon doctor", "antiphon doctor --model /models/Qwen3-0.6B --port 8123"),
+    ),
+    "bench": Command(
+        "measure an engine in this process, or servers over HTTP",
+        _bench,
+        _add_bench,
+        (
+            "antiphon bench latency --batch 1,4,16    decoding by the engine in this process",
+            "antiphon bench throughput --concurrency 64",
+            "antiphon bench serve --url http://127.0.0.1:8000 --concurrency 1,8",
+            "antiphon bench serve --compare http://127.0.0.1:8001 --compare-api completions",
+        ),
+    ),
+    "collect-env": Command("print what a bug report should say of this machine", _collect_env),
+    "eval-tiny": Command(
+        "score the shipped model at what it was made for", _eval_tiny, lambda parser: None, passes_on=True
+    ),
+    "keys": Command(
+        "create, list and revoke API keys",
+        _keys,
+        _add_keys,
+        (
+            "antiphon keys create --name laptop       prints the key, this once",
+            "antiphon keys create --owner local       for what was made before there were keys",
+            "antiphon keys list --json",
+            "antiphon keys revoke key_...",
+        ),
+    ),
+    "backup": Command(
+        "copy the database to a file, also while a server runs",
+        _backup,
+        _add_backup,
+        ("antiphon backup /backups/antiphon-monday.db",),
+    ),
+    "export": Command(
+        "write all that an owner can read as JSON lines",
+        _export,
+        _add_export,
+        ("antiphon export --owner local > local.jsonl",),
+    ),
+    "purge": Command(
+        "remove everything of an owner",
+        _purge,
+        _add_purge,
+        ("antiphon purge --owner own_... --keys --yes",),
+    ),
+    "webhooks": Command(
+        "add, list, remove and test webhooks",
+        _webhooks,
+        _add_webhooks,
+        (
+            "antiphon webhooks add https://example.org/told --event response.completed",
+            "antiphon webhooks list",
+            "antiphon webhooks test hook_...",
+        ),
+    ),
+    "sealing": Command(
+        "list the keys that seal reasoning, and rotate them",
+        _sealing,
+        _add_sealing,
+        ("antiphon sealing list", "antiphon sealing rotate"),
+    ),
 }

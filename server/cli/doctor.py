@@ -1,13 +1,13 @@
-"""`antiphon doctor`: would this machine serve?
+"""`antiphon doctor`: checks whether this machine can serve, and prints a line for each check.
 
-Owns the checks and what they print. Refuses to repair anything; it opens the database as `serve` would, which
-makes or migrates it.
+Nothing is made, migrated or repaired: what is missing is told, and the first start of the server makes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import glob
+import os
 import platform
 import re
 import shlex
@@ -21,9 +21,9 @@ from typing import Literal
 
 from engine import EngineError
 from server import __version__
-from server.config import FILE_NAME, Config, masked, shown
+from server.config import FILE_NAME, Config, masked
 from server.model_registry import build_engine
-from storage import FolderHeld, StorageError, make_private_folder, open_storage
+from storage import StorageError, inspect_database
 
 Verdict = Literal["ok", "note", "FAIL"]
 Finding = tuple[Verdict, str]
@@ -51,8 +51,12 @@ async def _python(config: Config) -> Finding:
 
 
 async def _data(config: Config) -> Finding:
+    if not config.data.exists():
+        above = next(folder for folder in config.data.parents if folder.exists())
+        if not os.access(above, os.W_OK | os.X_OK):
+            return "FAIL", f"{config.data} does not exist, and {above} cannot be written"
+        return "ok", f"{config.data} does not exist yet; the first start makes it"
     try:
-        make_private_folder(config.data)
         with tempfile.TemporaryFile(dir=config.data):
             pass
     except OSError as exc:
@@ -62,32 +66,30 @@ async def _data(config: Config) -> Finding:
 
 async def _database(config: Config) -> Finding:
     try:
-        storage = await open_storage(config.db, runner="doctor")
-    except FolderHeld as exc:
-        return "note", str(exc)
+        state = await inspect_database(config.db)
     except (StorageError, ValueError) as exc:
         return "FAIL", str(exc)
-    try:
-        await storage.ready()
-        keys = sum(key.revoked_at is None for key in await storage.list_keys())
-    except StorageError as exc:
-        return "FAIL", str(exc)
-    finally:
-        await storage.close()
-    use = "shared by several servers" if storage.shared else "held by nobody"
-    return "ok", f"{shown(config.db)} has this version's schema, is {use} and has {keys} keys"
+    if state.schema == "newer":
+        return "FAIL", f"{state.shown} was written by a newer version"
+    if state.holder is not None:
+        return "note", state.holder
+    if state.schema == "absent":
+        return "ok", f"{state.shown} holds no tables yet; the first start makes them"
+    use = "shared by several servers" if state.shared else "held by nobody"
+    if state.schema == "older":
+        return "ok", f"{state.shown} is {use} and has an older schema, which the next start migrates"
+    return "ok", f"{state.shown} has this version's schema, is {use} and has {state.num_keys} keys"
 
 
 async def _access(config: Config) -> Finding:
-    """Which other users of this machine can get at what is kept; after the database was opened, which takes
-    its files from them."""
+    """Which other users of this machine can get at what is kept."""
     worst: Verdict = "ok"
-    told = []
+    sentences = []
     for verdict, words in _openings(config):
-        told.append(words)
+        sentences.append(words)
         if worst != "FAIL":
             worst = verdict
-    return worst, "; ".join(told) or "no other user can read or replace what is kept"
+    return worst, "; ".join(sentences) or "no other user can read or replace what is kept"
 
 
 def _openings(config: Config) -> Iterator[Finding]:
@@ -102,10 +104,10 @@ def _openings(config: Config) -> Iterator[Finding]:
         if file.is_file() and file.stat().st_mode & 0o077:
             yield "FAIL", f"other users can open {file}: chmod 600 {shlex.quote(str(file))}"
     for folder in sorted({*folders, *(file.parent for file in files)}):
-        for each in (folder, *folder.parents):
-            mode = each.stat().st_mode if each.is_dir() else 0
+        for place in (folder, *folder.parents):
+            mode = place.stat().st_mode if place.is_dir() else 0
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                yield "FAIL", f"any user can replace what is in {each}: chmod o-w {shlex.quote(str(each))}"
+                yield "FAIL", f"any user can replace what is in {place}: chmod o-w {shlex.quote(str(place))}"
         if folder in folders and folder.is_dir() and folder.stat().st_mode & 0o077:
             yield "note", f"other users can look into {folder}: chmod 700 {shlex.quote(str(folder))}"
 

@@ -34,8 +34,7 @@ async def create_key(request: Request) -> Response:
 @router.get("")
 async def list_keys(request: Request) -> Response:
     """All keys, revoked ones too."""
-    found = await context(request).storage.list_keys()
-    return json_reply(orjson.dumps({"object": "list", "data": [keys.as_json(key) for key in found]}))
+    return json_reply(orjson.dumps(await keys.list_all(context(request).storage)))
 
 
 @router.delete("/{key_id}")

@@ -25,4 +25,5 @@ async def list_sealing_keys(request: Request) -> Response:
 @router.post("")
 async def make_sealing_key(request: Request) -> Response:
     """Have a new key seal from now on."""
-    return json_reply(orjson.dumps(sealing_keys.as_json(await context(request).sealing.rotate())))
+    key = await context(request).sealing.rotate()
+    return json_reply(orjson.dumps(sealing_keys.as_json(key, seals=True)))

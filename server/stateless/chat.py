@@ -1,8 +1,7 @@
-"""Chat completions: a stateless view over the engine, with messages in and chunks out.
+"""Chat completions: what `/v1/chat/completions` asks of the engine and answers; nothing is stored.
 
-Owns the way from a chat request to generations, and from deltas to the parts of chunks. Refuses to know how
-messages become a prompt (`server.prompting.messages`), how generations run side by side
-(`server.stateless.choices`), and storage.
+A request becomes one generation for each choice, and a `ChatWriter` makes chunks, or a message, of what each
+of them brings.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from engine import (
     CallEnd,
     CallStart,
     Chunk,
+    Delta,
     Done,
     GenerateRequest,
     Place,
@@ -25,7 +25,6 @@ from engine import (
     Reasoning,
     RenderInput,
     Text,
-    check_request,
 )
 from server.errors import ApiError
 from server.items import InputReader
@@ -41,8 +40,16 @@ from server.prompting import (
     to_messages,
 )
 from server.runs.events import item_logprob
-from server.schema import PRIORITIES, ChatRequest, effective_tier, num_parts, num_requests, unsupported_in
-from server.stateless.choices import Completion, Part, Usage, check_search
+from server.schema import PRIORITIES, ChatRequest, effective_tier, num_parts, unsupported_in
+from server.stateless.choices import (
+    Completion,
+    Part,
+    Usage,
+    check_logprobs,
+    check_search,
+    new_head,
+    prompt_requests,
+)
 from server.threads import THREADED_PARTS, aside
 
 
@@ -61,34 +68,21 @@ async def prepare_chat(
     reader = offered.reader(prompt.starts_in)
     tier = effective_tier(request.service_tier)
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
-    requests = [
-        GenerateRequest(
-            id=f"{completion_id}/{choice}",
-            prompt_ids=prompt.ids,
-            sampling=steady(params, offered.answer),
-            reader=reader,
-            constraint=offered.enforced(served.info),
-            choice=choice,
-            owner=owner,
-            cache_salt=request.cache_salt or "",
-            priority=PRIORITIES[tier],
-            adapter=served.adapter,
-        )
-        for choice in range(num_requests(request.search, request.n))
-    ]
-    for each in requests:
-        check_request(each, served.info)
-    head = {
-        "id": completion_id,
-        "created": int(time.time()),
-        "model": served.name,
-        "service_tier": tier,
-        "system_fingerprint": served.info.fingerprint,
-    }
+    asked = GenerateRequest(
+        id=completion_id,
+        prompt_ids=prompt.ids,
+        sampling=steady(params, offered.answer),
+        reader=reader,
+        constraint=offered.enforced(served.info),
+        owner=owner,
+        cache_salt=request.cache_salt or "",
+        priority=PRIORITIES[tier],
+        adapter=served.adapter,
+    )
     return Completion(
         engine=served.engine,
         telemetry=telemetry,
-        requests=requests,
+        requests=prompt_requests(asked, served, request.search, request.n),
         writers=[
             ChatWriter(
                 choice,
@@ -98,7 +92,7 @@ async def prepare_chat(
             )
             for choice in range(request.n)
         ],
-        head=head,
+        head={**new_head(completion_id, served), "service_tier": tier},
         place=place,
         usage=Usage([len(prompt.ids)], request.n),
         search=request.search,
@@ -141,13 +135,6 @@ def check_modalities(request: ChatRequest, served: ServedModel) -> None:
         raise ApiError(400, message, code="unsupported_content", param=path)
 
 
-def check_logprobs(asked: int | None, served: ServedModel) -> None:
-    """Raise ApiError 400 when log probabilities are asked of an engine that has none."""
-    if asked is not None and "logprobs" not in served.info.capabilities:
-        message = f"The model '{served.name}' gives no log probabilities."
-        raise ApiError(400, message, code="unsupported_parameter", param="logprobs")
-
-
 _CONTENT = {"function": "arguments", "custom": "input"}
 
 
@@ -160,7 +147,7 @@ class ChatWriter:
     def __init__(
         self, index: int, *, logprobs: bool, custom_tool_names: Collection[str] = (), thoughts: bool = True
     ) -> None:
-        """customs: the names of tools that take a text. thoughts: whether they go out at all."""
+        """custom_tool_names: of the tools that take a text. thoughts: whether reasoning goes out at all."""
         self._index = index
         self._preamble = False
         self._logprobs = logprobs
@@ -171,8 +158,7 @@ class ChatWriter:
         self._whole_call = False
         self._begun = False
 
-    # -- writing
-    # --------------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def write(self, chunk: Chunk) -> list[Part]:
         """One part for most chunks; a new one where what comes would stand before what the last one has."""
@@ -183,41 +169,42 @@ class ChatWriter:
         delta: dict[str, Any] = {}
         logprobs: list[dict[str, Any]] = []
         finish: str | None = None
-        for each in chunk.deltas:
-            match each:
+        for event in chunk.deltas:
+            if self._comes_before(event, delta):
+                parts.append(self._part(delta, logprobs))
+                delta, logprobs = {}, []
+            match event:
                 case Text():
-                    if "tool_calls" in delta:
-                        parts.append(self._part(delta, logprobs))
-                        delta, logprobs = {}, []
-                    # Chat has one message: what was said before calls or the answer is a paragraph of it.
-                    gap = "\n\n" if self._preamble and not each.preamble else ""
-                    self._preamble = each.preamble
-                    delta["content"] = delta.get("content", "") + gap + each.text
-                    if self._logprobs:
-                        logprobs += [item_logprob(entry) for entry in each.logprobs]
-                case Reasoning():
-                    if not self._thoughts:
-                        continue
-                    if "tool_calls" in delta or "content" in delta:
-                        parts.append(self._part(delta, logprobs))
-                        delta, logprobs = {}, []
-                    delta["reasoning"] = delta["reasoning_content"] = delta.get("reasoning", "") + each.text
+                    self._text(delta, logprobs, event)
+                case Reasoning() if self._thoughts:
+                    delta["reasoning"] = delta["reasoning_content"] = delta.get("reasoning", "") + event.text
                 case CallStart():
-                    delta.setdefault("tool_calls", []).append(self._call(each.name))
+                    delta.setdefault("tool_calls", []).append(self._call(event.name))
                 case CallArgs():
-                    calls = delta.get("tool_calls", [])
-                    self._arguments(calls, each.text)
-                    if calls:
-                        delta["tool_calls"] = calls
+                    self._arguments(delta, event.text)
                 case CallEnd():
-                    self._whole_call |= each.complete
+                    self._whole_call |= event.complete
                 case Done():
-                    finish = self._finish(each)
+                    finish = self._finish(event)
         if delta:
             parts.append(self._part(delta, logprobs))
         if finish is not None:
             parts.append({**self._part({}), "finish_reason": finish})
         return parts
+
+    def _comes_before(self, event: Delta, delta: dict[str, Any]) -> bool:
+        """Whether clients would show an event before something that a part holds already."""
+        if isinstance(event, Reasoning):
+            return self._thoughts and ("tool_calls" in delta or "content" in delta)
+        return isinstance(event, Text) and "tool_calls" in delta
+
+    def _text(self, delta: dict[str, Any], logprobs: list[dict[str, Any]], text: Text) -> None:
+        # Chat has one message: what was said before calls or the answer is a paragraph of it.
+        gap = "\n\n" if self._preamble and not text.preamble else ""
+        self._preamble = text.preamble
+        delta["content"] = delta.get("content", "") + gap + text.text
+        if self._logprobs:
+            logprobs += [item_logprob(entry) for entry in text.logprobs]
 
     def _part(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> Part:
         content = {"content": list(logprobs), "refusal": None} if logprobs else None
@@ -230,23 +217,22 @@ class ChatWriter:
         self._num_calls += 1
         return call | {kind: {"name": name, _CONTENT[kind]: ""}}
 
-    def _arguments(self, calls: list[dict[str, Any]], text: str) -> None:
+    def _arguments(self, delta: dict[str, Any], text: str) -> None:
         """More of the newest call's arguments: onto its start where that is in the same part."""
         kind = "function"
         if self._input is not None:
             kind, text = "custom", self._input.feed(text)
-        if calls:
+        if calls := delta.get("tool_calls"):
             calls[-1][kind][_CONTENT[kind]] += text
         elif text:
-            calls.append({"index": self._num_calls - 1, kind: {_CONTENT[kind]: text}})
+            delta["tool_calls"] = [{"index": self._num_calls - 1, kind: {_CONTENT[kind]: text}}]
 
     def _finish(self, done: Done) -> str:
         if done.reason == "length":
             return "length"
         return "tool_calls" if self._whole_call else "stop"
 
-    # -- folding
-    # --------------------------------------------------------------------------------------------------------
+    # -- folding ---------------------------------------------------------------------------------------------
 
     def fold(self, parts: Sequence[Part]) -> dict[str, Any]:
         """The choice with its message; `content` is null where there are only calls."""

@@ -1,26 +1,26 @@
-"""Completions without state: generations side by side, written as chunks, streamed or folded.
+"""What chat completions and text completions share: the choices of one request, generated side by side.
 
-Owns what the chat and the completions view share: running the choices of one request, the envelope around
-their parts, usage, and the end of a stream. Refuses to know what a part looks like: a `Writer` per choice
-makes parts of engine chunks and folds them again, so what is streamed and what is not cannot differ.
+A `Writer` for each choice makes parts of engine chunks. A streamed reply sends these parts in an envelope; a
+whole reply folds them again. So what is streamed and what is not cannot differ.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from engine import Chunk, Engine, GenerateRequest, Place, beam_search, best_of
+from engine import Chunk, Engine, GenerateRequest, Place, beam_search, best_of, check_request
 from server.errors import ApiError, to_api_error
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.schema import Search
+from server.schema import Search, num_requests
 from server.sse_frame import frame
 
 Part = dict[str, Any]
@@ -71,14 +71,14 @@ class Usage:
     def totals(self) -> dict[str, Any]:
         """The official usage object."""
         prompt = sum(self._prompt_tokens)
-        each = len(self._cached) // len(self._prompt_tokens)
-        per_prompt = [self._cached[start : start + each] for start in range(0, len(self._cached), each)]
+        num = len(self._cached) // len(self._prompt_tokens)
+        per_prompt = [self._cached[start : start + num] for start in range(0, len(self._cached), num)]
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self._completion,
             "total_tokens": prompt + self._completion,
             "prompt_tokens_details": {
-                "cached_tokens": sum(min(found or 0 for found in choices) for choices in per_prompt)
+                "cached_tokens": sum(min(cached or 0 for cached in choices) for choices in per_prompt)
             },
             "completion_tokens_details": {"reasoning_tokens": self._reasoning},
         }
@@ -118,14 +118,14 @@ class Completion:
         """(choice, chunk) as they come; where the best are to be found first, when they are."""
         if self.search is None:
             async with aclosing(side_by_side([self._timed(request) for request in self.requests])) as chunks:
-                async for found in chunks:
-                    yield found
+                async for choice_and_chunk in chunks:
+                    yield choice_and_chunk
             return
-        each = 1 if self.search.beams is not None else self.search.num_candidates
-        num_prompts = len(self.requests) // each
+        per_prompt = 1 if self.search.beams is not None else self.search.num_candidates
+        num_prompts = len(self.requests) // per_prompt
         count = len(self.writers) // num_prompts
         picks = [
-            self._pick(self.search, self.requests[at * each : (at + 1) * each], at * count, count)
+            self._pick(self.search, self.requests[at * per_prompt : (at + 1) * per_prompt], at * count, count)
             for at in range(num_prompts)
         ]
         async with aclosing(side_by_side(picks)) as picked:
@@ -178,6 +178,40 @@ class Completion:
         return {"id": self.head["id"], "object": object_name, **self.head}
 
 
+def prompt_requests(
+    asked: GenerateRequest, served: ServedModel, search: Search | None, n: int, *, first: int = 0
+) -> list[GenerateRequest]:
+    """One request for each of `n` choices of a prompt, or for each candidate that a search chooses from.
+
+    asked: what they have in common; its id is the completion's. first: how many requests other prompts of the
+    completion have before. Raises the engine's RequestErrors.
+    """
+    requests = [
+        replace(asked, id=f"{asked.id}/{first + choice}", choice=choice)
+        for choice in range(num_requests(search, n))
+    ]
+    for request in requests:
+        check_request(request, served.info)
+    return requests
+
+
+def new_head(completion_id: str, served: ServedModel) -> dict[str, Any]:
+    """What every body and chunk of a completion begins with."""
+    return {
+        "id": completion_id,
+        "created": int(time.time()),
+        "model": served.name,
+        "system_fingerprint": served.info.fingerprint,
+    }
+
+
+def check_logprobs(asked: int | None, served: ServedModel) -> None:
+    """Raise ApiError 400 when log probabilities are asked of an engine that has none."""
+    if asked is not None and "logprobs" not in served.info.capabilities:
+        message = f"The model '{served.name}' gives no log probabilities."
+        raise ApiError(400, message, code="unsupported_parameter", param="logprobs")
+
+
 def check_search(search: Search | None, served: ServedModel) -> None:
     """Raise ApiError 400 when an engine is asked for a search that it cannot do."""
     wanted, param = ("logprobs", "best_of")
@@ -212,13 +246,13 @@ async def side_by_side(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[t
     try:
         running = len(tasks)
         while running:
-            found = await queue.get()
-            if found is None:
+            event = await queue.get()
+            if event is None:  # one of the streams has ended
                 running -= 1
-            elif isinstance(found, BaseException):
-                raise found
+            elif isinstance(event, BaseException):
+                raise event
             else:
-                yield found
+                yield event
     finally:
         for task in tasks:
             task.cancel()

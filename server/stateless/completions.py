@@ -1,13 +1,12 @@
-"""Text completions: a stateless view over the engine, without template and dialect; text in, text out.
+"""Text completions: what `/v1/completions` asks of the engine and answers; nothing is stored.
 
-Owns the way from a prompt to generations, and the legacy form of log probabilities. Refuses to know how
-generations run side by side (`server.stateless.choices`), and storage.
+Prompts are taken as they are, without a chat template, and what comes is text without reasoning or calls.
+Log probabilities have the legacy form of this API.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,14 +20,20 @@ from engine import (
     ReaderParams,
     Text,
     TokenLogprob,
-    check_request,
 )
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.prompting import Offer, check, sampling, steady
-from server.schema import CompletionRequest, num_requests, refuse
-from server.stateless.chat import check_logprobs
-from server.stateless.choices import Completion, Part, Usage, check_search
+from server.schema import CompletionRequest, refuse
+from server.stateless.choices import (
+    Completion,
+    Part,
+    Usage,
+    check_logprobs,
+    check_search,
+    new_head,
+    prompt_requests,
+)
 
 
 async def prepare_completion(
@@ -40,7 +45,6 @@ async def prepare_completion(
     offered = Offer.of(request.shape)
     await check(offered, served, (), request.shape_param, owner)
     seed = secrets.randbits(63)
-    silent = request.max_tokens == 0
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     requests: list[GenerateRequest] = []
     writers: list[TextWriter] = []
@@ -51,55 +55,56 @@ async def prepare_completion(
         params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
         params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)
         counts.append(len(ids))
-        shown = None
-        if request.echo:
-            shown = prompt if isinstance(prompt, str) else await served.engine.detokenize(ids)
-        requests += [
-            GenerateRequest(
-                id=f"{completion_id}/{len(requests) + candidate}",
-                prompt_ids=ids,
-                sampling=steady(params, offered.answer),
-                reader=ReaderParams(dialect=False),
-                constraint=offered.constraint,
-                choice=candidate,
-                owner=owner,
-                cache_salt=request.cache_salt or "",
-                adapter=served.adapter,
-            )
-            for candidate in range(num_requests(request.search, request.n))
-        ]
-        for _ in range(request.n):
-            writers.append(
-                TextWriter(
-                    len(writers),
-                    engine=served.engine,
-                    logprobs=request.logprobs,
-                    prompt=shown,
-                    prompt_ids=ids,
-                    silent=silent,
-                    shows_ids=request.return_token_ids,
-                    names_ids=request.return_tokens_as_token_ids,
-                )
-            )
-    for each in requests:
-        check_request(each, served.info)
-    head = {
-        "id": completion_id,
-        "created": int(time.time()),
-        "model": served.name,
-        "system_fingerprint": served.info.fingerprint,
-    }
+        asked = GenerateRequest(
+            id=completion_id,
+            prompt_ids=ids,
+            sampling=steady(params, offered.answer),
+            reader=ReaderParams(dialect=False),
+            constraint=offered.constraint,
+            owner=owner,
+            cache_salt=request.cache_salt or "",
+            adapter=served.adapter,
+        )
+        requests += prompt_requests(asked, served, request.search, request.n, first=len(requests))
+        writers += await _writers(request, served, prompt, ids, first=len(writers))
     return Completion(
         engine=served.engine,
         telemetry=telemetry,
         requests=requests,
         writers=writers,
-        head=head,
+        head=new_head(completion_id, served),
         place=place,
         usage=Usage(counts, len(writers)),
-        silent=silent,
+        silent=request.max_tokens == 0,
         search=request.search,
     )
+
+
+async def _writers(
+    request: CompletionRequest,
+    served: ServedModel,
+    prompt: str | list[int],
+    prompt_ids: tuple[int, ...],
+    *,
+    first: int,
+) -> list[TextWriter]:
+    """The writers of one prompt's choices, which are numbered from `first` on."""
+    echoed = None
+    if request.echo:
+        echoed = prompt if isinstance(prompt, str) else await served.engine.detokenize(prompt_ids)
+    return [
+        TextWriter(
+            first + choice,
+            engine=served.engine,
+            logprobs=request.logprobs,
+            prompt=echoed,
+            prompt_ids=prompt_ids,
+            silent=request.max_tokens == 0,
+            shows_ids=request.return_token_ids,
+            names_ids=request.return_tokens_as_token_ids,
+        )
+        for choice in range(request.n)
+    ]
 
 
 async def _prompt_ids(
@@ -148,8 +153,7 @@ class TextWriter:
         self._begun = False
         self._offset = 0
 
-    # -- writing
-    # --------------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def write(self, chunk: Chunk) -> list[Part]:
         """At most one part; none for a chunk whose tokens show no text yet."""
@@ -185,8 +189,8 @@ class TextWriter:
         """The prompt's own tokens; nothing was known before the first, so it has no log probability."""
         if into is None:
             return
-        found = chunk.prompt_logprobs or (None,) * len(self._prompt_ids)
-        for token_id, entry in zip(self._prompt_ids, found, strict=True):
+        entries = chunk.prompt_logprobs or (None,) * len(self._prompt_ids)
+        for token_id, entry in zip(self._prompt_ids, entries, strict=True):
             self._add(into, token_id, self._engine.token_text(token_id), entry)
 
     def _add(
@@ -209,8 +213,7 @@ class TextWriter:
     def _name(self, token_id: int, token: str) -> str:
         return f"token_id:{token_id}" if self._names_ids else token
 
-    # -- folding
-    # --------------------------------------------------------------------------------------------------------
+    # -- folding ---------------------------------------------------------------------------------------------
 
     def fold(self, parts: Sequence[Part]) -> dict[str, Any]:
         """The choice that its parts make."""

@@ -103,6 +103,12 @@ class Database(Protocol):
     shown: str  # for messages: no password
     shared: bool  # other processes may write to it too
 
+    def exists(self) -> bool:
+        """Whether there is anything to open. False for a file that is not there yet."""
+
+    def holder(self) -> str | None:
+        """The server that holds it for itself, in words for a message; None where nobody does."""
+
     def hold(self) -> None:
         """Takes it for this process alone, where it is not shared. FolderHeld."""
 
@@ -112,6 +118,9 @@ class Database(Protocol):
     def writing(self) -> Writing: ...
 
     def reading(self) -> Reading: ...
+
+    def looking(self) -> Reading:
+        """A connection for a single look, which leaves no file behind."""
 
     def hints(self) -> Hints:
         """What other processes let this one know; on the running loop."""

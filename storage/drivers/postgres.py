@@ -63,6 +63,12 @@ class PostgreSQL:
         self._url = url.set(drivername="postgresql+asyncpg", query=query)
         self.shown = url.set(query={}).render_as_string(hide_password=True)  # a query may hold one too
 
+    def exists(self) -> bool:
+        return True
+
+    def holder(self) -> str | None:
+        return None
+
     def hold(self) -> None:
         """Nothing: several processes may write."""
 
@@ -74,6 +80,9 @@ class PostgreSQL:
 
     def reading(self) -> PostgreSQLReading:
         return PostgreSQLReading(self._line())
+
+    def looking(self) -> PostgreSQLReading:
+        return self.reading()
 
     def hints(self) -> Notifications:
         arguments: dict[str, Any] = dialect().create_connect_args(self._url)[1]  # type: ignore[no-untyped-call]

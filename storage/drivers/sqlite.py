@@ -60,6 +60,12 @@ class SQLite:
         self.shown = str(self.path)
         self._lock: FolderLock | None = None
 
+    def exists(self) -> bool:
+        return self.path.is_file()
+
+    def holder(self) -> str | None:
+        return FolderLock.holder(self.path)
+
     def hold(self) -> None:
         """Takes the folder, which is made if need be, and keeps other users out of the files. FolderHeld,
         StorageUnavailable."""
@@ -83,6 +89,11 @@ class SQLite:
     def reading(self) -> SQLiteReading:
         return SQLiteReading(self.path)
 
+    def looking(self) -> SQLiteReading:
+        # Without a WAL nobody writes, and SQLite would make one that it could not remove.
+        wal = self.path.with_name(self.path.name + "-wal")
+        return SQLiteReading(self.path, immutable=not wal.exists())
+
     def hints(self) -> Silence:
         return Silence()
 
@@ -104,21 +115,42 @@ class FolderLock:
     """
 
     def __init__(self, database: Path) -> None:
-        path = database.with_name(database.name + ".lock")
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        self._fd = os.open(self._path(database), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            pid = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            holder = self._holder(self._fd, database)
             os.close(self._fd)
-            raise FolderHeld(
-                f"another server (pid {pid}) holds {database.parent} ({database.name})"
-            ) from error
+            raise FolderHeld(holder) from error
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         os.close(self._fd)
+
+    @classmethod
+    def holder(cls, database: Path) -> str | None:
+        """Who holds the database, in words; None where nobody does. Nothing is made or written. OSError."""
+        try:
+            fd = os.open(cls._path(database), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return cls._holder(fd, database)
+        finally:
+            os.close(fd)
+        return None
+
+    @staticmethod
+    def _path(database: Path) -> Path:
+        return database.with_name(database.name + ".lock")
+
+    @staticmethod
+    def _holder(fd: int, database: Path) -> str:
+        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        return f"another server (pid {pid}) holds {database.parent} ({database.name})"
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -257,9 +289,11 @@ class SQLiteWriting:
 class SQLiteReading:
     """A read-only connection; each read is one transaction, so one snapshot."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, immutable: bool = False) -> None:
+        """immutable: nobody writes while this is open, so that no file is needed beside the database."""
+        query = {"mode": "ro", "uri": "true", **({"immutable": "1"} if immutable else {})}
         self._engine = create_engine(
-            URL.create("sqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}),
+            URL.create("sqlite", database=f"file:{quote(str(path))}", query=query),
             pool_size=1,
             max_overflow=0,
             connect_args={"timeout": READ_BUSY_S, "isolation_level": None, "check_same_thread": False},

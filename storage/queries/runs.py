@@ -56,22 +56,38 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
     runner: who owns it from now on; None leaves it queued. NotFound("conversation" | "response"),
     ConversationFull, ConversationLocked, ConversationMoved, ItemConflict, TooManyQueued.
     """
-    head = None
     if runner is None and new.queue_limit is not None:
         queue.require_room(conn, new.owner, new.queue_limit)
-    if new.conversation_id is not None:
-        head = conversations.lock(
-            conn,
-            new.owner,
-            new.conversation_id,
-            new.id,
-            new.created_at,
-            limit=new.conversation_limit,
-        )
-        if new.conversation_head not in (None, head):
-            raise ConversationMoved(new.conversation_id, head)
+    head = _lock_conversation(conn, new)
     if new.previous_response_id is not None:
         require(conn, new.owner, new.previous_response_id, hold=True)
+    _insert_response(conn, new, head)
+    if new.store:
+        items.put(conn, new.owner, new.input_items)
+        places = [_place(new.id, "in", i, new.owner, item.id) for i, item in enumerate(new.input_items)]
+        if places:
+            conn.execute(insert(response_items), places)
+    return _insert_run(conn, new, runner)
+
+
+def _lock_conversation(conn: Connection, new: NewResponse) -> int | None:
+    """Takes the lock of the response's conversation; its head, or None where it runs in none."""
+    if new.conversation_id is None:
+        return None
+    head = conversations.lock(
+        conn,
+        new.owner,
+        new.conversation_id,
+        new.id,
+        new.created_at,
+        limit=new.conversation_limit,
+    )
+    if new.conversation_head not in (None, head):
+        raise ConversationMoved(new.conversation_id, head)
+    return head
+
+
+def _insert_response(conn: Connection, new: NewResponse, conversation_head: int | None) -> None:
     conn.execute(
         insert(responses).values(
             id=new.id,
@@ -86,15 +102,14 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
             plan=new.plan,
             previous_response_id=new.previous_response_id,
             conversation_id=new.conversation_id,
-            conversation_head=head,
+            conversation_head=conversation_head,
             hidden=new.hidden,
         )
     )
-    if new.store:
-        items.put(conn, new.owner, new.input_items)
-        places = [_place(new.id, "in", i, new.owner, item.id) for i, item in enumerate(new.input_items)]
-        if places:
-            conn.execute(insert(response_items), places)
+
+
+def _insert_run(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
+    """Stores the run with its first record, if it has one; the claim of whoever started it."""
     next_seq, segment, segment_end = 0, None, 0
     if new.record is not None:
         log = [new.record]

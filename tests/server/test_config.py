@@ -34,6 +34,44 @@ def test_the_database_follows_the_data_folder(tmp_path: Path) -> None:
     assert Config(data=Path("~/x")).data == Path("~/x").expanduser()
 
 
+@pytest.mark.parametrize("scheme", ["sqlite", "sqlite+aiosqlite"])
+def test_a_database_file_is_named_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load({"db": f"{scheme}:///data/x.db?timeout=5"}, {}).config
+    assert config.db == f"sqlite+aiosqlite:///{tmp_path}/data/x.db?timeout=5"
+    assert config.db_file == tmp_path / "data" / "x.db"
+    for refused_by_storage in ("sqlite://", "sqlite:///:memory:", "postgresql+asyncpg://h/x", "nonsense"):
+        assert load({"db": refused_by_storage}, {}).config.db == refused_by_storage
+
+
+@pytest.mark.parametrize(
+    ("written", "num_bytes"),
+    [
+        ("4096", 4096),
+        ("64K", 64 << 10),
+        ("2m", 2 << 20),
+        ("1.5G", 3 << 29),
+        ("4 GiB", 4 << 30),
+        ("1T", 1 << 40),
+    ],
+)
+def test_bytes_may_have_a_suffix(env: dict[str, str], written: str, num_bytes: int) -> None:
+    sizes = [row.name for row in settings() if row.unit == "bytes"]
+    assert "kv_cache_bytes" in sizes and "max_bytes_per_owner" in sizes
+    config = load(dict.fromkeys(sizes, written), env).config
+    assert {getattr(config, name) for name in sizes} == {num_bytes}
+    from_env = load({}, {**env, "ANTIPHON_KV_CACHE_BYTES": written}).config
+    assert from_env.kv_cache_bytes == num_bytes
+
+
+@pytest.mark.parametrize("written", ["4X", "4GB", "G", "", "-1G", "four"])
+def test_what_is_no_number_of_bytes_is_refused_with_an_example(env: dict[str, str], written: str) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache_bytes \(flag --kv-cache-bytes\).*2M, 4G"):
+        load({"kv_cache_bytes": written}, env)
+
+
 def test_lists_come_as_repeated_flags_or_with_commas(env: dict[str, str]) -> None:
     assert load({"served_model_name": ["a", "b"]}, env).config.served_model_name == ("a", "b")
     from_env = load({}, {**env, "ANTIPHON_SERVED_MODEL_NAME": "a, b,"}).config
@@ -96,7 +134,12 @@ def test_a_faulty_file_is_named(env: dict[str, str], tmp_path: Path, text: str) 
 
 
 def test_what_looks_like_a_setting_and_is_none_is_told(env: dict[str, str]) -> None:
-    assert load({}, {**env, "ANTIPHON_PROT": "1", "OTHER": "1"}).strangers == ["ANTIPHON_PROT"]
+    loaded = load({}, {**env, "ANTIPHON_PROT": "1", "OTHER": "1", "ANTIPHON_URL": "http://127.0.0.1:1"})
+    assert loaded.strangers == ["ANTIPHON_PROT"]
+    (warning,) = loaded.warnings()
+    assert "ANTIPHON_PROT" in warning and warning.endswith("did you mean ANTIPHON_PORT?")
+    (warning,) = load({}, {**env, "ANTIPHON_ZZZZZZZZ": "1"}).warnings()
+    assert warning.endswith("is no setting and is ignored")
 
 
 def test_numbers_are_shown_as_a_reader_writes_them() -> None:

@@ -611,6 +611,14 @@ async def test_what_cannot_be_loaded_says_why_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+async def test_a_gpu_that_torch_cannot_use_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    engine = LocalEngine(folder, device="cuda", num_threads=1)
+    with pytest.raises(LoadError, match="finds no GPU that it can use"):
+        await engine.start()
+    await engine.close()
+
+
 async def test_a_hub_id_offline_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub.constants
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import io
+import os
+import pty
+import select
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -73,7 +79,7 @@ async def talk(
             session.begin()
             for line in lines:
                 if line == "/new":
-                    session.begin()
+                    session.begin(anew=True)
                 else:
                     session.say(line)
 
@@ -131,6 +137,123 @@ async def test_what_the_server_refuses_is_said_in_its_words(live_server: Running
     with pytest.raises(ChatError, match="conv_nobody"):
         await talk(live_server, "x", argv=("--conversation", "conv_nobody"))
     assert "failed inside the engine" in await talk(live_server, "fail the dog ate it")
+
+
+async def test_a_chat_goes_on_after_a_response(live_server: Running) -> None:
+    async with httpx.AsyncClient(base_url=live_server.base_url) as client:
+        made = (await client.post("/v1/responses", json={"input": "say one"})).json()["id"]
+    assert await talk(live_server, "say two", argv=("--previous", made)) == "two\n"
+    lengths = [len(request.prompt_ids) for request in prompts(live_server)]
+    assert lengths[1] > lengths[0]
+    with pytest.raises(ChatError, match="resp_nobody"):
+        await talk(live_server, "x", argv=("--previous", "resp_nobody"))
+
+
+@contextmanager
+def terminal(*argv: str) -> Iterator[Terminal]:
+    """The command in a terminal of its own."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "INPUTRC": "/dev/null"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server.cli", "chat", *argv],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+class Terminal:
+    """What a person does at a terminal: type, and read until something stands there."""
+
+    def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
+        self._descriptor = descriptor
+        self._unread = ""
+        self.process = process
+
+    def type(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+    def until(self, words: str) -> str:
+        """What is shown from where the last call ended up to these words, which have to come within 30 s."""
+        while words not in self._unread:
+            ready, _, _ = select.select([self._descriptor], [], [], 30)
+            assert ready, f"{words!r} did not come: {self._unread!r}"
+            try:
+                self._unread += os.read(self._descriptor, 4096).decode()
+            except OSError:  # Linux says so when the program has gone
+                raise AssertionError(f"the program ended without {words!r}: {self._unread!r}") from None
+        shown, _, self._unread = self._unread.partition(words)
+        return shown
+
+
+PROMPT = "\x1b[?2004h> "
+"""What readline shows when it waits: it asks the terminal to mark what is pasted."""
+
+
+async def test_pasted_lines_are_one_turn_and_leaving_says_how_to_come_back(live_server: Running) -> None:
+    def run() -> str:
+        with terminal("--url", f"{live_server.base_url}/v1") as screen:
+            screen.until(PROMPT)
+            screen.type("\x1b[200~say one\nsay two\x1b[201~\r")
+            screen.until("\rone\r\ntwo\r\n")
+            screen.until(PROMPT)
+            screen.type("say three\x1b\rsay four\r")  # Alt-Enter
+            screen.until("\rthree\r\nfour\r\n")
+            screen.until(PROMPT)
+            screen.type("\x04")
+            screen.until("To go on: ")
+            return screen.until("\n")
+
+    command = await asyncio.to_thread(run)
+    request, _ = prompts(live_server)
+    engine = live_server.context.models.get(None).engine
+    assert "say one\nsay two" in await engine.detokenize(request.prompt_ids)
+    assert command.startswith(f"antiphon chat --url {live_server.base_url}/v1 --previous resp_")
+
+
+async def test_an_interrupt_clears_the_line(live_server: Running) -> None:
+    def run() -> None:
+        with terminal("--url", live_server.base_url) as screen:
+            screen.until(PROMPT)
+            screen.type("say never")
+            screen.until("say never")
+            screen.type("\x03")
+            screen.until(PROMPT)
+            screen.type("say after\r")
+            screen.until("\rafter\r\n")
+            screen.until(PROMPT)
+            screen.type("/quit\r")
+            screen.until("To go on: ")
+            assert screen.process.wait(30) == 0
+
+    await asyncio.to_thread(run)
+    (request,) = prompts(live_server)
+    engine = live_server.context.models.get(None).engine
+    assert "never" not in await engine.detokenize(request.prompt_ids)
+
+
+async def test_no_colour_is_left_for_the_prompt(live_server: Running) -> None:
+    out = io.StringIO()
+
+    def run() -> None:
+        with httpx.Client(base_url=live_server.base_url, timeout=20) as http:
+            session = Session(http, options("--conversation", "new"), out, colour=True)
+            session.begin()
+            assert out.getvalue().endswith(PLAIN)
+            session.say("fail the dog ate it")
+
+    await asyncio.to_thread(run)
+    assert chat.RED in out.getvalue() and out.getvalue().endswith(PLAIN)
 
 
 async def test_the_command(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
+import shlex
 import signal
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -40,8 +43,8 @@ def test_help_and_version_import_nothing_heavy(capfd: pytest.CaptureFixture[str]
         subprocess.run([sys.executable, "-c", LIGHT, flag], check=True, cwd=ROOT)
     printed = capfd.readouterr().out
     assert f"antiphon {__version__}" in printed
-    for name, summary in COMMANDS.items():
-        assert name in printed and summary in printed
+    for name, command in COMMANDS.items():
+        assert name in printed and command.summary in printed
 
 
 def test_config_shows_every_setting(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -78,6 +81,69 @@ def test_refusals_are_one_line_and_exit_2(
     err = capsys.readouterr().err
     assert err.startswith("antiphon: ") and words in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "--model", "A", "--model", "B"], "--model is given more than once"),
+        (["serve", "--deterministic", "--deterministic", "false"], "--deterministic is given more than once"),
+        (["serve", "--nonsense"], "--nonsense"),
+        (["keys"], "create|list|revoke"),
+        (["keys", "revoke"], "antiphon keys revoke --help"),
+        (["config", "--dtype", "int3"], "--dtype"),
+        (["nonsense"], "antiphon --help"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert err.startswith("antiphon: ") and words in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.examples])
+def test_the_examples_of_a_command_are_its_own_and_parse(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    command = COMMANDS[name]
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    ran: list[argparse.Namespace] = []
+    monkeypatch.setitem(COMMANDS, name, replace(command, run=lambda options: ran.append(options) or 0))
+    for example in command.examples:
+        assert example in shown
+        line = example.split("  ")[0].split(" > ")[0]
+        words = shlex.split(line)
+        assert main(words[words.index("antiphon") + 1 :]) == 0
+    assert [options.command for options in ran] == [name] * len(command.examples)
+
+
+def test_a_variable_that_is_no_setting_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ANTIPHON_PROT", "1")
+    assert main(["config", "--data", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.count("ANTIPHON_PROT") == 1
+
+
+def test_keys_are_listed_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = ["--data", str(tmp_path)]
+    assert main(["keys", "list", "--json", *data]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(["keys", "create", "--name", "laptop", "--owner", "ann", *data]) == 0
+    key = capsys.readouterr().out.splitlines()[0]
+    assert main(["keys", "list", "--json", *data]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["owner"], listed["revoked_at"]) == ("laptop", "ann", None)
+    assert listed["hint"] == f"...{key[-4:]}" and "key" not in listed
+    for other in ("webhooks", "sealing"):
+        assert main([other, "list", "--json", *data]) == 0
+        assert isinstance(json.loads(capsys.readouterr().out), list)
 
 
 def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -122,6 +188,42 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "FAIL  model" in capsys.readouterr().out
 
 
+def database_line(capsys: pytest.CaptureFixture[str]) -> str:
+    return next(line for line in capsys.readouterr().out.splitlines() if line[6:14] == "database")
+
+
+async def test_doctor_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    doctor = ["doctor", "--engine", "scripted", "--data", str(data), "--port", "0"]
+    assert await asyncio.to_thread(main, doctor) == 0
+    assert "holds no tables yet" in database_line(capsys)
+    assert not data.exists()
+    assert await asyncio.to_thread(main, ["keys", "create", "--data", str(data)]) == 0
+    capsys.readouterr()
+    before = {file.name: file.read_bytes() for file in data.iterdir()}
+    assert await asyncio.to_thread(main, doctor) == 0
+    assert "has this version's schema, is held by nobody and has 1 keys" in database_line(capsys)
+    assert {file.name: file.read_bytes() for file in data.iterdir()} == before
+    async with served(data) as server:
+        assert await asyncio.to_thread(main, doctor) == 0
+        assert f"another server (pid {server.inner.pid}) holds" in database_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("revision", "code", "words"), [("0001", 0, "older schema"), ("9999", 1, "newer version")]
+)
+def test_doctor_tells_the_schema(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, revision: str, code: int, words: str
+) -> None:
+    assert main(["migrate", "--data", str(tmp_path)]) == 0
+    with closing(sqlite3.connect(tmp_path / "antiphon.db")) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        connection.commit()
+    capsys.readouterr()
+    assert main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]) == code
+    assert words in database_line(capsys)
+
+
 def test_doctor_tells_who_else_can_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     data, open_folder = tmp_path / "data", tmp_path / "open"
     data.mkdir(mode=0o700)
@@ -134,8 +236,12 @@ def test_doctor_tells_who_else_can_read(capsys: pytest.CaptureFixture[str], tmp_
         return next(line for line in capsys.readouterr().out.splitlines() if line[6:12] == "access")
 
     assert access().startswith("ok")
+    assert main(["migrate", "--data", str(data)]) == 0
+    capsys.readouterr()
+    assert access().startswith("ok")
     (data / "antiphon.db").chmod(0o644)
-    assert access().startswith("ok")  # as `serve` would, it has taken the file from the others
+    assert access().startswith("FAIL") and f"chmod 600 {data / 'antiphon.db'}" in access()
+    (data / "antiphon.db").chmod(0o600)
     data.chmod(0o755)
     assert access().startswith("note") and f"chmod 700 {data}" in access()
     data.chmod(0o700)
@@ -236,6 +342,15 @@ async def test_serve_and_stop(tmp_path: Path) -> None:
         server.signal(signal.SIGTERM)
         assert await server.ended() == 0
     assert not list(tmp_path.glob("server-*.json"))
+
+
+async def test_serve_says_which_file_a_relative_database_is(tmp_path: Path) -> None:
+    relative = os.path.relpath(tmp_path / "x.db", ROOT)
+    async with served(tmp_path, "--db", f"sqlite:///{relative}") as server:
+        assert server.inner.stderr is not None
+        line = (await asyncio.wait_for(server.inner.stderr.readline(), 20)).decode()
+        assert f"the database is the file {tmp_path / 'x.db'}" in line
+    assert (tmp_path / "x.db").exists()
 
 
 async def test_the_first_signal_drains(tmp_path: Path) -> None:

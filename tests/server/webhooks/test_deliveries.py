@@ -496,7 +496,8 @@ async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], a
         code, (secret, told) = await antiphon("add", receiver.url + "/in", "--owner", "ann", *types)
         assert code == 0 and secret.startswith("whsec_") and "owner ann" in told
         id = told.split()[1].rstrip(",")
-        code, (row,) = await antiphon("list")
+        code, (head, row) = await antiphon("list")
+        assert head.split() == ["ID", "STATE", "CREATED", "OWNER", "EVENTS", "URL"]
         assert row.split()[0] == id and f"{receiver.url}/in" in row and "failed,cancelled" in row
         assert secret not in row
         assert await antiphon("test", id) == (0, [f"{id} answered response.failed with status 418"])

@@ -1,0 +1,43 @@
+"""Lists of what an operator keeps: keys, webhooks and sealing keys, as a table or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from server.admin.database_access import carry_out
+from server.config import Config
+from storage import Storage
+
+Columns = Mapping[str, Callable[[dict[str, Any]], str]]
+"""A table's columns: the title of each, and what it shows of an object."""
+
+
+def list_lines(
+    config: Config,
+    options: argparse.Namespace,
+    path: str,
+    in_database: Callable[[Storage], Awaitable[dict[str, Any]]],
+    columns: Columns,
+) -> Iterator[str]:
+    """Carry out a verb `list`; yields the lines to print. Raises AdminError.
+
+    path: of the same list at a running server. in_database: the list, as `{"data": [object, ...]}`.
+    """
+    objects = carry_out(config, in_database, "GET", path)["data"]
+    if options.json:
+        yield orjson.dumps(objects, option=orjson.OPT_INDENT_2).decode()
+        return
+    rows = [tuple(columns), *(tuple(show(object) for show in columns.values()) for object in objects)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def shown_time(object: dict[str, Any]) -> str:
+    """When an object was created, in UTC."""
+    return datetime.fromtimestamp(object["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
