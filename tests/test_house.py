@@ -45,7 +45,7 @@ ORDERS = {
     "tools": ("spec", "runtime", "builtin"),
     "server": (
         *("clock", "threads", "config", "errors", "metrics", "sse_frame", "api_keys", "model_registry"),
-        *("environment", "quota"),
+        *("environment", "quota", "ignored"),
         *("schema", "item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),
     ),

@@ -12,7 +12,18 @@ from server.http.body import read_as, read_body
 from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
 from server.http.idempotency import IdempotencyMiddleware, keyed
-from server.http.query_params import PageArgs, choice, flag, include, integer, number, page_args, timestamp
+from server.http.ignored_header import NameIgnored
+from server.http.query_params import (
+    PageArgs,
+    choice,
+    flag,
+    include,
+    integer,
+    number,
+    page_args,
+    query_text,
+    timestamp,
+)
 from server.http.replies import conversation_json, json_reply, page_json
 from server.http.request import context, life, owner, while_connected
 from server.http.sse import EventStream, StreamCut
@@ -27,6 +38,7 @@ __all__ = [
     "Envelope",
     "EventStream",
     "IdempotencyMiddleware",
+    "NameIgnored",
     "PageArgs",
     "Phase",
     "StreamCut",
@@ -43,6 +55,7 @@ __all__ = [
     "owner",
     "page_args",
     "page_json",
+    "query_text",
     "read_as",
     "read_body",
     "timestamp",

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import ApiError
-from server.http import Admission, Boundary, Envelope, IdempotencyMiddleware
+from server.http import Admission, Boundary, Envelope, IdempotencyMiddleware, NameIgnored
 from server.process.lifecycle import ServerLifecycle
 from server.routes import ROUTERS
 
@@ -43,6 +43,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
             Middleware(Boundary, life=life),
             Middleware(Admission, life=life),
             Middleware(IdempotencyMiddleware, life=life),
+            Middleware(NameIgnored),
         ],
         exception_handlers={HTTPException: _to_the_boundary},
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
-from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, ignored_headers
+from server.schema.fields import PRIORITIES, SamplingFields, effective_tier
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
     Item,
@@ -49,7 +49,6 @@ __all__ = [
     "check_sizes",
     "echo",
     "effective_tier",
-    "ignored_headers",
     "is_builtin",
     "missing",
     "mistyped",

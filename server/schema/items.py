@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from server.ignored import unread
 from server.schema.kinds import ASSISTANT_PART, KINDS, MESSAGE, PREFIXES, USER_PART, identifier
 from server.schema.shapes import missing, mistyped, refuse, shorten
 
@@ -92,9 +93,10 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
     if kind == "message":
         return _message(value, path, new_id)
     if kind == "item_reference":
+        unread(value, ("type", "id"), path)
         return {"type": kind, "id": identifier(value.get("id"), f"{path}.id")}
     if kind == "function" and isinstance(value.get("function"), dict):
-        kind, value = "function_call", _flat_call(value)
+        kind, value = "function_call", _flat_call(value, path)
     row = KINDS.get(kind)
     if row is None:
         refuse(
@@ -138,10 +140,12 @@ def _id_of(fields: Mapping[str, Any], path: str) -> str | None:
     return found
 
 
-def _flat_call(value: Mapping[str, Any]) -> dict[str, Any]:
+def _flat_call(value: Mapping[str, Any], path: str) -> dict[str, Any]:
     """A call nested in chat's way: its id is the call's."""
     rest = {key: value[key] for key in value if key not in ("type", "id", "function")}
-    return {"call_id": value.get("id"), **rest, **value["function"]}
+    called, names = value["function"], ("name", "arguments")
+    unread(called, names, f"{path}.function")
+    return {"call_id": value.get("id"), **rest, **{name: called.get(name) for name in names}}
 
 
 def _message(value: Mapping[str, Any], path: str, new_id: NewId) -> Item:

@@ -107,7 +107,7 @@ ASSISTANT_PART = tagged(
     },
     aliases={"text": "output_text", "input_text": "output_text"},
 )
-_OUTPUT_PART = tagged(_INPUT_PARTS, aliases={"text": "input_text", "output_text": "input_text"})
+OUTPUT_PART = tagged(_INPUT_PARTS, aliases={"text": "input_text", "output_text": "input_text"})
 
 # ------------------------------------------------------------------------------------------------------------
 # Item types
@@ -135,7 +135,7 @@ def _kind(
     **defaults: Any,
 ) -> ItemKind:
     """A row. The first of `statuses` is the default; without any the item has no status."""
-    more = {"created_by": STRING, **(optional or {})}
+    more = {"id": anything, "created_by": STRING, **(optional or {})}
     if statuses:
         more["status"] = one_of(*statuses)
         defaults["status"] = statuses[0]
@@ -150,7 +150,7 @@ _CALLER = {
     "caller": tagged({"direct": record({}), "program": record({"caller_id": STRING})}),
 }
 _NAMED_CALLER = {**_CALLER, "namespace": STRING}
-_TOOL_OUTPUT = either(STRING, array(_OUTPUT_PART))
+_TOOL_OUTPUT = either(STRING, array(OUTPUT_PART))
 _TOOLS = array(normalize_tool)
 _SAFETY = array(record({"id": STRING}, {"code": STRING, "message": STRING}))
 _POINT = {"x": whole(), "y": whole()}
@@ -335,7 +335,10 @@ KINDS: Mapping[str, ItemKind] = {
         "mcpr_", {"server_label": STRING, "name": STRING, "arguments": STRING}, statuses=()
     ),
     "mcp_approval_response": _kind(
-        "mcpa_", {"approval_request_id": STRING, "approve": boolean}, {"reason": STRING}, statuses=()
+        "mcpa_",
+        {"approval_request_id": STRING, "approve": boolean},
+        {"reason": STRING, "request_id": STRING},
+        statuses=(),
     ),
     "compaction": _kind("cmp_", {"encrypted_content": STRING}, statuses=()),
     "compaction_trigger": _kind("cmpt_", {}, statuses=()),
@@ -362,6 +365,8 @@ _MESSAGE_KEYS: Mapping[str, Shape] = {
     "status": one_of(*_STATUSES),
     "phase": one_of("commentary", "final_answer"),
     "created_by": STRING,
+    "id": anything,
+    "content": anything,
 }
 MESSAGE = record({"role": _MESSAGE_KEYS["role"]}, _MESSAGE_KEYS, status="completed")
 
