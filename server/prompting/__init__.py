@@ -5,6 +5,7 @@ Owns a prompt's messages, the offer of tools and what constrains them, and the i
 
 from __future__ import annotations
 
+from server.prompting.context_room import name_cut_limit, require_room
 from server.prompting.custom_input import InputReader
 from server.prompting.messages import OUTPUT_KINDS, Item, answering, sampling, to_messages
 from server.prompting.tool_offer import Offer, check, custom_tool_names, offer, steady
@@ -17,7 +18,9 @@ __all__ = [
     "answering",
     "check",
     "custom_tool_names",
+    "name_cut_limit",
     "offer",
+    "require_room",
     "sampling",
     "steady",
     "to_messages",

@@ -29,7 +29,7 @@ from server.schema.responses import (
     parse_tool_outputs,
 )
 from server.schema.search import Search, num_requests
-from server.schema.shapes import array, boolean, missing, mistyped, refuse, text
+from server.schema.shapes import array, boolean, missing, mistyped, refuse, shorten, text
 from server.schema.tools import is_builtin
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "parse_input_tokens",
     "parse_tool_outputs",
     "refuse",
+    "shorten",
     "text",
     "unsupported_in",
     "unsupported_parts",

@@ -58,7 +58,8 @@ def parse_format(value: Any, param: str, *, nested: bool = False) -> Format:
     if kind != "json_schema":
         unread(value, ("type",), param)
         return {"type": kind}
-    parts, path, more = value, param, ("type",)
+    parts, path = value, param
+    more: tuple[str, ...] = ("type",)
     if nested or ("schema" not in value and isinstance(value.get("json_schema"), dict)):
         unread(value, ("type", "json_schema"), param)
         path, more = f"{param}.json_schema", ()

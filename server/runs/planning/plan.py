@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
-from server.prompting import Item, Offer, check, custom_tool_names, offer, sampling, steady, to_messages
+from server.prompting import (
+    Item,
+    Offer,
+    check,
+    custom_tool_names,
+    name_cut_limit,
+    offer,
+    sampling,
+    steady,
+    to_messages,
+)
 from server.runs.planning.history import drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, is_builtin, num_parts, refuse
 from server.threads import THREADED_PARTS, aside
@@ -264,6 +274,9 @@ async def make_plan(
     await check(offered, served, plan.tools, request.shape_param, owner)
     num_dropped, prompt = await fit(
         plan, served, context.items, offered, truncate=request.truncation == "auto"
+    )
+    name_cut_limit(
+        plan.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
     )
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by)
     first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)

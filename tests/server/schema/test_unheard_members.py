@@ -351,7 +351,7 @@ def test_a_hint_without_effect_is_named(
 
 
 def test_what_an_assistant_message_says_twice_is_named_where_it_differs() -> None:
-    message = {
+    message: Json = {
         "role": "assistant",
         "content": "x",
         "refusal": "r",
