@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from server.errors import ApiError
+from server.ignored import unread
 
 Shape = Callable[[Any, str], Any]
 
@@ -182,14 +183,16 @@ def record(
 ) -> Shape:
     """An object with known keys: `required` ones, `optional` ones, and `defaults` for those absent.
 
-    Unknown keys are kept and nulls dropped; a key that must be there and may be null is optional with default
-    None.
+    Unknown keys are kept, and named as ignored; nulls are dropped. A key that must be there and may be null
+    is optional with default None. `type` is read by whoever chose this shape.
     """
     known = {**required, **(optional or {})}
+    names = {*known, *defaults, "type"}
 
     def shape(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             mistyped(path, "an object", value)
+        unread(value, names, path)
         out: dict[str, Any] = {}
         for key, element in value.items():
             if element is None:

@@ -54,8 +54,9 @@ def error_codes() -> set[str]:
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             given = [word.value for word in node.keywords if word.arg == "code"]
             given += node.args[places[name] :][:1] if name in places else []
-            codes |= {each.value for each in given if isinstance(each, ast.Constant)}
-    return {code for code in codes if isinstance(code, str)}
+            values = [each.value for each in given if isinstance(each, ast.Constant)]
+            codes |= {value for value in values if isinstance(value, str)}
+    return codes
 
 
 def test_the_page_on_errors_has_every_code_and_no_other() -> None:

@@ -13,8 +13,19 @@ from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
 from server.http.host_and_origin import HostAndOrigin
 from server.http.idempotency import IdempotencyMiddleware, keyed
+from server.http.ignored_header import NameIgnored
 from server.http.proxies import RootPath, trusted_hosts
-from server.http.query_params import PageArgs, choice, flag, include, integer, number, page_args, timestamp
+from server.http.query_params import (
+    PageArgs,
+    choice,
+    flag,
+    include,
+    integer,
+    number,
+    page_args,
+    query_text,
+    timestamp,
+)
 from server.http.replies import conversation_json, json_reply, page_json
 from server.http.request import context, life, owner, while_connected
 from server.http.sse import EventStream, StreamCut
@@ -30,6 +41,7 @@ __all__ = [
     "EventStream",
     "HostAndOrigin",
     "IdempotencyMiddleware",
+    "NameIgnored",
     "PageArgs",
     "Phase",
     "RootPath",
@@ -47,6 +59,7 @@ __all__ = [
     "owner",
     "page_args",
     "page_json",
+    "query_text",
     "read_as",
     "read_body",
     "timestamp",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,12 +15,16 @@ from starlette.requests import Request
 from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.http.request import life
+from server.schema import shorten
 from server.threads import aside
 
 if TYPE_CHECKING:
     from server.config import Config
 
 T = TypeVar("T")
+
+JSON_TYPE = re.compile(r"application/([a-z0-9!#$&^_.-]+\+)?json[ \t]*(;.*)?", re.IGNORECASE | re.DOTALL)
+"""Media types of JSON: `application/json` and `application/*+json`, with any parameters (JSON is UTF-8)."""
 
 Digest = Callable[[bytes | bytearray], bytes]
 
@@ -61,10 +66,10 @@ async def read_body(request: Request, *, allow_empty: bool = False) -> dict[str,
 async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, allow_empty: bool = False) -> T:
     """What `read` makes of the body, a JSON object, which it must not change; in a thread for a large one.
 
-    Refused before it is buffered when larger than `max_body_bytes` (413). Malformed JSON, NaN, infinities,
-    lone surrogates, a byte order mark: 400 `invalid_json`. An empty body is `{}` where `allow_empty`. A
-    client that takes too long (`body_timeout_s`) gets 408, and 503 when too much is arriving. A key given
-    twice has its last value.
+    Refused before it is buffered when larger than `max_body_bytes` (413) or not said to be JSON (415).
+    Malformed JSON, NaN, infinities, lone surrogates, a byte order mark: 400 `invalid_json`. An empty body is
+    `{}` where `allow_empty`. A client that takes too long (`body_timeout_s`) gets 408, and 503 when too much
+    is arriving. A key given twice has its last value.
     """
     body = getattr(request.state, "body", None) or await load_body(request)
     value = body.object(allow_empty=allow_empty)
@@ -77,13 +82,36 @@ async def load_body(request: Request, digest: Digest | None = None) -> Body:
     Nothing of what was received is kept. Raises ApiError as `read_as` does, but for what the body says.
     """
     config = life(request).config
+    misnamed = _misnamed(request)
+    if misnamed is not None and request.headers.get("content-length", "0") != "0":
+        raise misnamed
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(
             400, "Compressed request bodies are not supported.", code="unsupported_content_encoding"
         )
     with life(request).arrivals.body() as count:
         raw = await _receive(request, config, count)
+        if misnamed is not None and raw:
+            raise misnamed
         return await aside(len(raw) > THREADED_BYTES, _load, raw, config, digest)
+
+
+def _misnamed(request: Request) -> ApiError | None:
+    """The 415 of a request whose body, if it has one, is not said to be JSON.
+
+    A type that is not named does not pass either. A page of any site can have a browser send a body without a
+    type, or as a form or plain text, to a server that the browser can reach, and ask nobody before; it cannot
+    with the type of JSON.
+    """
+    media_type = request.headers.get("content-type", "")
+    if JSON_TYPE.fullmatch(media_type.strip()):
+        return None
+    said = f"is said to be '{shorten(media_type)}'" if media_type else "has no content type"
+    message = (
+        f"The request's body {said}, and must be JSON, with the header 'Content-Type: application/json'. "
+        "(curl -d sends a form's type unless told: -H 'Content-Type: application/json'.)"
+    )
+    return ApiError(415, message, code="unsupported_media_type", param="Content-Type")
 
 
 def _load(raw: bytearray, config: Config, digest: Digest | None) -> Body:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from starlette.datastructures import QueryParams
 
+from server.ignored import queried
 from server.schema import parse_include, refuse
 
 MAX_PAGE = 100
@@ -27,12 +28,18 @@ class PageArgs(TypedDict):
     after: str | None
 
 
+def query_text(query: QueryParams, name: str) -> str | None:
+    """A parameter as it came; None when absent or empty. That it was read is noted: it is not ignored."""
+    queried(name)
+    return query.get(name) or None
+
+
 def integer(
     query: QueryParams, name: str, *, minimum: int | None = None, maximum: int | None = None
 ) -> int | None:
     """A whole number within bounds; None when absent."""
-    raw = query.get(name)
-    if raw is None or raw == "":
+    raw = query_text(query, name)
+    if raw is None:
         return None
     digits = raw.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
@@ -46,8 +53,8 @@ def integer(
 
 def number(query: QueryParams, name: str, *, minimum: float, maximum: float) -> float | None:
     """A decimal number within bounds; None when absent."""
-    raw = query.get(name)
-    if raw is None or raw == "":
+    raw = query_text(query, name)
+    if raw is None:
         return None
     if not (_NUMBER.fullmatch(raw) and minimum <= float(raw) <= maximum):
         refuse(name, f"Invalid '{name}': expected a number between {minimum:g} and {maximum:g}.")
@@ -61,8 +68,8 @@ def flag(query: QueryParams, name: str) -> bool:
 
 def choice(query: QueryParams, name: str, choices: Sequence[str]) -> str | None:
     """One of a few words; None when absent."""
-    value = query.get(name)
-    if value is None or value == "":
+    value = query_text(query, name)
+    if value is None:
         return None
     if value not in choices:
         wanted = ", ".join(f"'{known}'" for known in choices)
@@ -70,9 +77,10 @@ def choice(query: QueryParams, name: str, choices: Sequence[str]) -> str | None:
     return value
 
 
-def include(query: QueryParams) -> tuple[str, ...]:
-    """The `include` list in either spelling."""
-    return parse_include([*query.getlist("include[]"), *query.getlist("include")])
+def include(query: QueryParams) -> None:
+    """Check the `include` list, in either spelling. It does not count as read: what is kept is always shown,
+    so that asking for it changes nothing."""
+    parse_include([*query.getlist("include[]"), *query.getlist("include")])
 
 
 def timestamp(query: QueryParams, name: str) -> int | None:
@@ -85,4 +93,4 @@ def page_args(query: QueryParams) -> PageArgs:
     """`limit` (1 to 100, default 20), `order` (default desc) and `after`."""
     limit: int | None = integer(query, "limit", minimum=1, maximum=MAX_PAGE)
     order: Any = choice(query, "order", ("asc", "desc")) or "desc"
-    return PageArgs(limit=20 if limit is None else limit, order=order, after=query.get("after") or None)
+    return PageArgs(limit=20 if limit is None else limit, order=order, after=query_text(query, "after"))

@@ -34,12 +34,13 @@ from server.items.item_type import (
     function_of,
     unspoken,
 )
-from server.items.parts import ASSISTANT_PART, USER_PART, identifier
+from server.items.parts import ASSISTANT_PART, OUTPUT_PART, USER_PART, identifier
 from server.items.transcript import Transcript, text_of
 
 __all__ = [
     "ASSISTANT_PART",
     "ITEM_TYPES",
+    "OUTPUT_PART",
     "USER_PART",
     "ArgumentReader",
     "Call",

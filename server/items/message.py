@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from server.items.item_type import Item, ItemType
 from server.items.parts import PLACE, STATUSES
 from server.items.transcript import Transcript, text_of
-from server.shapes import STRING, Shape, one_of, record
+from server.shapes import STRING, Shape, anything, one_of, record
 
 _FIELDS: Mapping[str, Shape] = {
     "role": one_of("user", "assistant", "system", "developer"),
     "status": one_of(*STATUSES),
     "phase": one_of("commentary", "final_answer"),
     "created_by": STRING,
+    "id": anything,
+    "content": anything,
 }
 _PART = f"{PLACE} content_index"
 _TEXT_PART = (

@@ -11,6 +11,7 @@ from typing import Any
 from server.shapes import (
     STRING,
     Shape,
+    anything,
     array,
     either,
     number,
@@ -52,7 +53,7 @@ def item_shape(
     It says what a stored item must have to be valid in the official form; fields that it does not name are
     kept.
     """
-    more = {"created_by": STRING, **(optional or {})}
+    more = {"id": anything, "created_by": STRING, **(optional or {})}
     if statuses:
         more["status"] = one_of(*statuses)
         defaults["status"] = statuses[0]
@@ -132,5 +133,5 @@ ASSISTANT_PART = tagged(
     },
     aliases={"text": "output_text", "input_text": "output_text"},
 )
-_OUTPUT_PART = tagged(_INPUT_PARTS, aliases={"text": "input_text", "output_text": "input_text"})
-TOOL_OUTPUT = either(STRING, array(_OUTPUT_PART))
+OUTPUT_PART = tagged(_INPUT_PARTS, aliases={"text": "input_text", "output_text": "input_text"})
+TOOL_OUTPUT = either(STRING, array(OUTPUT_PART))

@@ -24,6 +24,7 @@ from server.http import (
     Envelope,
     HostAndOrigin,
     IdempotencyMiddleware,
+    NameIgnored,
     RootPath,
     trusted_hosts,
 )
@@ -59,6 +60,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
             Middleware(Boundary, life=life),
             Middleware(Admission, life=life),
             Middleware(IdempotencyMiddleware, life=life),
+            Middleware(NameIgnored),
         ],
         exception_handlers={HTTPException: _to_the_boundary},
     )

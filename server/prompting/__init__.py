@@ -5,6 +5,7 @@ Owns a prompt's messages, the offer of tools and what constrains them.
 
 from __future__ import annotations
 
+from server.prompting.context_room import name_cut_limit, require_room
 from server.prompting.messages import sampling, to_messages
 from server.prompting.tool_offer import Offer, check, custom_tool_names, offer, steady
 
@@ -12,7 +13,9 @@ __all__ = [
     "Offer",
     "check",
     "custom_tool_names",
+    "name_cut_limit",
     "offer",
+    "require_room",
     "sampling",
     "steady",
     "to_messages",

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http import EventStream, context, json_reply, owner, read_as, while_connected
-from server.schema import ignored_headers, parse_completion
+from server.schema import parse_completion
 from server.stateless import begin, prepare_completion
 
 router = APIRouter(prefix="/v1")
@@ -23,16 +23,15 @@ router = APIRouter(prefix="/v1")
 async def create_completion(request: Request) -> Response:
     """Answer with completions, or (`stream`) with their chunks."""
     here = context(request)
-    asked, ignored = await read_as(request, parse_completion)
+    asked = await read_as(request, parse_completion)
     served = here.models.get(asked.model)
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter())
         preparing = prepare_completion(asked, served, place, owner=owner(request), telemetry=here.telemetry)
         completion = await while_connected(request, preparing)
-        headers = ignored_headers(ignored)
         if not asked.stream:
-            return json_reply(await while_connected(request, completion.whole("text_completion")), headers)
+            return json_reply(await while_connected(request, completion.whole("text_completion")))
         include_usage = asked.stream_options.include_usage
         frames = await begin(completion.frames("text_completion", include_usage=include_usage))
-        return EventStream(frames, headers, on_close=stack.pop_all().close)
+        return EventStream(frames, on_close=stack.pop_all().close)

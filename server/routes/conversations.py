@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from server.http import (
     read_as,
     read_body,
 )
+from server.ignored import unread
 from server.item_ids import identify
 from server.routes.responses import new_id
 from server.runs.execution import new_items
@@ -37,7 +38,6 @@ from server.schema import (
     Item,
     check_metadata,
     check_sizes,
-    ignored_headers,
     missing,
     mistyped,
     normalize_input,
@@ -58,12 +58,13 @@ MAX_ITEMS = 20
 async def create_conversation(request: Request) -> Response:
     """Create one, with its first items if there are any."""
     body, items = await read_as(request, _read, allow_empty=True)
+    unread(body, ("items", "metadata"))
     here, who = context(request), owner(request)
     metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
     conversation_id = f"conv_{secrets.token_hex(24)}"
     create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata)
     stored = await _stored(here, who, items or [], create, num_bytes=len(metadata))
-    return json_reply(conversation_json(stored), _ignored(body, ("items", "metadata")))
+    return json_reply(conversation_json(stored))
 
 
 @router.get("/{conversation_id}")
@@ -79,11 +80,12 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     body = await read_body(request)
     if "metadata" not in body:
         missing("metadata")
+    unread(body, ("metadata",))
     metadata = orjson.dumps(check_metadata({} if body["metadata"] is None else body["metadata"]))
     here, who = context(request), owner(request)
     await here.quota.require(who, len(metadata))
     stored = await here.storage.update_conversation(who, conversation_id, metadata, now_us())
-    return json_reply(conversation_json(stored), _ignored(body, ("metadata",)))
+    return json_reply(conversation_json(stored))
 
 
 @router.delete("/{conversation_id}")
@@ -102,12 +104,13 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     body, items = await read_as(request, _read)
     if items is None:
         missing("items")
+    unread(body, ("items",))
     here, who = context(request), owner(request)
     limit = here.config.max_items_per_conversation
     add = partial(here.storage.add_conversation_items, who, conversation_id, now=now_us(), limit=limit)
     added = await _stored(here, who, items, add)
     page = page_json([item.body for item in added], [item.id for item in added], has_more=False)
-    return json_reply(page, _ignored(body, ("items", "include")))
+    return json_reply(page)
 
 
 @router.get("/{conversation_id}/items")
@@ -172,8 +175,3 @@ async def _stored(
             return await store(await aside(num_parts(items) > THREADED_PARTS, new_items, items))
         except ItemConflict as conflict:  # the id was taken meanwhile, or by an item that is out of sight
             items = await identify(here.storage, who, items, param="items", taken=conflict.item_id)
-
-
-def _ignored(body: Mapping[str, Any], known: Iterable[str]) -> dict[str, str]:
-    names: Sequence[str] = [name for name in body if name not in set(known)]
-    return ignored_headers(names)

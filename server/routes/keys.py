@@ -13,6 +13,7 @@ from starlette.responses import Response
 from server.admin import AdminError, keys
 from server.errors import ApiError
 from server.http import context, json_reply, life, read_body
+from server.ignored import unread
 from server.schema import mistyped
 
 router = APIRouter(prefix="/admin/keys")
@@ -22,6 +23,7 @@ router = APIRouter(prefix="/admin/keys")
 async def create_key(request: Request) -> Response:
     """Make a key."""
     body = await read_body(request, allow_empty=True)
+    unread(body, ("name", "owner"))
     name, owner = body.get("name") or "", body.get("owner") or None
     for field, value in (("name", name), ("owner", owner)):
         if value is not None and not isinstance(value, str):

@@ -35,9 +35,11 @@ from server.http import (
     page_args,
     page_json,
     read_as,
+    read_body,
     timestamp,
     while_connected,
 )
+from server.ignored import collecting, ignore, unread
 from server.items import answering
 from server.runs import Started, interrupted
 from server.runs.events import Reader, ReaderLagged, Snapshot, terminal_response
@@ -47,7 +49,6 @@ from server.schema import (
     CreateResponse,
     Item,
     as_output,
-    ignored_headers,
     normalize_input,
     num_parts,
     parse_create,
@@ -79,27 +80,24 @@ def new_id(prefix: str) -> str:
 @router.post("")
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
-    parsed, items, ignored = await read_as(request, partial(_asked, parse_create))
-    headers = ignored_headers(ignored)
+    parsed, items = await read_as(request, partial(_asked, parse_create))
     if (response_id := keyed(request).response_id) is not None:
-        return await _again(request, response_id, stream=parsed.stream, headers=headers)
-    return await _start(request, parsed, items, headers)
+        return await _again(request, response_id, stream=parsed.stream)
+    return await _start(request, parsed, items)
 
 
 def _asked(
-    parse: Callable[[Mapping[str, Any]], tuple[CreateResponse, list[str]]], body: Mapping[str, Any]
-) -> tuple[CreateResponse, list[Item], list[str]]:
-    """A body as the request, its input's items, and the names of what is ignored. Raises ApiError 400."""
-    parsed, ignored = parse(body)
+    parse: Callable[[Mapping[str, Any]], CreateResponse], body: Mapping[str, Any]
+) -> tuple[CreateResponse, list[Item]]:
+    """A body as the request, and its input's items. Raises ApiError 400."""
+    parsed = parse(body)
     items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
-    return parsed, items, ignored
+    return parsed, items
 
 
-async def _start(
-    request: Request, parsed: CreateResponse, items: Sequence[Item], headers: Mapping[str, str]
-) -> Response:
+async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]) -> Response:
     here = context(request)
-    headers = {**headers, **here.models.resume_headers(parsed.model)}
+    headers = here.models.resume_headers(parsed.model)
     key = keyed(request)
     started = await here.runs.create(owner(request), parsed, items, key.request)
     key.started(started.response_id)
@@ -125,14 +123,14 @@ async def _result(here: Context, started: Started, who: str | None) -> bytes:
     raise interrupted(started.response_id)
 
 
-async def _again(request: Request, response_id: str, *, stream: bool, headers: Mapping[str, str]) -> Response:
+async def _again(request: Request, response_id: str, *, stream: bool) -> Response:
     """Answer the repeat of a request with what it started."""
     runs, who = context(request).runs, owner(request)
     if not stream:
-        return _reply(await while_connected(request, runs.answer(who, response_id)), headers)
+        return _reply(await while_connected(request, runs.answer(who, response_id)))
     reader, stored = await runs.follow(who, response_id, hidden=True)
     _require_events(reader, stored)
-    headers = {**headers, **context(request).models.resume_headers(stored.model)}
+    headers = context(request).models.resume_headers(stored.model)
     return _stream(request, reader, ended=stored.status in TERMINAL, headers=headers)
 
 
@@ -277,11 +275,9 @@ def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[Stored
 @router.post("/input_tokens")
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
-    parsed, items, ignored = await read_as(request, partial(_asked, parse_input_tokens), allow_empty=True)
+    parsed, items = await read_as(request, partial(_asked, parse_input_tokens), allow_empty=True)
     count = await context(request).runs.count_input(owner(request), parsed, items)
-    return json_reply(
-        orjson.dumps({"object": "response.input_tokens", "input_tokens": count}), ignored_headers(ignored)
-    )
+    return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -297,29 +293,32 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 @router.post("/{response_id}/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Cancel a run in flight; SDKs send an empty body, which is not read."""
+    """Cancel a run in flight. SDKs send no body, and nothing that stands in one changes anything."""
+    unread(await read_body(request, allow_empty=True), ())
     return _reply(await context(request).runs.cancel(owner(request), response_id))
 
 
 @router.post("/{response_id}/tool_outputs")
 async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     """Feed a waiting run, or continue a response that completed with unanswered calls (extension)."""
-    outputs, ignored = await read_as(request, partial(parse_tool_outputs, new_id=new_id))
-    headers = ignored_headers(ignored)
+    outputs = await read_as(request, partial(parse_tool_outputs, new_id=new_id))
     runs, who = context(request).runs, owner(request)
     if (known := keyed(request).response_id) is not None:
-        return await _again(request, known, stream=outputs.stream, headers=headers)
+        return await _again(request, known, stream=outputs.stream)
     stored, pending = await runs.pending(who, response_id)
     if stored.status != "completed" or not pending:
-        return _reply(await runs.feed_outputs(who, stored, outputs.items), headers)
+        if outputs.stream:
+            ignore("stream")  # the run goes on in the stream that it has
+        return _reply(await runs.feed_outputs(who, stored, outputs.items))
     missing = pending.keys() - {item["call_id"] for item in outputs.items}
     if missing:
         message = f"Outputs of all pending calls are needed; missing: {', '.join(sorted(missing))}."
         refuse("tool_outputs", message)
     made = [orjson.loads(item.body) for item in stored.output]
     body = _continuation(stored, answering(outputs.items, made), stream=outputs.stream)
-    parsed, items, _ = await aside(num_parts(outputs.items) > THREADED_PARTS, _asked, parse_create, body)
-    return await _start(request, parsed, items, headers)
+    with collecting():  # what the first request said was named in its reply
+        parsed, items = await aside(num_parts(outputs.items) > THREADED_PARTS, _asked, parse_create, body)
+    return await _start(request, parsed, items)
 
 
 def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:

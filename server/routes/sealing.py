@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.admin import sealing_keys
-from server.http import context, json_reply
+from server.http import context, json_reply, read_body
+from server.ignored import unread
 
 router = APIRouter(prefix=sealing_keys.PATH)
 
@@ -25,5 +26,6 @@ async def list_sealing_keys(request: Request) -> Response:
 @router.post("")
 async def make_sealing_key(request: Request) -> Response:
     """Have a new key seal from now on."""
+    unread(await read_body(request, allow_empty=True), ())
     key = await context(request).sealing.rotate()
     return json_reply(orjson.dumps(sealing_keys.as_json(key, seals=True)))

@@ -12,7 +12,8 @@ from starlette.responses import Response, StreamingResponse
 
 from server.admin import tenants
 from server.clock import now_us
-from server.http import context, json_reply, life, read_body
+from server.http import context, json_reply, life, query_text, read_body
+from server.ignored import unread
 from server.schema import boolean, missing, mistyped, text
 
 router = APIRouter(prefix="/admin")
@@ -21,7 +22,7 @@ router = APIRouter(prefix="/admin")
 @router.get("/export")
 async def export(request: Request) -> Response:
     """All that an owner can read, as JSON lines."""
-    owner = request.query_params.get("owner") or missing("owner")
+    owner = query_text(request.query_params, "owner") or missing("owner")
     return StreamingResponse(
         tenants.exported(context(request).storage, owner), media_type="application/x-ndjson"
     )
@@ -31,6 +32,7 @@ async def export(request: Request) -> Response:
 async def purge(request: Request) -> Response:
     """Remove an owner's everything; where that takes long, only a part, and the reply says so."""
     body = await read_body(request)
+    unread(body, ("owner", "before", "keys"))
     owner = text(1)(body.get("owner", ""), "owner")
     before = body.get("before", now_us())
     if not isinstance(before, int):

@@ -15,13 +15,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http import context, json_reply, owner, read_as
+from server.ignored import unread
 from server.model_registry import ServedModel
 from server.schema import ChatRequest, missing, mistyped, parse_chat, refuse
 from server.stateless import offer_of, rendered
 
 router = APIRouter()
 
-OWN_FIELDS = frozenset({"prompt", "add_special_tokens", "return_token_strs"})
+TEXT_FIELDS = ("model", "prompt", "add_special_tokens", "return_token_strs")
+"""What is read of a request for the tokens of a text."""
+
+PROMPT_FIELDS = (
+    *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format"),
+    *("reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+)
+"""What is read, beside `return_token_strs`, of a request for the tokens of messages: the fields of a chat
+completion that have a part in its prompt."""
 
 
 @router.post("/tokenize")
@@ -50,6 +60,7 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
 
     def read(body: Mapping[str, Any]) -> tuple[ServedModel, list[int]]:
+        unread(body, ("model", "tokens"))
         model = _model(request, body)
         return model, _tokens(body.get("tokens"), model)
 
@@ -60,8 +71,10 @@ async def detokenize(request: Request) -> Response:
 def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ChatRequest | None]:
     """A body, and the chat completion with these fields whose prompt it asks for."""
     if body.get("messages") is None:
+        unread(body, TEXT_FIELDS)
         return body, None
-    return body, parse_chat({name: value for name, value in body.items() if name not in OWN_FIELDS})[0]
+    unread(body, (*PROMPT_FIELDS, "return_token_strs"))
+    return body, parse_chat({name: body[name] for name in PROMPT_FIELDS if name in body})
 
 
 def _tokens(value: Any, model: ServedModel) -> list[int]:

@@ -14,6 +14,7 @@ from server.admin import webhooks
 from server.api_keys import LOCAL_OWNER
 from server.errors import ApiError
 from server.http import context, json_reply, read_body
+from server.ignored import unread
 from server.schema import array, boolean, text
 
 router = APIRouter(prefix="/admin/webhooks")
@@ -23,6 +24,7 @@ router = APIRouter(prefix="/admin/webhooks")
 async def add_webhook(request: Request) -> Response:
     """Add a webhook."""
     body = await read_body(request)
+    unread(body, ("url", "owner", "event_types", "allow_http"))
     url = text(1)(body.get("url", ""), "url")
     owner = text(1)(body.get("owner", LOCAL_OWNER), "owner")
     event_types = array(text())(body.get("event_types", []), "event_types")
@@ -51,4 +53,5 @@ async def remove_webhook(request: Request, webhook_id: str) -> Response:
 @router.post("/{webhook_id}/test")
 async def test_webhook(request: Request, webhook_id: str) -> Response:
     """Send a webhook a sample, once."""
+    unread(await read_body(request, allow_empty=True), ())
     return json_reply(orjson.dumps(await webhooks.test(context(request).storage, webhook_id)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from server.items import Item
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
-from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, ignored_headers
+from server.schema.fields import PRIORITIES, SamplingFields, effective_tier
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
     check_sizes,
@@ -28,7 +28,7 @@ from server.schema.responses import (
     parse_tool_outputs,
 )
 from server.schema.search import Search, num_requests
-from server.shapes import array, boolean, missing, mistyped, refuse, text
+from server.shapes import array, boolean, missing, mistyped, refuse, shorten, text
 
 __all__ = [
     "PRIORITIES",
@@ -46,7 +46,6 @@ __all__ = [
     "check_sizes",
     "echo",
     "effective_tier",
-    "ignored_headers",
     "missing",
     "mistyped",
     "normalize_input",
@@ -60,6 +59,7 @@ __all__ = [
     "parse_input_tokens",
     "parse_tool_outputs",
     "refuse",
+    "shorten",
     "text",
     "unsupported_in",
     "unsupported_parts",

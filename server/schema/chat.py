@@ -12,13 +12,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine import Shape
+from server.ignored import ignore
 from server.items import Item
-from server.schema.fields import SamplingFields, Tier, sampling_fields, screen
+from server.schema.fields import UNKNOWN_TIER, SamplingFields, Tier, sampling_fields, screen
 from server.schema.formats import asked_shape, parse_format
 from server.schema.messages import to_items
 from server.schema.responses import Effort, StreamOptions, check_metadata, check_template_kwargs
 from server.schema.search import Search, parse_search
-from server.schema.tools import parse_tool_choice, parse_tools, unoffered
+from server.schema.tools import name_unoffered, parse_tool_choice, parse_tools
 from server.shapes import from_pydantic, mapping, missing, refuse
 
 MAX_CHOICES = 16
@@ -69,21 +70,15 @@ class ChatRequest(BaseModel):
     sampling: SamplingFields = SamplingFields()
 
 
-def parse_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
-    """A body of POST /v1/chat/completions: the request, and the names for `x-antiphon-ignored`.
-
-    Raises ApiError 400 naming the path of what is wrong.
-    """
-    screened = screen("chat", body)
-    values, ignored = screened.body, screened.ignored
+def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
+    """A body of POST /v1/chat/completions. Raises ApiError 400 naming the path of what is wrong."""
+    values = screen("chat", body)
     if "messages" not in values:
         missing("messages")
     values["items"] = to_items(values["messages"], new_id=_unnamed)
-    if any(message.get("name") is not None for message in values["messages"]):
-        ignored.append("messages.name")
     if "tools" in values:
         values["tools"] = parse_tools(values["tools"], strict=False)
-        ignored += unoffered(values["tools"])
+        name_unoffered(values["tools"])
     if "tool_choice" in values:
         values["tool_choice"] = parse_tool_choice(values["tool_choice"])
     if "chat_template_kwargs" in values:
@@ -99,14 +94,14 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
     except ValidationError as error:
         raise from_pydantic(error) from None
     _check_rules(request, body)
-    search, idle = parse_search(values, n=request.n, stream=request.stream)
+    search = parse_search(values, n=request.n, stream=request.stream)
     if search is not None and search.beams is not None and (request.shape is not None or request.tools):
         param = "tools" if request.shape is None else request.shape_param
         refuse(param, f"'{param}' cannot be combined with 'use_beam_search'.", "unsupported_parameter")
     limit = request.max_completion_tokens or request.max_tokens
     logprobs = request.top_logprobs or 0 if request.logprobs else None
     sampling = sampling_fields(values, max_tokens=limit, logprobs=logprobs)
-    return request.model_copy(update={"sampling": sampling, "search": search}), ignored + idle
+    return request.model_copy(update={"sampling": sampling, "search": search})
 
 
 def _unnamed(prefix: str) -> str:
@@ -119,6 +114,11 @@ def _check_rules(request: ChatRequest, body: Mapping[str, Any]) -> None:
         refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
     if request.top_logprobs is not None and not request.logprobs:
         refuse("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
+    request.stream_options.name_ignored(body)
+    if request.service_tier == UNKNOWN_TIER:
+        ignore("service_tier")
+    if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
+        ignore("max_tokens")  # the newer name counts
     if request.continue_final_message:
         if request.add_generation_prompt:
             message = "Only one of 'continue_final_message' and 'add_generation_prompt' can be true."

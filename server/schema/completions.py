@@ -50,11 +50,9 @@ class CompletionRequest(BaseModel):
     shape_param: str = "response_format"
 
 
-def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[str]]:
-    """A body of POST /v1/completions: the request, and the names for `x-antiphon-ignored`. Raises ApiError
-    400."""
-    screened = screen("completions", body)
-    values = screened.body
+def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
+    """A body of POST /v1/completions. Raises ApiError 400."""
+    values = screen("completions", body)
     if "prompt" not in values:
         missing("prompt")
     values["prompts"] = _prompts(values.pop("prompt"))
@@ -66,11 +64,12 @@ def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[s
         request = CompletionRequest(**values)
     except ValidationError as error:
         raise from_pydantic(error) from None
-    search, idle = parse_search(values, n=request.n, stream=request.stream)
+    search = parse_search(values, n=request.n, stream=request.stream)
     if search is not None and search.beams is not None:
         _check_beams(request)
     if body.get("stream_options") is not None and not request.stream:
         refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
+    request.stream_options.name_ignored(values)
     candidates = request.n if search is None else search.num_candidates
     if len(request.prompts) * candidates > MAX_PROMPTS:
         refuse("prompt", f"At most {MAX_PROMPTS} completions can be asked for at once.")
@@ -80,7 +79,7 @@ def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[s
     sampling = sampling_fields(
         values, max_tokens=limit, logprobs=request.logprobs, prompt_logprobs=prompt_logprobs
     )
-    return request.model_copy(update={"sampling": sampling, "search": search}), screened.ignored + idle
+    return request.model_copy(update={"sampling": sampling, "search": search})
 
 
 def _check_beams(request: CompletionRequest) -> None:

@@ -1,28 +1,25 @@
 """Every request field of every API, in one table, and the sampling fields that the APIs share.
 
-Owns what becomes of a field: honoured, taken as a hint, refused, or ignored and named. Refuses to know how a
-field is honoured. No field is ignored in silence: one that this table does not list passes, and is named in
-the header `x-antiphon-ignored`; one that it lists as refused is a 400 `unsupported_parameter`, unless it asks
-for the default.
+Owns what becomes of a field: honoured, refused, or taken without effect and named. Refuses to know how a
+field is honoured. No field is ignored in silence: one that this table does not list, or lists as a hint,
+passes and is named as ignored (`server.ignored`); one that it lists as refused is a 400
+`unsupported_parameter`, unless it asks for the default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from server.ignored import ignore
 from server.shapes import from_pydantic, refuse
 
 Api = Literal["responses", "input_tokens", "chat", "completions"]
 Kind = Literal["honoured", "hint", "refused", "extension"]
 
-IGNORED_HEADER = "x-antiphon-ignored"
-MAX_IGNORED_NAMES = 16
-MAX_IGNORED_BYTES = 512
 MAX_STOPS = 16  # the official API takes 4; vLLM's users send more
 MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
@@ -36,10 +33,10 @@ INT64 = 1 << 63
 class Rule:
     """What becomes of one field.
 
-    honoured: official, and does what it says. hint: official, accepted, no promise. extension: ours,
-    honoured. refused: known, and not to be had here. `accepts`, where given, are the only values taken: those
-    which ask for nothing (they are dropped when the field is refused). `because` tells the client what to do
-    instead.
+    honoured: official, and does what it says. hint: official, accepted and checked, without effect here, and
+    named as ignored. extension: ours, honoured. refused: known, and not to be had here. `accepts`, where
+    given, are the only values taken: those which ask for nothing (they are dropped when the field is
+    refused). `because` tells the client what to do instead.
     """
 
     kind: Kind
@@ -62,7 +59,6 @@ def _each(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 _HINTS: Mapping[str, Rule] = {
-    "metadata": HINT,
     "user": HINT,
     "safety_identifier": HINT,
     "prompt_cache_key": HINT,
@@ -73,6 +69,8 @@ _HINTS: Mapping[str, Rule] = {
 }
 
 Tier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+UNKNOWN_TIER = "scale"
+"""The tier that is none here, nor near to one: it makes no difference."""
 PRIORITIES = {"priority": -1, "default": 0, "flex": 1}
 """The tiers that there are, and how the queues take them: lower numbers first."""
 
@@ -121,10 +119,8 @@ _RESPONSES: Mapping[str, Rule] = {
         HONOURED,
         "model input instructions previous_response_id conversation store background stream include tools "
         "tool_choice parallel_tool_calls max_tool_calls max_output_tokens temperature top_p top_logprobs "
-        "truncation text",
+        "truncation text metadata reasoning stream_options",
     ),
-    "reasoning": HINT,
-    "stream_options": HINT,
     "chat_template_kwargs": EXTENSION,
     "await_tool_outputs": EXTENSION,
     "tool_timeout_s": EXTENSION,
@@ -137,9 +133,8 @@ _INPUT_TOKENS: Mapping[str, Rule] = {
     **_each(
         HONOURED,
         "model input instructions previous_response_id conversation tools tool_choice parallel_tool_calls "
-        "text truncation",
+        "text truncation reasoning",
     ),
-    "reasoning": HINT,
     "chat_template_kwargs": EXTENSION,
     "personality": _refused(),
 }
@@ -153,12 +148,12 @@ _CHAT: Mapping[str, Rule] = {
         HONOURED,
         "model messages temperature top_p frequency_penalty presence_penalty stop logit_bias logprobs "
         "top_logprobs max_tokens max_completion_tokens n seed stream stream_options tools tool_choice "
-        "parallel_tool_calls response_format",
+        "parallel_tool_calls response_format reasoning_effort",
     ),
-    "modalities": Rule("hint", (["text"],), "This server answers in text only."),
+    "modalities": Rule("honoured", (["text"],), "This server answers in text only."),
+    "metadata": HINT,  # nothing is stored
     "prediction": HINT,
     "verbosity": HINT,
-    "reasoning_effort": HINT,
     "include_reasoning": EXTENSION,
     "chat_template_kwargs": EXTENSION,
     "continue_final_message": EXTENSION,
@@ -193,29 +188,23 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Screened:
-    """A body with only fields that somebody reads, and the names of those nobody does, in request order."""
+def screen(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request that the table takes; those that change nothing are named as ignored.
 
-    body: dict[str, Any]
-    ignored: list[str]
-
-
-def screen(api: Api, body: Mapping[str, Any]) -> Screened:
-    """Sort a request's fields by the table: null means absent, unknown fields are named, refused ones raise.
-
-    Raises ApiError 400 `unsupported_parameter` for a refused field that asks for more than the default.
+    Null means absent. Raises ApiError 400 `unsupported_parameter` for a refused field that asks for more than
+    the default.
     """
     rules = FIELDS[api]
     kept: dict[str, Any] = {}
-    ignored: list[str] = []
     for name, value in body.items():
         rule = rules.get(name)
         if value is None:
             continue
+        if rule is None or rule.kind == "hint":
+            ignore(name)
         if rule is None:
-            ignored.append(name)
-        elif rule.accepts is None:
+            continue
+        if rule.accepts is None:
             kept[name] = value
         elif not any(_same(value, accepted) for accepted in rule.accepts):
             message = (
@@ -224,33 +213,12 @@ def screen(api: Api, body: Mapping[str, Any]) -> Screened:
             refuse(name, message, "unsupported_parameter")
         elif rule.kind != "refused":
             kept[name] = value
-    return Screened(kept, ignored)
+    return kept
 
 
 def _same(value: Any, accepted: Any) -> bool:
     """Equality as JSON has it: true is not 1, 1 is 1.0."""
     return isinstance(value, bool) == isinstance(accepted, bool) and bool(value == accepted)
-
-
-def ignored_header(names: Iterable[str]) -> str | None:
-    """The value of `x-antiphon-ignored`: percent-encoded names, comma separated, at most 16 and 512 bytes."""
-    value, seen = "", set[str]()
-    for name in names:  # a body can have hundreds of thousands of them
-        if not name or name in seen:
-            continue
-        count = len(seen)
-        seen.add(name)
-        longer = f"{value},{quote(name, safe='')}" if value else quote(name, safe="")
-        if count == MAX_IGNORED_NAMES or len(longer) > MAX_IGNORED_BYTES:
-            break
-        value = longer
-    return value or None
-
-
-def ignored_headers(names: Iterable[str]) -> dict[str, str]:
-    """The headers of a reply that name what was ignored; none where nothing was."""
-    value = ignored_header(names)
-    return {IGNORED_HEADER: value} if value else {}
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from engine import Shape, closed_schema
+from server.ignored import unread
 from server.shapes import (
     STRING,
     array,
@@ -52,13 +53,18 @@ def parse_format(value: Any, param: str, *, nested: bool = False) -> Format:
     mapping(value, param)
     kind = one_of("text", "json_object", "json_schema", "structural_tag")(value.get("type"), f"{param}.type")
     if kind == "structural_tag":
+        _name_unread_of_tags(value, param)
         return dict(value)
     if kind != "json_schema":
+        unread(value, ("type",), param)
         return {"type": kind}
     parts, path = value, param
+    more: tuple[str, ...] = ("type",)
     if nested or ("schema" not in value and isinstance(value.get("json_schema"), dict)):
-        path = f"{param}.json_schema"
+        unread(value, ("type", "json_schema"), param)
+        path, more = f"{param}.json_schema", ()
         parts = mapping(value.get("json_schema"), path)
+    unread(parts, ("name", "schema", "strict", "description", *more), path)
     return _json_schema(parts, path, needs_schema=not nested)
 
 
@@ -136,10 +142,50 @@ def _output(kind: str, value: Any, path: str) -> Shape:
         choices = array(text(1), 1, MAX_CHOICES)(value, path)
         return Shape("choice", json.dumps(choices))
     if kind == "structural_tag":
-        return Shape("tags", json.dumps(_object(value, path)))
+        tags = _object(value, path)
+        if path.startswith("structured_outputs"):  # those of a format were looked through as it was read
+            _name_unread_of_tags(tags, path)
+        return Shape("tags", json.dumps(tags))
     if kind == "json":
         return Shape("json", closed_schema(_bounded(_object(value, path), path)))
     return Shape("regex" if kind == "regex" else "lark", text(1)(value, path))
+
+
+_TAG_MEMBERS: Mapping[str | None, tuple[str, ...]] = {
+    None: ("begin", "end", "content", "schema"),  # a tag of a list, which has no type
+    "structural_tag": ("format", "structures", "triggers"),
+    "const_string": ("value",),
+    "json_schema": ("json_schema", "schema", "style"),
+    "regex": ("pattern",),
+    "grammar": ("grammar",),
+    "sequence": ("elements",),
+    "or": ("elements",),
+    "any_text": ("excludes", "excluded_str"),
+    "tag": ("begin", "end", "content"),
+    "triggered_tags": ("triggers", "tags", "at_least_one", "stop_after_first"),
+    "tags_with_separator": ("tags", "separator", "at_least_one", "stop_after_first"),
+}
+"""What is read of the objects of a structural tag (`engine.structured.structural_tags`), `type` apart."""
+
+
+def _name_unread_of_tags(tags: Mapping[str, Any], param: str) -> None:
+    """Name the members of a structural tag, and of all formats in it, that nothing reads."""
+    todo: list[tuple[Any, str]] = [(tags, param)]
+    for form, path in todo:  # no recursion: a client says how deep it goes
+        if isinstance(form, list):
+            todo += [(each, f"{path}[{index}]") for index, each in enumerate(form)]
+        if not isinstance(form, dict):
+            continue
+        kind = form.get("type")
+        if kind is None and ("format" in form or "structures" in form):
+            kind = "structural_tag"
+        if kind is None or isinstance(kind, str):
+            # The engine refuses a kind that is not among these.
+            unread(form, ("type", *_TAG_MEMBERS.get(kind, form)), path)
+        todo += [(form.get(name), f"{path}.{name}") for name in _NESTED]
+
+
+_NESTED = ("format", "content", "elements", "tags", "structures")
 
 
 def as_output(kind: str, source: str) -> dict[str, Any]:

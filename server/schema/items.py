@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from server.ignored import unread
 from server.items import ASSISTANT_PART, ITEM_TYPES, USER_PART, Item, identifier, words_of
 from server.shapes import missing, mistyped, refuse, shorten
 
@@ -86,9 +87,10 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
     if kind == "message":
         return _message(value, path, new_id)
     if kind == "item_reference":
+        unread(value, ("type", "id"), path)
         return {"type": kind, "id": identifier(value.get("id"), f"{path}.id")}
     if kind == "function" and isinstance(value.get("function"), dict):
-        kind, value = "function_call", _flat_call(value)
+        kind, value = "function_call", _flat_call(value, path)
     row = ITEM_TYPES.get(kind)
     if row is None:
         refuse(
@@ -132,10 +134,12 @@ def _id_of(fields: Mapping[str, Any], path: str) -> str | None:
     return found
 
 
-def _flat_call(value: Mapping[str, Any]) -> dict[str, Any]:
+def _flat_call(value: Mapping[str, Any], path: str) -> dict[str, Any]:
     """A call nested in chat's way: its id is the call's."""
     rest = {key: value[key] for key in value if key not in ("type", "id", "function")}
-    return {"call_id": value.get("id"), **rest, **value["function"]}
+    called, names = value["function"], ("name", "arguments")
+    unread(called, names, f"{path}.function")
+    return {"call_id": value.get("id"), **rest, **{name: called.get(name) for name in names}}
 
 
 def _message(value: Mapping[str, Any], path: str, new_id: NewId) -> Item:

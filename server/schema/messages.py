@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.items import Item, identifier
+from server.ignored import collecting, ignore, unread
+from server.items import OUTPUT_PART, Item, identifier
 from server.schema.items import UNSUPPORTED_KINDS, NewId, check_number, normalize_item
 from server.shapes import (
     NAME,
@@ -33,7 +34,25 @@ _CALLS = array(
     )
 )
 _IMAGE = record({"image_url": record({"url": STRING}, {"detail": STRING})})
-_FILE = record({"file": record({}, {"file_id": STRING, "filename": STRING, "file_data": STRING})})
+_FILE_FIELDS = ("file_id", "filename", "file_data")
+_FILE = record({"file": record({}, dict.fromkeys(_FILE_FIELDS, STRING))})
+_KNOWN: Mapping[str, tuple[str, ...]] = {
+    "developer": ("role", "content"),
+    "system": ("role", "content"),
+    "user": ("role", "content"),
+    "assistant": (
+        "role",
+        "content",
+        "refusal",
+        "tool_calls",
+        "reasoning",
+        "reasoning_content",
+        "annotations",
+    ),
+    "tool": ("role", "content", "tool_call_id"),
+}
+"""What is read of the messages of each role."""
+
 _PARTS: Mapping[str, str] = {"image_url": "input_image", "file": "input_file"}
 """Chat's content parts that items name otherwise; `text` and `refusal` they share."""
 
@@ -56,6 +75,7 @@ def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[I
         if message.get("role") == "function" or message.get("function_call") is not None:
             refuse(path, "Function messages are deprecated; use tool calls.", "unsupported_parameter")
         role = _ROLE(message.get("role"), f"{path}.role")
+        unread(message, _KNOWN[role], path)
         if role == "assistant":
             items += _assistant(message, path, new_id)
         elif role == "tool":
@@ -75,13 +95,13 @@ def _part(part: Any, path: str) -> Any:
     """A content part under its name in items."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "image_url":
-        image = (
-            part["image_url"] if isinstance(part.get("image_url"), str) else _IMAGE(part, path)["image_url"]
-        )
-        image = {"url": image} if isinstance(image, str) else image
+        if isinstance(part.get("image_url"), str):
+            part = {**part, "image_url": {"url": part["image_url"]}}
+        image = _IMAGE(part, path)["image_url"]
         return {"type": _PARTS[kind], "image_url": image["url"], "detail": image.get("detail")}
     if kind == "file":
-        return {"type": _PARTS[kind], **_FILE(part, path)["file"]}
+        file = _FILE(part, path)["file"]
+        return {"type": _PARTS[kind], **{name: file.get(name) for name in _FILE_FIELDS}}
     return part
 
 
@@ -89,14 +109,21 @@ def _assistant(message: Mapping[str, Any], path: str, new_id: NewId) -> list[Ite
     items: list[Item] = []
     for field in ("reasoning_content", "reasoning"):
         thought = message.get(field)
-        if thought is None or not STRING(thought, f"{path}.{field}") or items:
+        if thought is None or not STRING(thought, f"{path}.{field}"):
+            continue
+        if items:  # the same under its other name, as this server writes it
+            if thought != message["reasoning_content"]:
+                ignore(f"{path}.{field}")
             continue
         parts = [{"type": "reasoning_text", "text": thought}]
         items.append(normalize_item({"type": "reasoning", "content": parts}, path, new_id))
     calls = message.get("tool_calls")
     content = message.get("content")
-    if content is None and message.get("refusal") is not None:
-        content = [{"type": "refusal", "refusal": STRING(message["refusal"], f"{path}.refusal")}]
+    if (refusal := message.get("refusal")) is not None:
+        if content is None:
+            content = [{"type": "refusal", "refusal": STRING(refusal, f"{path}.refusal")}]
+        else:
+            ignore(f"{path}.refusal")
     if content is None and not calls and not items:
         missing(f"{path}.content")
     if content not in (None, "") or not (calls or items):
@@ -107,11 +134,10 @@ def _assistant(message: Mapping[str, Any], path: str, new_id: NewId) -> list[Ite
 
 
 def _call(call: Mapping[str, Any], path: str, new_id: NewId) -> Item:
-    if call["type"] == "function":
-        return normalize_item(
-            {"type": "function_call", "call_id": call["id"], **call["function"]}, path, new_id
-        )
-    return normalize_item({"type": "custom_tool_call", "call_id": call["id"], **call["custom"]}, path, new_id)
+    kind, field = ("function", "arguments") if call["type"] == "function" else ("custom", "input")
+    item_type = "function_call" if kind == "function" else "custom_tool_call"
+    called = {name: call[kind][name] for name in ("name", field)}
+    return normalize_item({"type": item_type, "call_id": call["id"], **called}, path, new_id)
 
 
 def _tool(message: Mapping[str, Any], path: str, new_id: NewId) -> Item:
@@ -121,12 +147,14 @@ def _tool(message: Mapping[str, Any], path: str, new_id: NewId) -> Item:
             missing(f"{path}.{field}")
     identifier(call_id, f"{path}.tool_call_id")
     if isinstance(content, list):
-        content = [_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
+        paths = [f"{path}.content[{index}]" for index in range(len(content))]
+        content = [OUTPUT_PART(_part(part, at), at) for part, at in zip(content, paths, strict=True)]
     elif not isinstance(content, str):
         mistyped(f"{path}.content", "a string or an array", content)
-    return normalize_item(
-        {"type": "function_call_output", "call_id": call_id, "output": content}, path, new_id
-    )
+    with collecting():  # an item calls its content otherwise; what is ignored of it was named above
+        return normalize_item(
+            {"type": "function_call_output", "call_id": call_id, "output": content}, path, new_id
+        )
 
 
 def unsupported_in(

@@ -13,11 +13,21 @@ import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from engine import Shape
+from server.ignored import ignore, unread
 from server.items import Item, identifier
-from server.schema.fields import Api, Number, SamplingFields, Tier, effective_tier, sampling_fields, screen
+from server.schema.fields import (
+    UNKNOWN_TIER,
+    Api,
+    Number,
+    SamplingFields,
+    Tier,
+    effective_tier,
+    sampling_fields,
+    screen,
+)
 from server.schema.formats import TEXT, asked_shape, parse_format
 from server.schema.items import NewId, check_number, normalize_item
-from server.schema.tools import parse_tool_choice, parse_tools, unoffered
+from server.schema.tools import name_unoffered, parse_tool_choice, parse_tools
 from server.shapes import from_pydantic, mapping, missing, mistyped, record, refuse, shorten
 
 MIN_OUTPUT_TOKENS = 16
@@ -36,7 +46,11 @@ INCLUDES = frozenset(
         "reasoning.encrypted_content",
     }
 )
-"""Every official value; those that concern tools nobody runs here fill nothing and are taken."""
+"""Every official value."""
+
+FILLED = frozenset({"message.output_text.logprobs", "reasoning.encrypted_content"})
+"""Those that a new response can fill; the others are of tools that nobody runs here, or of input, which is
+listed whole. They are taken, and named as ignored."""
 
 # What a template gets from us; a client's argument of the same name would collide with it.
 _TEMPLATE_NAMES = frozenset(
@@ -56,14 +70,15 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TextOptions(_Part):
-    """`text`: the format in its flat form; `verbosity` is a hint."""
+    """`text`: the format in its flat form; `verbosity` is checked and echoed."""
 
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningOptions(_Part):
-    """`reasoning`: hints. `generate_summary` is the deprecated name of `summary`."""
+    """`reasoning`: all but `effort` is only checked. `generate_summary` is the deprecated name of
+    `summary`."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -73,9 +88,15 @@ class ReasoningOptions(_Part):
 
 
 class StreamOptions(_Part):
-    """`stream_options`."""
+    """`stream_options`. Nothing is obfuscated, whatever is asked."""
 
     include_obfuscation: bool | None = None
+
+    def name_ignored(self, body: Mapping[str, Any]) -> None:
+        """Name what is ignored of these options, which are those of `body`."""
+        unread(body.get("stream_options") or {}, type(self).model_fields, "stream_options")
+        if self.include_obfuscation:
+            ignore("stream_options.include_obfuscation")
 
 
 def check_metadata(value: Any, param: str = "metadata") -> dict[str, str]:
@@ -169,9 +190,9 @@ class CreateResponse(BaseModel):
         return self.sampling.model_dump(exclude_none=True)
 
 
-def parse_create(body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]]:
-    """A body of POST /responses: the request, and the names for `x-antiphon-ignored`. Raises ApiError 400."""
-    request, ignored = _parse("responses", body)
+def parse_create(body: Mapping[str, Any]) -> CreateResponse:
+    """A body of POST /responses. Raises ApiError 400."""
+    request = _parse("responses", body)
     if request.input is None and request.previous_response_id is None and request.conversation_id is None:
         message = "One of 'input', 'previous_response_id' or 'conversation' must be provided."
         refuse("input", f"Missing required parameter. {message}", "missing_required_parameter")
@@ -183,17 +204,28 @@ def parse_create(body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]]:
         refuse("await_tool_outputs", "'await_tool_outputs' needs 'stream' or 'background'.")
     if request.await_tool_outputs and not request.store:
         refuse("await_tool_outputs", "A response that waits is stored: 'store' cannot be false.")
-    return request, ignored
+    for index, name in enumerate(body.get("include") or ()):
+        if name not in FILLED:
+            ignore(f"include[{index}]")
+    if request.top_logprobs and "message.output_text.logprobs" not in request.include:
+        ignore("top_logprobs")
+    if request.tool_timeout_s is not None and not request.await_tool_outputs:
+        ignore("tool_timeout_s")
+    if request.service_tier == UNKNOWN_TIER:
+        ignore("service_tier")
+    return request
 
 
-def parse_input_tokens(body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]]:
+def parse_input_tokens(body: Mapping[str, Any]) -> CreateResponse:
     """A body of POST /responses/input_tokens, as the request whose prompt is counted. Raises ApiError 400."""
-    return _parse("input_tokens", body)
+    request = _parse("input_tokens", body)
+    if request.truncation == "auto":
+        ignore("truncation")  # the whole of it is counted
+    return request
 
 
-def _parse(api: Api, body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]]:
-    screened = screen(api, body)
-    values, ignored = screened.body, screened.ignored
+def _parse(api: Api, body: Mapping[str, Any]) -> CreateResponse:
+    values = screen(api, body)
     if "conversation" in values:
         values["conversation_id"] = _conversation_id(values.pop("conversation"))
         if "previous_response_id" in values:
@@ -203,7 +235,7 @@ def _parse(api: Api, body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]
         values["include"] = parse_include(values["include"])
     if "tools" in values:
         values["tools"] = tuple(parse_tools(values["tools"]))
-        ignored += unoffered(values["tools"])
+        name_unoffered(values["tools"])
     if "tool_choice" in values:
         values["tool_choice"] = parse_tool_choice(values["tool_choice"])
     if "metadata" in values:
@@ -213,18 +245,14 @@ def _parse(api: Api, body: Mapping[str, Any]) -> tuple[CreateResponse, list[str]
     values["sampling"] = sampling_fields(values, max_tokens=None)
     form = _format(values)
     values["shape"], values["shape_param"] = asked_shape(values, form, "text.format")
-    for name, part in (
-        ("text", TextOptions),
-        ("reasoning", ReasoningOptions),
-        ("stream_options", StreamOptions),
-    ):
-        if isinstance(values.get(name), dict):
-            ignored += [f"{name}.{key}" for key in values[name] if key not in part.model_fields]
     try:
         request = CreateResponse(**values)
     except ValidationError as error:
         raise from_pydantic(error) from None
-    return request, ignored
+    unread(values.get("text") or {}, ("format",), "text")
+    unread(values.get("reasoning") or {}, ("effort",), "reasoning")
+    request.stream_options.name_ignored(values)
+    return request
 
 
 def _format(values: dict[str, Any]) -> dict[str, Any] | None:
@@ -274,23 +302,22 @@ class ToolOutputs(BaseModel):
     stream: bool = False
 
 
-def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> tuple[ToolOutputs, list[str]]:
+def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs:
     """Read both forms: `{"tool_outputs": [{"call_id", "output"}]}` and `{"tool_call_id", "output"}`.
 
-    Raises ApiError 400, also for a call answered twice. Returns the ignored names as well.
+    Raises ApiError 400, also for a call answered twice.
     """
-    known = {"tool_outputs", "tool_call_id", "call_id", "output", "stream"}
-    ignored = [name for name, value in body.items() if name not in known and value is not None]
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         mistyped("stream", "a boolean", stream)
     several = body.get("tool_outputs")
     if several is None:
-        items = [_tool_output(body, "", new_id)]
+        items = [_tool_output(body, "", new_id, "stream")]
     elif not isinstance(several, list):
         mistyped("tool_outputs", "an array", several)
     else:
         check_number(several, "tool_outputs")
+        unread(body, ("tool_outputs", "stream"))
         items = [_tool_output(entry, f"tool_outputs[{index}]", new_id) for index, entry in enumerate(several)]
     if not items:
         refuse("tool_outputs", "Invalid 'tool_outputs': at least one output is needed.")
@@ -300,12 +327,14 @@ def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> tuple[ToolO
         if call_id in seen:
             refuse(f"tool_outputs[{index}].call_id", f"Call '{shorten(call_id)}' is answered twice.")
         seen.add(call_id)
-    return ToolOutputs(items=tuple(items), stream=bool(stream)), ignored
+    return ToolOutputs(items=tuple(items), stream=bool(stream))
 
 
-def _tool_output(entry: Any, path: str, new_id: NewId) -> Item:
+def _tool_output(entry: Any, path: str, new_id: NewId, *known: str) -> Item:
+    """One output; `known` is what else stands in the same object."""
     if not isinstance(entry, dict):
         mistyped(path, "an object", entry)
+    unread(entry, ("call_id", "tool_call_id", "output", *known), path)
     dot = f"{path}." if path else ""
     call_id = entry.get("call_id") if entry.get("call_id") is not None else entry.get("tool_call_id")
     for name, value in (("call_id", call_id), ("output", entry.get("output"))):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine import MAX_BEAMS, BeamParams
+from server.ignored import ignore
 from server.shapes import from_pydantic, refuse
 
 # What shapes or ends a text as it is drawn has no meaning for beams: the values that ask for nothing pass.
@@ -52,9 +53,9 @@ class _Fields(BaseModel):
     early_stopping: Literal[False, True, "never"] = False
 
 
-def parse_search(values: Mapping[str, Any], *, n: int, stream: bool) -> tuple[Search | None, list[str]]:
-    """The search that a screened body asks for, None where each candidate is a choice; and the names of
-    fields that mean nothing to it. Raises ApiError 400.
+def parse_search(values: Mapping[str, Any], *, n: int, stream: bool) -> Search | None:
+    """The search that a screened body asks for, None where each candidate is a choice. Names the fields that
+    mean nothing to it. Raises ApiError 400.
     """
     try:
         fields = _Fields(**values)
@@ -68,16 +69,19 @@ def parse_search(values: Mapping[str, Any], *, n: int, stream: bool) -> tuple[Se
             if getattr(fields, name) != _Fields.model_fields[name].default:
                 refuse(name, f"'{name}' needs 'use_beam_search' to be true.", "unsupported_parameter")
         if count == n:
-            return None, []
+            return None
     if stream:
         name = "use_beam_search" if fields.use_beam_search else "best_of"
         refuse("stream", f"'{name}' cannot be streamed: which answer is the best is known at the end.")
     if not fields.use_beam_search:
-        return Search(count), []
+        return Search(count)
     if count > MAX_BEAMS:
         refuse("best_of", f"At most {MAX_BEAMS} beams can be searched, but got {count}.")
     for name, accepted in _NOT_WITH_BEAMS.items():
         if name in values and values[name] not in accepted:
             refuse(name, f"'{name}' cannot be combined with 'use_beam_search'.", "unsupported_parameter")
     beams = BeamParams(count, fields.length_penalty, fields.early_stopping)
-    return Search(count, beams), [name for name in _IDLE_WITH_BEAMS if name in values]
+    for name in _IDLE_WITH_BEAMS:
+        if name in values:
+            ignore(name)
+    return Search(count, beams)

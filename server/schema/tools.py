@@ -1,9 +1,8 @@
 """Tools and tool choices as clients send them, normalised to the official flat form.
 
 Owns the limits on tools, and the forms in which clients send them; the item types say what a tool of each
-kind looks like. Refuses to know what is offered to the model (`server.prompting.tool_offer`) and how a tool
-is run. Kinds that this server cannot run are taken and echoed, because real clients (Codex among them)
-always send some; `unoffered` names them for the response header.
+kind looks like. Kinds that this server cannot run are taken and echoed, because real clients (Codex among
+them) always send some; `name_unoffered` names them in the reply's header.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from server.ignored import ignore, unread
 from server.items import Tool, is_offered, tool_shapes
 from server.shapes import (
     NAME,
@@ -52,14 +52,21 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
     if kind == "custom":
         value, path = _flat_custom(value, path)
     shape = tool_shapes().get(kind)
-    return dict(value) if shape is None else shape(value, path)
+    if shape is None:
+        return dict(value)
+    tool: Tool = shape(value, path)
+    if kind == "custom":
+        _name_hints(tool, path)
+    return tool
 
 
 def _function(value: dict[str, Any], path: str, strict: bool) -> Tool:
     nested = value.get("function")
     if "name" not in value and isinstance(nested, dict):
+        unread(value, ("type", "function"), path)
         value, path = nested, f"{path}.function"
     parts = tool_shapes()["function"](value, path)
+    _name_hints(parts, path)
     tool: Tool = {
         "type": "function",
         "name": parts.pop("name"),
@@ -75,11 +82,23 @@ def _function(value: dict[str, Any], path: str, strict: bool) -> Tool:
 def _flat_custom(value: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
     """Chat nests a custom tool under its kind, and its grammar once more."""
     if "name" not in value and isinstance(value.get("custom"), dict):
+        unread(value, ("type", "custom"), path)
         value, path = {"type": "custom", **value["custom"]}, f"{path}.custom"
     form = value.get("format")
-    if isinstance(form, dict) and isinstance(form.get("grammar"), dict):
-        value = {**value, "format": {"type": form.get("type"), **form["grammar"]}}
+    if isinstance(form, dict) and isinstance(nested := form.get("grammar"), dict):
+        unread(form, ("type", "grammar"), f"{path}.format")
+        unread(nested, ("syntax", "definition"), f"{path}.format.grammar")
+        syntax = {"syntax": nested.get("syntax"), "definition": nested.get("definition")}
+        value = {**value, "format": {"type": form.get("type"), **syntax}}
     return value, path
+
+
+def _name_hints(tool: Mapping[str, Any], path: str) -> None:
+    """Name what a function or custom tool says that changes nothing here: every tool is offered at once, to
+    the model itself, and nothing reads its output."""
+    for name, idle in (("defer_loading", False), ("allowed_callers", ["direct"]), ("output_schema", None)):
+        if tool.get(name, idle) != idle:
+            ignore(f"{path}.{name}")
 
 
 def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> list[Tool]:
@@ -104,11 +123,11 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
     return tools
 
 
-def unoffered(tools: Iterable[Mapping[str, Any]], param: str = "tools") -> list[str]:
-    """Names, for the header, of the kinds among `tools` that are not offered to the model:
-    `tools.web_search`, ..."""
-    kinds = (tool["type"] for tool in tools if not is_offered(tool))
-    return [f"{param}.{kind}" for kind in dict.fromkeys(kinds)]
+def name_unoffered(tools: Iterable[Mapping[str, Any]], param: str = "tools") -> None:
+    """Name the kinds among `tools` that are not offered to the model: `tools.web_search`, ..."""
+    for tool in tools:
+        if not is_offered(tool):
+            ignore(f"{param}.{tool['type']}")
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -142,6 +161,7 @@ def _unwrapped(value: dict[str, Any], kind: str, path: str) -> tuple[dict[str, A
     """Chat nests a named choice under its kind."""
     nested = value.get(kind)
     if "name" not in value and isinstance(nested, dict):
+        unread(value, ("type", kind), path)
         return {"type": kind, **nested}, f"{path}.{kind}"
     return value, path
 
@@ -149,13 +169,18 @@ def _unwrapped(value: dict[str, Any], kind: str, path: str) -> tuple[dict[str, A
 def _allowed(value: dict[str, Any], path: str) -> dict[str, Any]:
     nested = value.get("allowed_tools")
     if "tools" not in value and isinstance(nested, dict):
+        unread(value, ("type", "allowed_tools"), path)
         value, path = nested, f"{path}.allowed_tools"
     shape = record({"mode": one_of("auto", "required"), "tools": array(mapping, max_items=MAX_TOOLS)})
     parts = shape(value, path)
-    tools = [
-        _unwrapped(ref, kind, "")[0]
-        if (kind := ref.get("type", "function")) in ("function", "custom")
-        else ref
-        for ref in parts["tools"]
-    ]
+    tools = [_reference(ref, f"{path}.tools[{index}]") for index, ref in enumerate(parts["tools"])]
     return {"type": "allowed_tools", "mode": parts["mode"], "tools": tools}
+
+
+def _reference(ref: dict[str, Any], path: str) -> dict[str, Any]:
+    """One of the tools that a choice allows, in its flat form."""
+    kind = ref.get("type", "function")
+    if kind in ("function", "custom"):
+        ref, path = _unwrapped(ref, kind, path)
+    unread(ref, ("type", "name", "server_label"), path)
+    return ref

@@ -35,6 +35,7 @@ from server.prompting import (
     check,
     custom_tool_names,
     offer,
+    require_room,
     sampling,
     steady,
     to_messages,
@@ -65,6 +66,8 @@ async def prepare_chat(
     await check(offered, served, request.tools, request.shape_param, owner)
     prompt = await rendered(request, served, offered, scope=owner)
     params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
+    limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
     reader = offered.reader(prompt.starts_in)
     tier = effective_tier(request.service_tier)
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"

@@ -23,7 +23,7 @@ from engine import (
 )
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.prompting import Offer, check, sampling, steady
+from server.prompting import Offer, check, require_room, sampling, steady
 from server.schema import CompletionRequest, refuse
 from server.stateless.choices import (
     Completion,
@@ -53,6 +53,8 @@ async def prepare_completion(
         path = f"prompt[{position}]" if len(request.prompts) > 1 else "prompt"
         ids = await _prompt_ids(prompt, served, path, request.add_special_tokens)
         params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
+        if "max_tokens" in request.model_fields_set:
+            require_room(request.max_tokens, "max_tokens", prompt_tokens=len(ids), info=served.info)
         params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)
         counts.append(len(ids))
         asked = GenerateRequest(

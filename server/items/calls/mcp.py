@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from server.ignored import ignore, unread
 from server.items.item_type import (
     Call,
     Execution,
@@ -65,8 +66,11 @@ def _tool(value: Any, path: str) -> Tool:
         message = f"Invalid '{path}': exactly one of server_url, connector_id and tunnel_id must be given."
         refuse(f"{path}.server_url", message)
     # Credentials for a server that is never called must not be stored or echoed.
-    tool.pop("authorization", None)
-    tool.pop("headers", None)
+    for name in ("authorization", "headers"):
+        if tool.pop(name, None) is not None:
+            ignore(f"{path}.{name}")
+    if isinstance(allowed := tool.get("allowed_tools"), dict):
+        unread(allowed, ("tool_names", "read_only"), f"{path}.allowed_tools")
     return tool
 
 
@@ -235,7 +239,11 @@ ROWS = (
     ItemType(
         "mcp_approval_response",
         "mcpa_",
-        item_shape({"approval_request_id": STRING, "approve": boolean}, {"reason": STRING}, statuses=()),
+        item_shape(
+            {"approval_request_id": STRING, "approve": boolean},
+            {"reason": STRING, "request_id": STRING},
+            statuses=(),
+        ),
         doubled=("request_id", "approval_request_id"),
     ),
 )

@@ -16,7 +16,7 @@ import orjson
 
 from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
-from server.prompting import Offer, check, offer, sampling, steady, to_messages
+from server.prompting import Offer, check, name_cut_limit, offer, sampling, steady, to_messages
 from server.runs.planning.history import drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
 from server.threads import THREADED_PARTS, aside
@@ -242,6 +242,9 @@ async def make_plan(
     await check(offered, served, plan.tools, request.shape_param, owner)
     num_dropped, prompt = await fit(
         plan, served, context.items, offered, truncate=request.truncation == "auto"
+    )
+    name_cut_limit(
+        plan.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
     )
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by)
     first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)

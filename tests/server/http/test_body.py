@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from server.errors import ApiError
 from server.http import bounded_protocol
 from server.http.body import parse_object
+from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
+
+JSON = {"content-type": "application/json"}
 
 MALFORMED = [
     b"{",
@@ -92,7 +95,7 @@ async def test_a_million_values_cost_nothing(client: httpx.AsyncClient, value: b
             lag = max(lag, loop.time() - then - 0.002)
 
     watcher = asyncio.create_task(watch())
-    reply = await client.post("/v1/responses", content=body)
+    reply = await client.post("/v1/responses", content=body, headers=JSON)
     watcher.cancel()
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "invalid_json"
@@ -100,10 +103,9 @@ async def test_a_million_values_cost_nothing(client: httpx.AsyncClient, value: b
 
 
 async def test_a_body_may_be_empty_only_where_nothing_is_required(client: httpx.AsyncClient) -> None:
-    json_type = {"content-type": "application/json"}
-    assert (await client.post("/v1/conversations", headers=json_type)).status_code == 200
-    assert (await client.post("/v1/responses", headers=json_type)).status_code == 400
-    compressed = {**json_type, "content-encoding": "gzip"}
+    assert (await client.post("/v1/conversations", headers=JSON)).status_code == 200
+    assert (await client.post("/v1/responses", headers=JSON)).status_code == 400
+    compressed = {**JSON, "content-encoding": "gzip"}
     assert (await client.post("/v1/conversations", content=b"x", headers=compressed)).status_code == 400
 
 
@@ -114,10 +116,12 @@ async def test_bodies_above_the_threshold_are_parsed_in_a_thread(client: httpx.A
 
 async def test_a_declared_size_is_refused_unread(tmp_path: Path) -> None:
     async with running_app(tmp_path, max_body_bytes=1000) as running, http_client(running) as client:
-        reply = await client.post("/v1/responses", content=b" " * 1001)
+        reply = await client.post("/v1/responses", content=b" " * 1001, headers=JSON)
         assert reply.status_code == 413
         assert reply.json()["error"]["code"] == "request_too_large"
-        assert (await client.post("/v1/conversations", content=b"{}".ljust(1000))).status_code == 200
+        assert (
+            await client.post("/v1/conversations", content=b"{}".ljust(1000), headers=JSON)
+        ).status_code == 200
 
 
 async def test_a_large_body_is_refused_while_it_is_being_sent(tmp_path: Path) -> None:
@@ -127,7 +131,7 @@ async def test_a_large_body_is_refused_while_it_is_being_sent(tmp_path: Path) ->
 
     async with live_app(tmp_path, max_body_bytes=100_000) as running, http_client(running) as client:
         for _ in range(2):  # the connection survives and is used again
-            reply = await client.post("/v1/responses", content=chunks())
+            reply = await client.post("/v1/responses", content=chunks(), headers=JSON)
             assert reply.status_code == 413
             assert reply.json()["error"]["code"] == "request_too_large"
 
@@ -141,7 +145,7 @@ async def test_an_endless_body_is_cut(tmp_path: Path, monkeypatch: pytest.Monkey
 
     async with live_app(tmp_path, max_body_bytes=100_000) as running, http_client(running) as client:
         with pytest.raises(httpx.TransportError):
-            await client.post("/v1/responses", content=endless())
+            await client.post("/v1/responses", content=endless(), headers=JSON)
         assert (await client.get("/health")).status_code == 200
 
 
@@ -199,7 +203,9 @@ async def test_many_requests_on_one_connection_are_each_counted_anew(live_server
 async def test_a_stalled_body_is_408(tmp_path: Path) -> None:
     async with live_app(tmp_path, body_timeout_s=0.05) as running:
         answer = await exchange(
-            running, b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{"
+            running,
+            b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 10\r\n\r\n{",
         )
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"request_timeout"' in answer
@@ -241,3 +247,67 @@ def test_sockets_refuse_a_port_in_use() -> None:
 
     with bind("127.0.0.1", 0) as taken, pytest.raises(OSError):
         bind("127.0.0.1", taken.getsockname()[1]).close()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What a body is said to be
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    [
+        "application/json",
+        "Application/JSON",
+        "application/json; charset=utf-8",
+        "application/json;charset=UTF-8; profile=x",
+        "application/vnd.api+json",
+    ],
+)
+async def test_json_has_several_names(client: httpx.AsyncClient, media_type: str) -> None:
+    reply = await client.post("/v1/conversations", content=b"{}", headers={"content-type": media_type})
+    assert reply.status_code == 200, reply.text
+
+
+BODIES = {"/v1/conversations": b"{}", "/v1/responses": b'{"input": "x"}', "/tokenize": b'{"prompt": "x"}'}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "media_type",
+    [
+        None,
+        "",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "text/json",
+        "application/jsonp",
+        "application/json, text/plain",
+        "text/plain; application/json",
+    ],
+)
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_is_not_said_to_be_json_is_415(
+    client: httpx.AsyncClient, path: str, media_type: str | None, chunked: bool
+) -> None:
+    """These are what a page of another site can have a browser send without asking anybody."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield BODIES[path]
+
+    for more in ({}, {"idempotency-key": "k"}):
+        headers = more if media_type is None else {**more, "content-type": media_type}
+        body = chunks() if chunked else BODIES[path]
+        reply = await client.post(path, content=body, headers=headers)
+        assert reply.status_code == 415, reply.text
+        error = wire.validate_error(reply.json())
+        assert (error["code"], error["param"]) == ("unsupported_media_type", "Content-Type")
+        assert "application/json" in error["message"]
+    assert (await client.get("/v1/responses")).json()["data"] == []
+
+
+async def test_no_body_needs_no_type(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/v1/conversations")).status_code == 200
+    plain = {"content-type": "text/plain"}
+    assert (await client.post("/v1/conversations", headers=plain)).status_code == 200
+    assert (await client.post("/v1/responses")).json()["error"]["code"] == "invalid_json"

@@ -84,12 +84,16 @@ async def raw(running: Running) -> AsyncIterator[Raw]:
         writer.close()
 
 
+JSON = b"content-type: application/json"
+
+
 def post(path: str, body: bytes, *headers: bytes) -> bytes:
     """A POST with a body of a declared length."""
     lines = [
         b"POST %s HTTP/1.1" % path.encode(),
         b"host: localhost",
         b"content-length: %d" % len(body),
+        JSON,
         *headers,
     ]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
@@ -138,7 +142,7 @@ async def test_no_request_is_read_out_of_a_body(live_server: Running) -> None:
 
 
 async def test_chunked_and_pipelined_requests_with_an_offer_of_http2(live_server: Running) -> None:
-    one = b"POST /v1/conversations HTTP/1.1\r\nhost: localhost\r\n" + b"\r\n".join(H2C) + b"\r\n"
+    one = b"POST /v1/conversations HTTP/1.1\r\nhost: localhost\r\n" + b"\r\n".join((*H2C, JSON)) + b"\r\n"
     one += b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     async with raw(live_server) as client:
         await client.say(one * 3)
@@ -150,7 +154,11 @@ async def test_chunked_and_pipelined_requests_with_an_offer_of_http2(live_server
 # Heads
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
-CHUNKED = b"POST /v1/conversations HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"POST /v1/conversations HTTP/1.1\r\nhost: localhost\r\n"
+    + JSON
+    + b"\r\ntransfer-encoding: chunked\r\n\r\n"
+)
 
 MALFORMED = {
     "no host": (b"GET /health HTTP/1.1\r\n\r\n", 400),
@@ -490,6 +498,7 @@ async def test_a_large_body_does_not_hold_the_loop(live_server: Running, name: s
     try:
         async with http_client(live_server) as client:
             headers = {"idempotency-key": "once"} if keyed else {}
+            headers["content-type"] = "application/json"
             reply = await client.post(path, content=content, headers=headers)
     finally:
         watcher.cancel()

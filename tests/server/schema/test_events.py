@@ -73,7 +73,7 @@ def stream() -> list[Json]:
             Done("stop"),
         )
     )
-    request, _ = parse_create({"input": "x"})
+    request = parse_create({"input": "x"})
     start: Json = {
         "id": "resp_1",
         "object": "response",

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.errors import ApiError
+from server.ignored import collecting
 from server.items import is_offered
 from server.schema.responses import echo, parse_create, parse_include, parse_input_tokens, parse_tool_outputs
-from server.schema.tools import parse_tool_choice, parse_tools, unoffered
+from server.schema.tools import name_unoffered, parse_tool_choice, parse_tools
 from tests.support import wire
 
 Json = dict[str, Any]
@@ -78,9 +79,19 @@ AGENTS: Json = {
 
 @pytest.mark.parametrize("body", [CODEX, LLAMA_INDEX, VERCEL, AGENTS])
 def test_what_clients_send_passes(body: Json) -> None:
-    request, ignored = parse_create(body)
-    assert set(ignored) <= {"tools.namespace", "tools.web_search"}
+    with collecting() as ignored:
+        request = parse_create(body)
+    assert set(filter(None, ignored.header().split(","))) <= {
+        *("tools.namespace", "tools.web_search", "prompt_cache_key", "client_metadata", "text.verbosity"),
+        *("reasoning.summary", "reasoning.context", "user", "safety_identifier"),
+    }
     check_echo(echo(request, model="m", temperature=1.0, top_p=1.0))
+
+
+def unoffered(tools: list[Json]) -> list[str]:
+    with collecting() as ignored:
+        name_unoffered(tools)
+    return ignored.header().split(",")
 
 
 def check_echo(echoed: Json) -> None:
@@ -90,25 +101,25 @@ def check_echo(echoed: Json) -> None:
 
 
 def test_the_echo_has_everything_at_its_effective_value() -> None:
-    request, ignored = parse_create(
-        {
-            "input": "x",
-            "conversation": "conv_1",
-            "metadata": {"a": "b"},
-            "reasoning": {"effort": "high", "summary": "auto", "unheard": 1},
-            "service_tier": "flex",
-            "frequency_penalty": 0.5,
-            "max_output_tokens": 16,
-            "max_tool_calls": 2,
-            "user": "u",
-            "tools": [FUNCTION],
-            "tool_choice": {"type": "function", "name": "f"},
-            "text": {"verbosity": "low"},
-        }
-    )
+    body = {
+        "input": "x",
+        "conversation": "conv_1",
+        "metadata": {"a": "b"},
+        "reasoning": {"effort": "high", "summary": "auto", "unheard": 1},
+        "service_tier": "flex",
+        "frequency_penalty": 0.5,
+        "max_output_tokens": 16,
+        "max_tool_calls": 2,
+        "user": "u",
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"verbosity": "low"},
+    }
+    with collecting() as ignored:
+        request = parse_create(body)
     echoed = echo(request, model="resolved", temperature=0.5, top_p=0.9)
     check_echo(echoed)
-    assert ignored == ["reasoning.unheard"]
+    assert ignored.header() == "user,text.verbosity,reasoning.summary,reasoning.unheard"
     assert echoed["conversation"] == {"id": "conv_1"}
     assert echoed["service_tier"] == "flex"
     assert echoed["reasoning"]["effort"] == "high" and echoed["reasoning"]["summary"] is None
@@ -116,7 +127,7 @@ def test_the_echo_has_everything_at_its_effective_value() -> None:
     assert (echoed["model"], echoed["temperature"], echoed["top_p"]) == ("resolved", 0.5, 0.9)
     assert (echoed["frequency_penalty"], echoed["presence_penalty"]) == (0.5, 0.0)
     assert (echoed["user"], echoed["text"]["verbosity"]) == ("u", "low")
-    plain, _ = parse_create({"input": "x"})
+    plain = parse_create({"input": "x"})
     assert "user" not in echo(plain, model="m", temperature=1.0, top_p=1.0)
 
 
@@ -163,10 +174,10 @@ def test_rules(body: Json, param: str | None, code: str | None) -> None:
 
 
 def test_what_may_stand_without_input() -> None:
-    assert parse_create({"previous_response_id": "resp_1"})[0].input is None
-    assert parse_create({"conversation": {"id": "conv_1"}})[0].conversation_id == "conv_1"
-    assert parse_input_tokens({})[0].input is None
-    assert parse_input_tokens({"model": None, "input": "x", "tools": None})[0].tools == ()
+    assert parse_create({"previous_response_id": "resp_1"}).input is None
+    assert parse_create({"conversation": {"id": "conv_1"}}).conversation_id == "conv_1"
+    assert parse_input_tokens({}).input is None
+    assert parse_input_tokens({"model": None, "input": "x", "tools": None}).tools == ()
 
 
 def test_include_is_the_official_list() -> None:
@@ -311,7 +322,7 @@ def test_wrong_tool_choices_are_400(choice: Any) -> None:
 
 def outputs(body: Json) -> list[Json]:
     numbers = itertools.count(1)
-    parsed, _ = parse_tool_outputs(body, new_id=lambda prefix: f"{prefix}{next(numbers)}")
+    parsed = parse_tool_outputs(body, new_id=lambda prefix: f"{prefix}{next(numbers)}")
     return list(parsed.items)
 
 
@@ -324,10 +335,11 @@ def test_both_forms_of_tool_outputs() -> None:
     assert single[0]["output"] == [{"type": "input_text", "text": "x"}]
     for item in (*listed, *single):
         wire.validate_item(item, "ItemResource")
-    parsed, ignored = parse_tool_outputs(
-        {"tool_call_id": "c", "output": "", "stream": True, "more": 1}, new_id=lambda prefix: prefix
-    )
-    assert (parsed.stream, ignored) == (True, ["more"])
+    with collecting() as ignored:
+        parsed = parse_tool_outputs(
+            {"tool_call_id": "c", "output": "", "stream": True, "more": 1}, new_id=lambda prefix: prefix
+        )
+    assert (parsed.stream, ignored.header()) == (True, "more")
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient, body: Json, par
 
 
 async def test_defaults_pass_and_the_rest_is_named(client: httpx.AsyncClient) -> None:
-    body = {"prompt": "say a", "best_of": 1, "suffix": "", "n": 1, "user": "u", "seed": None, "frobnicate": 1}
+    body = {"prompt": "say a", "best_of": 1, "suffix": "", "n": 1, "seed": None, "frobnicate": 1}
     reply = await client.post("/v1/completions", json=body)
     assert reply.status_code == 200, reply.text
     assert reply.headers["x-antiphon-ignored"] == "frobnicate"

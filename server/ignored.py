@@ -1,0 +1,115 @@
+"""What a request says and nobody heeds: collected while it is read, named in one header of its reply.
+
+Owns the collector, the rule of what is named, and the header `x-antiphon-ignored`. Refuses to know any
+particular field.
+
+The rule: whatever a client sends is honoured, refused by a 4xx, or named. Named is, by its path,
+
+* a member, at any depth of a body, that the schemas of this server do not know, whether it is then dropped or
+  (in items and tools, which clients keep data of their own in) kept and returned;
+* a known field that makes no difference to what this reply's request does, though it may be echoed;
+* a query parameter that the route did not read, as `?name`.
+
+Not named are null, which means absent; members of objects whose keys are the client's own (`metadata`, JSON
+Schemas, the arguments of functions); and the official parts of items that record a turn and have no part in
+the next one (`status`, `annotations`): to be kept and returned is what they are for.
+
+Whoever reads a part of a request calls `ignore` or `unread`; outside of a request both do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from urllib.parse import quote
+
+HEADER = "x-antiphon-ignored"
+MAX_HEADER_BYTES = 2048
+MAX_PATH = 200
+"""Characters of one path; a longer one is cut."""
+MORE = "..."
+"""The last of the names where there is no room for all."""
+
+
+class Ignored:
+    """What is ignored of one request: paths in the order in which they were met, each once.
+
+    No more are kept than there is room for in the header: a body can have hundreds of thousands of them.
+    """
+
+    def __init__(self) -> None:
+        self._paths: dict[str, None] = {}
+        self._num_bytes = 0
+        self._more = False
+        self._read: set[str] = set()
+
+    def add(self, path: str) -> None:
+        """Name a path."""
+        if self._more:
+            return
+        cut = path if len(path) <= MAX_PATH else path[:MAX_PATH] + MORE
+        name = quote(cut, safe="[]?.")
+        if name in self._paths:
+            return
+        if self._num_bytes + len(name) + 1 > MAX_HEADER_BYTES - len(MORE):
+            self._more = True
+            return
+        self._paths[name] = None
+        self._num_bytes += len(name) + 1
+
+    def read(self, name: str) -> None:
+        """Say of a query parameter that it was read."""
+        self._read.add(name)
+
+    def add_unread(self, parameters: Iterator[str]) -> None:
+        """Name those of a query's parameters that were not read."""
+        for name in parameters:
+            if name not in self._read:
+                self.add(f"?{name}")
+
+    def header(self) -> str:
+        """The header's value: percent-encoded paths between commas, `...` last where some are left out; at
+        most MAX_HEADER_BYTES, empty where nothing was ignored."""
+        return ",".join([*self._paths, *([MORE] if self._more else [])])
+
+
+_current: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[Ignored]:
+    """Collect what is ignored while this is held, also by threads and tasks that are begun meanwhile."""
+    found = Ignored()
+    token = _current.set(found)
+    try:
+        yield found
+    finally:
+        _current.reset(token)
+
+
+def ignore(path: str) -> None:
+    """Name what stands at a path, dotted and bracketed."""
+    current = _current.get()
+    if current is not None:
+        current.add(path)
+
+
+def unread(value: Mapping[str, Any], known: Container[str], path: str = "") -> None:
+    """Name the members of the object at `path` (the body where empty) that are not among those `known`."""
+    for key, element in value.items():
+        if key not in known and element is not None:
+            ignore(member(path, key))
+
+
+def member(path: str, key: str) -> str:
+    """The path of an object's member."""
+    return f"{path}.{key}" if path else key
+
+
+def queried(name: str) -> None:
+    """Say that the route has read a query parameter."""
+    current = _current.get()
+    if current is not None:
+        current.read(name)

@@ -1,0 +1,34 @@
+"""What becomes of a limit on output that the context has no room for behind the prompt.
+
+Owns the decision for every API. Refuses to know how a prompt is made and how generation ends.
+
+Chat and text completions refuse it, with both numbers, as the official ones and vLLM's do: their limit is a
+number of tokens that a client counts on. Responses takes it as what its name says, a maximum that the end of
+the context may come before, as vLLM's does too: agents (Codex among them) send one large limit with every
+turn of a conversation that grows. There it is named as ignored.
+"""
+
+from __future__ import annotations
+
+from engine import ModelInfo
+from server.errors import ApiError
+from server.ignored import ignore
+
+
+def require_room(limit: int | None, param: str, *, prompt_tokens: int, info: ModelInfo) -> None:
+    """Raise ApiError 400 `context_length_exceeded` where prompt and limit, in tokens, do not fit together.
+    limit: as the client gave it; None is none."""
+    if limit is None or prompt_tokens + limit <= info.max_model_len:
+        return
+    message = (
+        f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
+        f"{prompt_tokens + limit} tokens ({prompt_tokens} in the input, {limit} for the output). Please "
+        f"reduce the length of the input, or '{param}'."
+    )
+    raise ApiError(400, message, code="context_length_exceeded", param=param)
+
+
+def name_cut_limit(limit: int | None, param: str, *, prompt_tokens: int, info: ModelInfo) -> None:
+    """Name a limit as ignored where the context ends before it is reached."""
+    if limit is not None and prompt_tokens + limit > info.max_model_len:
+        ignore(param)

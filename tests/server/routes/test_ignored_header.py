@@ -1,0 +1,169 @@
+"""Every route names what it does not read: parameters of its query and fields of its body."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi.routing import APIRoute
+
+from server.routes import ROUTERS
+from tests.support.running import Running, http_client, running_app
+
+Json = dict[str, Any]
+
+HEADER = "x-antiphon-ignored"
+CALL = 'call f {"x": 1}'
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+KEPT = {"type": "message", "id": "msg_kept", "role": "user", "content": "hi"}
+
+ROUTES: dict[tuple[str, str], Json | None] = {
+    ("GET", "/health"): None,
+    ("GET", "/ready"): None,
+    ("GET", "/version"): None,
+    ("GET", "/metrics"): None,
+    ("GET", "/v1/models"): None,
+    ("GET", "/v1/models/{model_id:path}"): None,
+    ("POST", "/v1/responses"): {"input": "say hi"},
+    ("GET", "/v1/responses"): None,
+    ("GET", "/v1/responses/{response_id}"): None,
+    ("GET", "/v1/responses/{response_id}/input_items"): None,
+    ("POST", "/v1/responses/input_tokens"): {"input": "hi"},
+    ("POST", "/v1/responses/{response_id}/cancel"): {},
+    ("POST", "/v1/responses/{response_id}/tool_outputs"): {"tool_outputs": [{"call_id": "", "output": "1"}]},
+    ("POST", "/v1/conversations"): {"items": [KEPT]},
+    ("GET", "/v1/conversations/{conversation_id}"): None,
+    ("POST", "/v1/conversations/{conversation_id}"): {"metadata": {}},
+    ("POST", "/v1/conversations/{conversation_id}/items"): {"items": [{"role": "user", "content": "x"}]},
+    ("GET", "/v1/conversations/{conversation_id}/items"): None,
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): None,
+    ("POST", "/v1/chat/completions"): {"messages": [{"role": "user", "content": "say hi"}]},
+    ("POST", "/v1/completions"): {"prompt": "say hi"},
+    ("POST", "/tokenize"): {"prompt": "hi"},
+    ("POST", "/detokenize"): {"tokens": [5]},
+    ("POST", "/admin/keys"): {"owner": "somebody"},
+    ("GET", "/admin/keys"): None,
+    ("DELETE", "/admin/keys/{key_id}"): None,
+    ("POST", "/admin/webhooks"): {"url": "http://127.0.0.1:9/told"},
+    ("GET", "/admin/webhooks"): None,
+    ("POST", "/admin/webhooks/{webhook_id}/test"): {},
+    ("DELETE", "/admin/webhooks/{webhook_id}"): None,
+    ("GET", "/admin/sealing_keys"): None,
+    ("POST", "/admin/sealing_keys"): {},
+    ("GET", "/admin/export"): None,
+    ("POST", "/admin/purge"): {"owner": "somebody"},
+    # These come last: they take away what the others are about.
+    ("DELETE", "/v1/responses/{response_id}"): None,
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"): None,
+    ("DELETE", "/v1/conversations/{conversation_id}"): None,
+}
+"""Every route, and a body that it takes."""
+
+
+def test_there_is_a_row_for_every_route() -> None:
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    assert {
+        (method, route.path) for route in routes for method in (route.methods or set()) - {"HEAD"}
+    } == set(ROUTES)
+
+
+async def test_every_route_names_what_it_does_not_read(
+    server_app: Running, client: httpx.AsyncClient
+) -> None:
+    admin = {"authorization": f"Bearer {server_app.life.admin_token}"}
+
+    async def made(path: str, body: Json) -> Json:
+        found: Json = (await client.post(path, json=body, headers=admin if "/admin/" in path else {})).json()
+        return found
+
+    asked = {"input": CALL, "tools": [TOOL]}
+    ended = await made("/v1/responses", asked)
+    waiting = await made("/v1/responses", {**asked, "background": True, "await_tool_outputs": True})
+    paths = {
+        "{response_id}/cancel": waiting["id"] + "/cancel",
+        "{response_id}": ended["id"],
+        "{model_id:path}": "antiphon-scripted",
+        "{conversation_id}": (await made("/v1/conversations", {"items": [KEPT]}))["id"],
+        "{item_id}": "msg_kept",
+        "{webhook_id}": (await made("/admin/webhooks", {"url": "http://127.0.0.1:9/", "allow_http": True}))[
+            "id"
+        ],
+        "{key_id}": (await made("/admin/keys", {"owner": "other"}))["id"],
+    }
+    key = (await made("/admin/keys", {"owner": "local"}))["key"]
+    for (method, path), body in ROUTES.items():
+        for name, value in paths.items():
+            path = path.replace(name, value)
+        if body is not None:
+            body = {**body, "unheard_of": 1}
+        if body is not None and "tool_outputs" in body:
+            body["tool_outputs"] = [{"call_id": ended["output"][0]["call_id"], "output": "1"}]
+        headers = admin if path.startswith("/admin/") else {"authorization": f"Bearer {key}"}
+        query = {"unheard_of": "", "owner": "somebody"} if path == "/admin/export" else {"unheard_of": ""}
+        reply = await client.request(method, path, params=query, json=body, headers=headers)
+        assert reply.status_code == 200, (method, path, reply.text)
+        expected = "?unheard_of" if body is None else "unheard_of,?unheard_of"
+        assert reply.headers[HEADER] == expected, (method, path)
+
+
+async def test_parameters_that_are_read_are_not_named(client: httpx.AsyncClient) -> None:
+    made = (await client.post("/v1/responses", json={"input": "say hi"})).json()["id"]
+    listed = {"limit": "1", "order": "asc", "after": "", "status": "completed", "created_after": "1"}
+    for path, query, named in (
+        ("/v1/responses", listed, None),
+        (f"/v1/responses/{made}", {"stream": "true", "starting_after": "1"}, None),
+        (f"/v1/responses/{made}", {"starting_after": "1"}, "?starting_after"),  # it is for streams
+        (f"/v1/responses/{made}", {"wait": "1", "stream": "false"}, None),
+        (f"/v1/responses/{made}/input_items", {"limit": "1", "scope": "all", "a,b": "1"}, "?a%2Cb"),
+        (f"/v1/responses/{made}/input_items", {"include[]": "reasoning.encrypted_content"}, "?include[]"),
+    ):
+        reply = await client.get(path, params=query)
+        assert reply.status_code == 200, reply.text
+        assert reply.headers.get(HEADER) == named, (path, query)
+
+
+async def test_a_stream_names_it_too_and_an_error_does_not(client: httpx.AsyncClient) -> None:
+    body = {"input": "say hi", "stream": True, "unheard_of": 1}
+    assert (await client.post("/v1/responses", json=body)).headers[HEADER] == "unheard_of"
+    refused = await client.post("/v1/responses", json={"unheard_of": 1})
+    assert refused.status_code == 400 and HEADER not in refused.headers
+
+
+async def test_what_the_server_sent_is_heard_when_it_comes_back(client: httpx.AsyncClient) -> None:
+    """Items of a response are taken back whole, with nothing in them that would be named."""
+    first = {"role": "user", "content": "think hm then " + CALL}
+    asked = {"tools": [TOOL], "include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}
+    reply = (await client.post("/v1/responses", json={"input": [first], **asked})).json()
+    answer = {"type": "function_call_output", "call_id": reply["output"][-1]["call_id"], "output": "1"}
+    again = await client.post("/v1/responses", json={"input": [first, *reply["output"], answer], **asked})
+    assert again.status_code == 200 and HEADER not in again.headers, again.headers
+    chat = {"messages": [{"role": "user", "content": "think hm then say hi"}]}
+    message = (await client.post("/v1/chat/completions", json=chat)).json()["choices"][0]["message"]
+    more = [*chat["messages"], message, {"role": "user", "content": "say ho"}]
+    reply_to_more = await client.post("/v1/chat/completions", json={"messages": more})
+    assert reply_to_more.status_code == 200 and HEADER not in reply_to_more.headers, reply_to_more.headers
+
+
+async def test_a_continuation_by_tool_outputs_names_only_its_own(client: httpx.AsyncClient) -> None:
+    first = {"input": CALL, "tools": [TOOL], "user": "u"}
+    made = await client.post("/v1/responses", json=first)
+    assert made.headers[HEADER] == "user"
+    call = made.json()["output"][0]["call_id"]
+    outputs = {"tool_outputs": [{"call_id": call, "output": "1", "more": 1}]}
+    reply = await client.post(f"/v1/responses/{made.json()['id']}/tool_outputs", json=outputs)
+    assert reply.headers[HEADER] == "tool_outputs[0].more"
+
+
+async def test_a_large_body_is_read_in_a_thread_and_named_all_the_same(client: httpx.AsyncClient) -> None:
+    part = {"type": "input_text", "text": "x" * 100_000, "unheard_of": 1}
+    body = {"input": [{"role": "user", "content": [part]}, {"role": "user", "content": "say hi"}]}
+    reply = await client.post("/v1/responses/input_tokens", json=body)
+    assert reply.headers[HEADER] == "input[0].content[0].unheard_of"
+
+
+async def test_tokens_of_messages_are_asked_for_with_the_fields_of_a_prompt(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as running, http_client(running) as client:
+        body = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "prompt": "x"}
+        reply = await client.post("/tokenize", json={**body, "return_token_strs": True})
+        assert reply.headers[HEADER] == "temperature,prompt" and reply.json()["token_strs"]

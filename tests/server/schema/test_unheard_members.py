@@ -1,0 +1,370 @@
+"""No member of any body passes in silence: one that nobody has heard of, at every object of every body, is
+named by its path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from server.ignored import collecting
+from server.schema.chat import parse_chat
+from server.schema.completions import parse_completion
+from server.schema.items import normalize_input
+from server.schema.responses import parse_create, parse_input_tokens, parse_tool_outputs
+from tests.server.schema.test_responses import TOOLS
+from tests.support.item_samples import SAMPLES
+
+Json = dict[str, Any]
+Step = str | int
+Path = tuple[Step, ...]
+
+UNHEARD = "unheard_of"
+
+CLIENTS_OWN = {
+    *("metadata", "logit_bias", "chat_template_kwargs", "parameters", "output_schema", "schema"),
+    *("input_schema", "env", "headers", "attributes", "arguments"),
+}
+"""Objects whose keys are the client's own, or those of JSON Schema."""
+
+UNREAD_AS_A_WHOLE = {
+    *("filters", "ranking_options", "container", "environment", "require_approval", "prediction"),
+    *("prompt_cache_options", "client_metadata", "annotations"),
+}
+"""Objects of fields and tools that are named themselves, because nothing in them changes anything; and what
+an MCP server said of its tools, which is kept as it was."""
+
+KEPT = {
+    ("namespace", "tools"),
+    ("configuration_update", "reasoning"),
+    ("configuration_update", "text"),
+    ("json_schema", "json_schema"),  # of a structural tag: a JSON Schema
+}
+"""(type, member) of what is not looked into."""
+
+
+def written(path: Path) -> str:
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def objects(value: Any, path: Path = ()) -> Iterator[Path]:
+    """The paths of all objects of a body whose members are this server's to know."""
+    if isinstance(value, dict):
+        yield path
+        for key, element in value.items():
+            if key not in CLIENTS_OWN | UNREAD_AS_A_WHOLE and (value.get("type"), key) not in KEPT:
+                yield from objects(element, (*path, key))
+    elif isinstance(value, list):
+        for index, element in enumerate(value):
+            yield from objects(element, (*path, index))
+
+
+def with_unheard(body: Json, path: Path) -> Json:
+    changed = deepcopy(body)
+    at: Any = changed
+    for step in path:
+        at = at[step]
+    at[UNHEARD] = 1
+    return changed
+
+
+def create(body: Mapping[str, Any]) -> Any:
+    request = parse_create(body)
+    return normalize_input(request.input, new_id=lambda prefix: prefix) if request.input else None
+
+
+def tool_outputs(body: Mapping[str, Any]) -> Any:
+    return parse_tool_outputs(body, new_id=lambda prefix: prefix)
+
+
+FUNCTION: Json = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+GRAMMAR: Json = {"syntax": "lark", "definition": "start: 'a'"}
+NESTED_TOOLS: list[Json] = [
+    {"type": "function", "function": FUNCTION},
+    {"type": "custom", "custom": {"name": "c", "format": {"type": "grammar", "grammar": GRAMMAR}}},
+]
+SCHEMA: Json = {"name": "s", "schema": {"type": "object"}, "strict": True, "description": "d"}
+MESSAGES: list[Json] = [
+    {"role": "system", "content": "s"},
+    {"role": "developer", "content": [{"type": "text", "text": "d"}]},
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "x"},
+            {"type": "image_url", "image_url": {"url": "u", "detail": "low"}},
+            {"type": "image_url", "image_url": "u"},
+            {"type": "file", "file": {"file_id": "f"}},
+            {"type": "input_audio", "input_audio": {"data": "d", "format": "wav"}},
+        ],
+    },
+    {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "y"}, {"type": "refusal", "refusal": "r"}],
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+            {"id": "b", "type": "custom", "custom": {"name": "c", "input": ""}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "z"}]},
+]
+
+BODIES: Mapping[str, tuple[Callable[[Mapping[str, Any]], Any], Json]] = {
+    "a response": (
+        create,
+        {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}],
+            "conversation": {"id": "conv_1"},
+            "tools": [*TOOLS, *NESTED_TOOLS],
+            "tool_choice": {"type": "function", "name": "f"},
+            "text": {"format": {"type": "json_schema", **SCHEMA}, "verbosity": "low"},
+            "reasoning": {"effort": "low"},
+            "stream": True,
+            "stream_options": {"include_obfuscation": False},
+            "metadata": {"a": "b"},
+            "client_metadata": {"a": "b"},
+        },
+    ),
+    "easy items": (
+        create,
+        {
+            "input": [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": [{"type": "text", "text": "x"}]},
+                {"type": "item_reference", "id": "msg_1"},
+                {"type": "function", "id": "c", "function": {"name": "f", "arguments": "{}"}},
+                {"type": "message", "id": "m", "role": "user", "content": [{"type": "input_image"}]},
+            ],
+            "text": {"format": {"type": "json_schema", "json_schema": SCHEMA}},
+            "tools": [{"type": "custom", "name": "c", "format": {"type": "grammar", **GRAMMAR}}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        },
+    ),
+    "a server tool": (
+        create,
+        {
+            "input": "x",
+            "tools": [
+                {
+                    "type": "mcp",
+                    "server_label": "s",
+                    "server_url": "builtin:",
+                    "allowed_tools": {"tool_names": ["calculator"]},
+                }
+            ],
+            "tool_choice": {"type": "mcp", "server_label": "s"},
+            "text": {"format": {"type": "text"}},
+        },
+    ),
+    "allowed tools": (
+        create,
+        {
+            "input": "x",
+            "text": {"format": {"type": "json_object"}},
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [
+                    {"type": "function", "name": "f"},
+                    {"type": "function", "function": {"name": "f"}},
+                    {"type": "mcp", "server_label": "s", "name": "n"},
+                ],
+            },
+        },
+    ),
+    "input tokens": (
+        parse_input_tokens,
+        {"input": "x", "reasoning": {"effort": "low"}, "text": {"format": {"type": "text"}}},
+    ),
+    "tool outputs": (
+        tool_outputs,
+        {"tool_outputs": [{"call_id": "c", "output": [{"type": "input_text", "text": "x"}]}], "stream": True},
+    ),
+    "a tool output": (tool_outputs, {"tool_call_id": "c", "output": "x"}),
+    "chat": (
+        parse_chat,
+        {
+            "messages": MESSAGES,
+            "tools": NESTED_TOOLS,
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "response_format": {"type": "json_schema", "json_schema": SCHEMA},
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    "chat, allowed tools": (
+        parse_chat,
+        {
+            "messages": MESSAGES[:1],
+            "tools": NESTED_TOOLS,
+            "response_format": {"type": "text"},
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "c"}}]},
+            },
+        },
+    ),
+    "chat, tags": (
+        parse_chat,
+        {
+            "messages": MESSAGES[:1],
+            "response_format": {
+                "type": "structural_tag",
+                "format": {
+                    "type": "sequence",
+                    "elements": [
+                        {"type": "const_string", "value": "a"},
+                        {"type": "json_schema", "json_schema": {"type": "object"}},
+                        {"type": "regex", "pattern": "a"},
+                        {"type": "grammar", "grammar": "start: 'a'"},
+                        {"type": "or", "elements": [{"type": "any_text", "excludes": ["b"]}]},
+                        {
+                            "type": "triggered_tags",
+                            "triggers": ["<"],
+                            "at_least_one": True,
+                            "tags": [{"begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}],
+                        },
+                        {
+                            "type": "tags_with_separator",
+                            "separator": ",",
+                            "tags": [
+                                {"type": "tag", "begin": "<", "end": ">", "content": {"type": "any_text"}}
+                            ],
+                        },
+                    ],
+                },
+            },
+        },
+    ),
+    "chat, older tags": (
+        parse_chat,
+        {
+            "messages": MESSAGES[:1],
+            "response_format": {
+                "type": "structural_tag",
+                "structures": [{"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}],
+                "triggers": ["<"],
+            },
+        },
+    ),
+    "a completion": (
+        parse_completion,
+        {
+            "prompt": "x",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "structured_outputs": {
+                "structural_tag": {
+                    "format": {"type": "tag", "begin": "<", "end": ">", "content": {"type": "any_text"}}
+                }
+            },
+        },
+    ),
+    **{
+        f"item {kind} {number}": (
+            create,
+            {"input": [{"type": kind, **sample}, {"role": "user", "content": ""}]},
+        )
+        for kind, samples in SAMPLES.items()
+        for number, sample in enumerate(samples)
+        if kind != "compaction_trigger"
+    },
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_an_unheard_of_member_anywhere_is_named_by_its_path(name: str) -> None:
+    parse, body = BODIES[name]
+    with collecting() as usual:
+        parse(body)
+    for path in objects(body):
+        if path == ("structured_outputs",):
+            continue  # refused, as a grammar of another server might be
+        with collecting() as found:
+            parse(with_unheard(body, path))
+        expected = written((*path, UNHEARD))
+        named = found.header().split(",")
+        assert expected in named, f"{expected} is not among {named}"
+        assert set(named) - set(usual.header().split(",")) == {expected}, "and nothing else is, because of it"
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_null_is_absent_and_not_named(name: str) -> None:
+    parse, body = BODIES[name]
+    with collecting() as usual:
+        parse(body)
+    for path in objects(body):
+        changed = with_unheard(body, path)
+        at: Any = changed
+        for step in path:
+            at = at[step]
+        at[UNHEARD] = None
+        with collecting() as found:
+            parse(changed)
+        assert found.header() == usual.header()
+
+
+HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
+    (create, {"prompt_cache_key": "k"}, "prompt_cache_key"),
+    (create, {"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+    (create, {"safety_identifier": "s"}, "safety_identifier"),
+    (create, {"user": "u"}, "user"),
+    (create, {"text": {"verbosity": "low"}}, "text.verbosity"),
+    (create, {"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    (create, {"service_tier": "scale"}, "service_tier"),
+    (create, {"service_tier": "flex"}, ""),
+    (create, {"metadata": {"a": "b"}}, ""),
+    (
+        create,
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+    ),
+    (create, {"include": ["reasoning.encrypted_content", "file_search_call.results"]}, "include[1]"),
+    (create, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, ""),
+    (create, {"top_logprobs": 2}, "top_logprobs"),
+    (create, {"tool_timeout_s": 3}, "tool_timeout_s"),
+    (create, {"tools": [{"type": "function", **FUNCTION, "defer_loading": True}]}, "tools[0].defer_loading"),
+    (parse_input_tokens, {"truncation": "auto"}, "truncation"),
+    (parse_chat, {"user": "u", "metadata": {"a": "b"}}, "user,metadata"),
+    (parse_chat, {"verbosity": "low"}, "verbosity"),
+    (parse_chat, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    (parse_chat, {"service_tier": "scale"}, "service_tier"),
+    (parse_chat, {"reasoning_effort": "low"}, ""),
+    (parse_chat, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    (parse_completion, {"user": "u"}, "user"),
+]
+
+
+@pytest.mark.parametrize(("parse", "fields", "named"), HINTS)
+def test_a_hint_without_effect_is_named(
+    parse: Callable[[Mapping[str, Any]], Any], fields: Json, named: str
+) -> None:
+    said: dict[Any, Json] = {
+        create: {"input": "x"},
+        parse_input_tokens: {"input": "x"},
+        parse_completion: {"prompt": "x"},
+    }
+    body = said.get(parse, {"messages": [{"role": "user", "content": "x"}]})
+    with collecting() as found:
+        parse({**body, **fields})
+    assert found.header() == named
+
+
+def test_what_an_assistant_message_says_twice_is_named_where_it_differs() -> None:
+    message: Json = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": "r",
+        "reasoning": "a",
+        "reasoning_content": "b",
+    }
+    with collecting() as found:
+        parse_chat({"messages": [message]})
+    assert found.header() == "messages[0].reasoning,messages[0].refusal"
+    with collecting() as found:
+        parse_chat({"messages": [{**message, "refusal": None, "reasoning": "b"}]})
+    assert found.header() == ""
