@@ -56,7 +56,7 @@ def error_codes() -> set[str]:
             given += node.args[places[name] :][:1] if name in places else []
             values = [each.value for each in given if isinstance(each, ast.Constant)]
             codes |= {value for value in values if isinstance(value, str)}
-    return codes
+    return {code for code in codes if code is not None}
 
 
 def test_the_page_on_errors_has_every_code_and_no_other() -> None:
