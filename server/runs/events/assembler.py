@@ -226,6 +226,7 @@ class Assembler:
         call = ITEM_TYPES[route.type].call
         assert call is not None and call.execution is not None and call.execution.listing is not None
         listing = call.execution.listing
+        self._close(drafts, "completed")
         item = {"id": self._id(listing.type), "type": listing.type, **listing.opened(route.fields)}
         opened = self._add(_Open(len(self.output), item), drafts)
         item |= listing.filled(functions)
@@ -251,6 +252,7 @@ class Assembler:
     def output_received(self, item: Item) -> list[Draft]:
         """Drafts of a tool output that a client fed to a waiting run."""
         drafts: list[Draft] = []
+        self._close(drafts, "completed")
         self._item_done(self._add(_Open(len(self.output), dict(item)), drafts), drafts)
         return drafts
 
