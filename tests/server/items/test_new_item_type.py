@@ -17,7 +17,7 @@ import pytest
 
 import server.items.calls
 import tools.builtin
-from engine import Say, ScriptedEngine
+from engine import CallArgs, CallStart, Delta, Done, Say, ScriptedEngine, Text
 from server.items import (
     ITEM_TYPES,
     Call,
@@ -26,6 +26,7 @@ from server.items import (
     Item,
     ItemType,
     Listing,
+    Route,
     Stream,
     Tool,
     Transcript,
@@ -33,6 +34,7 @@ from server.items import (
     unspoken,
 )
 from server.items.catalogue import _rows
+from server.runs.events import Assembler, fold
 from server.schema import events as grammar
 from server.shapes import STRING, array, mapping, record
 from tests.support import wire
@@ -249,6 +251,16 @@ async def test_a_call_of_no_tool_is_told_by_its_items(tmp_path: Path) -> None:
         items, _ = await streamed(client, "hi")
     assert (items[1]["type"], items[1]["status"]) == ("dice_call", "failed")
     assert items[1]["fault"] == "There is no tool named 'shuffle'. The tools are: roll."
+
+
+@pytest.mark.parametrize("then", [[Text("hm")], [CallStart("roll")], [Done("length")], []])
+def test_a_call_that_is_never_ended_is_closed_by_what_follows(then: list[Delta]) -> None:
+    assembler = Assembler(b"secret", routes={"roll": Route("dice_call")})
+    drafts = assembler.feed([CallStart("roll"), CallArgs('{"input": "2d'), *then])
+    drafts += assembler.interrupt()
+    assert fold(drafts) == (assembler.output, set())
+    first = wire.check_items(drafts)[0]
+    assert (first["dice"], first["status"]) == ("2d", "failed")
 
 
 async def test_a_cancelled_call_is_closed(tmp_path: Path) -> None:
