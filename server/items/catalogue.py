@@ -34,8 +34,8 @@ def call_of(item: Item) -> Call | None:
 
 def execution_of(item: Item) -> Execution | None:
     """How this server carries such an item out, where it is a call of its own tools."""
-    call = call_of(item)
-    return None if call is None else call.execution
+    row = ITEM_TYPES.get(item["type"])
+    return None if row is None else row.execution
 
 
 def is_running(item: Item) -> bool:

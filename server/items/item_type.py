@@ -160,6 +160,11 @@ class ItemType:
     answered_by: str | None = None
     answers: str | None = None
 
+    @property
+    def execution(self) -> Execution | None:
+        """How this server carries such an item out, where it is a call of its own tools."""
+        return None if self.call is None else self.call.execution
+
 
 def unspoken(_item: Item, _transcript: Transcript) -> None:
     """The words of an item that needs none, because a prompt tells in another way what it says."""

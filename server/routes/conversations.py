@@ -32,6 +32,7 @@ from server.http import (
 )
 from server.ignored import unread
 from server.item_ids import identify
+from server.items import words_of
 from server.routes.responses import new_id
 from server.runs.execution import new_items
 from server.schema import (
@@ -170,6 +171,8 @@ async def _stored(
     await here.quota.require(who, num_bytes + size)
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
+    for index, item in enumerate(items):  # a reference may lead to one from before it was refused
+        words_of(item, f"items[{index}]")
     while True:
         try:
             return await store(await aside(num_parts(items) > THREADED_PARTS, new_items, items))

@@ -194,7 +194,7 @@ class Assembler:
         if name in self._routes:
             return self._routes[name]
         # Where the server has tools of its own, it tells the model that there is none of this name.
-        own = (route for route in self._routes.values() if _is_run_here(route))
+        own = (route for route in self._routes.values() if ITEM_TYPES[route.type].execution is not None)
         return next(own, CLIENT)
 
     def _is_offered(self, name: str | None) -> bool:
@@ -223,9 +223,10 @@ class Assembler:
     def tools_listed(self, route: Route, functions: Sequence[Tool]) -> list[Draft]:
         """Drafts of a finished listing of the functions that lead to a route."""
         drafts: list[Draft] = []
-        call = ITEM_TYPES[route.type].call
-        assert call is not None and call.execution is not None and call.execution.listing is not None
-        listing = call.execution.listing
+        execution = ITEM_TYPES[route.type].execution
+        assert execution is not None and execution.listing is not None, "only what has a listing is listed"
+        listing = execution.listing
+        self._close(drafts, "completed")
         item = {"id": self._id(listing.type), "type": listing.type, **listing.opened(route.fields)}
         opened = self._add(_Open(len(self.output), item), drafts)
         item |= listing.filled(functions)
@@ -251,6 +252,7 @@ class Assembler:
     def output_received(self, item: Item) -> list[Draft]:
         """Drafts of a tool output that a client fed to a waiting run."""
         drafts: list[Draft] = []
+        self._close(drafts, "completed")
         self._item_done(self._add(_Open(len(self.output), dict(item)), drafts), drafts)
         return drafts
 
@@ -296,7 +298,7 @@ class Assembler:
     def _open_part(self, kind: str, drafts: list[Draft], *, phase: str | None = None) -> _Open:
         """The open message or reasoning item, opened together with its only content part."""
         opened = self._open
-        if opened is not None and opened.item["type"] == kind and opened.item.get("phase") == phase:
+        if opened is not None and opened.item.get("type") == kind and opened.item.get("phase") == phase:
             return opened
         self._close(drafts, "completed")
         item: Item = {"id": self._id(kind), "type": kind, "status": "in_progress"}
@@ -377,11 +379,6 @@ def _copy(item: Item) -> Item:
     if isinstance(copy.get("content"), list):
         copy["content"] = list(copy["content"])
     return copy
-
-
-def _is_run_here(route: Route) -> bool:
-    call = ITEM_TYPES[route.type].call
-    return call is not None and call.execution is not None
 
 
 # ------------------------------------------------------------------------------------------------------------

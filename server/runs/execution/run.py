@@ -147,11 +147,11 @@ def _unlisted(routes: Iterable[Route], items: Sequence[Item]) -> tuple[Route, ..
     """Those routes, each once, whose functions are shown in a listing, and that none of the items lists."""
     found: list[Route] = []
     for route in routes:
-        call = ITEM_TYPES[route.type].call
-        listing = None if call is None or call.execution is None else call.execution.listing
-        if listing is None or route in found:
+        execution = ITEM_TYPES[route.type].execution
+        if execution is None or execution.listing is None or route in found:
             continue
-        if not any(listing.shows(item, route.fields) for item in items):
+        shows = execution.listing.shows
+        if not any(shows(item, route.fields) for item in items):
             found.append(route)
     return tuple(found)
 

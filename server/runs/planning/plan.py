@@ -116,7 +116,7 @@ class RunPlan:
                 if function["name"] in routes:
                     refuse("tools", f"Two tools are named {function['name']!r}.")
                 routes[function["name"]] = Route(row.type, row.call.fields(tool))
-                (clients if row.call.execution is None else own).append(function)
+                (clients if row.execution is None else own).append(function)
         return Functions((*clients, *own), routes)
 
     def offer(self, functions: Functions, *, forced: bool) -> Offer:
@@ -206,7 +206,7 @@ def _of_functions(choice: Any, functions: Functions) -> Any:
 def _is_run_here(ref: Mapping[str, Any]) -> bool:
     """Whether a tool choice refers to tools of a type that this server runs."""
     row = type_of_calls(ref.get("type", "function"))
-    return row is not None and row.call is not None and row.call.execution is not None
+    return row is not None and row.execution is not None
 
 
 def _means(ref: Mapping[str, Any], name: str, route: Route) -> bool:

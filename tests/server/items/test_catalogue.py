@@ -1,0 +1,313 @@
+"""Every item type has words in a prompt, or is refused on every way in; and rows agree with each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from engine import ScriptedEngine
+from server.api_keys import LOCAL_OWNER
+from server.items import ITEM_TYPES, ItemType, is_running
+from server.prompting import to_messages
+from server.schema import events as grammar
+from server.schema import normalize_input
+from storage import NewItem
+from tests.support.item_samples import SAMPLES
+from tests.support.running import http_client, running_app
+from tests.support.talk import Api, prompts
+from tests.support.wire import Json
+
+# ------------------------------------------------------------------------------------------------------------
+# Words
+
+
+def called(name: str, **arguments: Any) -> Json:
+    """What a prompt says of a call."""
+    return {"call": name, "arguments": arguments}
+
+
+WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
+    "message": [([{"role": "developer", "content": "a"}], ["system: a"])],
+    "reasoning": [([{"content": [{"type": "reasoning_text", "text": "hm"}]}], ["thought: hm"])],
+    "function_call": [([{"call_id": "c", "name": "f", "arguments": '{"a": 1}'}], [called("f", a=1)])],
+    "function_call_output": [
+        (
+            [
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
+            ],
+            [called("f"), "f: x"],
+        )
+    ],
+    "custom_tool_call": [([{"call_id": "c", "name": "f", "input": "free"}], [called("f", input="free")])],
+    "custom_tool_call_output": [
+        (
+            [
+                {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "free"},
+                {"call_id": "c", "output": "x"},
+            ],
+            [called("f", input="free"), "f: x"],
+        )
+    ],
+    "mcp_list_tools": [([{"server_label": "s", "tools": []}], [])],
+    "mcp_call": [
+        (
+            [{"server_label": "s", "name": "t", "arguments": "{}", "output": "o"}],
+            [called("t"), "t: o"],
+        ),
+        (
+            [
+                {
+                    "server_label": "s",
+                    "name": "t",
+                    "arguments": "{}",
+                    "error": {"type": "http_error", "code": 500, "message": "m"},
+                }
+            ],
+            [called("t"), "t: error: m"],
+        ),
+    ],
+    "web_search_call": [
+        (
+            [{"action": {"type": "search", "query": "q", "sources": [{"type": "url", "url": "u"}]}}],
+            [
+                called("web_search", type="search", query="q"),
+                "web_search: The search was made; its results were not kept.\nIts sources:\nu",
+            ],
+        ),
+        (
+            [{"action": {"type": "open_page", "url": "u"}, "status": "failed"}],
+            [
+                called("web_search", type="open_page", url="u"),
+                "web_search: The search failed; its results were not kept.",
+            ],
+        ),
+    ],
+    "file_search_call": [
+        (
+            [{"queries": ["q"], "results": [{"filename": "a.txt", "text": "x"}, {"file_id": "f"}]}],
+            [called("file_search", queries=["q"]), "file_search: a.txt:\nx\n\nf:\n"],
+        ),
+        (
+            [{"queries": ["q"]}],
+            [
+                called("file_search", queries=["q"]),
+                "file_search: The search was made; its results were not kept.",
+            ],
+        ),
+        (
+            [{"queries": [], "results": []}],
+            [called("file_search", queries=[]), "file_search: Nothing was found."],
+        ),
+        (
+            [{"queries": [], "status": "failed"}],
+            [called("file_search", queries=[]), "file_search: The search failed."],
+        ),
+    ],
+    "code_interpreter_call": [
+        (
+            [
+                {
+                    "container_id": "c",
+                    "code": "1",
+                    "outputs": [{"type": "logs", "logs": "l"}, {"type": "image", "url": "u"}],
+                }
+            ],
+            [
+                called("code_interpreter", code="1"),
+                "code_interpreter: l\n[an image that is not shown: u]",
+            ],
+        ),
+        (
+            [{"container_id": "c", "code": "1"}],
+            [
+                called("code_interpreter", code="1"),
+                "code_interpreter: The code was run; its outputs were not kept.",
+            ],
+        ),
+    ],
+    "shell_call": [
+        (
+            [{"call_id": "c", "action": {"commands": ["ls"], "timeout_ms": 5}}],
+            [called("shell", commands=["ls"], timeout_ms=5)],
+        )
+    ],
+    "shell_call_output": [
+        (
+            [
+                {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls", "top"]}},
+                {
+                    "call_id": "c",
+                    "output": [
+                        {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
+                        {"stdout": "", "stderr": "e", "outcome": {"type": "timeout"}},
+                    ],
+                },
+            ],
+            [called("shell", commands=["ls", "top"]), "shell: a\n[exit code 0]\n\ne\n[timed out]"],
+        )
+    ],
+    "local_shell_call": [
+        (
+            [{"call_id": "c", "action": {"type": "exec", "command": ["ls"], "env": {}}}],
+            [called("local_shell", command=["ls"])],
+        )
+    ],
+    "local_shell_call_output": [
+        (
+            [
+                {"type": "local_shell_call", "call_id": "c", "action": {"command": ["ls"]}},
+                {"id": "c", "output": "o"},
+            ],
+            [called("local_shell", command=["ls"]), "local_shell: o"],
+        )
+    ],
+    "apply_patch_call": [
+        (
+            [{"call_id": "c", "operation": {"type": "delete_file", "path": "p"}}],
+            [called("apply_patch", type="delete_file", path="p")],
+        )
+    ],
+    "apply_patch_call_output": [
+        (
+            [
+                {
+                    "type": "apply_patch_call",
+                    "call_id": "c",
+                    "operation": {"type": "delete_file", "path": "p"},
+                },
+                {"call_id": "c", **more},
+            ],
+            [called("apply_patch", type="delete_file", path="p"), f"apply_patch: {told}"],
+        )
+        for more, told in (
+            ({}, "The patch was applied."),
+            ({"output": "done"}, "done"),
+            ({"status": "failed", "output": "no file"}, "error: no file"),
+            ({"status": "failed"}, "error: The patch could not be applied."),
+        )
+    ],
+}
+SPOKEN = [(kind, *each) for kind, several in WORDS.items() for each in several]
+REFUSED = [row.type for row in ITEM_TYPES.values() if row.say is None]
+
+
+def test_every_type_has_words_or_is_refused() -> None:
+    assert sorted([*WORDS, *REFUSED]) == sorted(ITEM_TYPES)
+    assert set(REFUSED) == {
+        "additional_tools", "compaction", "compaction_trigger", "computer_call", "computer_call_output",
+        "configuration_update", "image_generation_call", "mcp_approval_request", "mcp_approval_response",
+        "program", "program_output", "tool_search_call", "tool_search_output",
+    }  # fmt: skip
+
+
+def spoken(messages: list[Json]) -> list[Any]:
+    """Messages, short."""
+    told: list[Any] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            thought = message.get("reasoning_content")
+            told += [f"thought: {thought}"] if thought else []
+            for call in message.get("tool_calls", ()):
+                function = call["function"]
+                told.append(called(function["name"], **orjson.loads(function["arguments"])))
+        else:
+            told.append(f"{message.get('name') or message['role']}: {message['content']}")
+    return told
+
+
+@pytest.mark.parametrize(("kind", "items", "told"), SPOKEN)
+def test_the_words_of_an_item(kind: str, items: list[Json], told: list[Any]) -> None:
+    sent = [{"type": kind, **item} for item in items]
+    assert spoken(to_messages(normalize_input(sent, new_id=lambda prefix: f"{prefix}1"))) == told
+
+
+@pytest.mark.parametrize(("kind", "items", "told"), SPOKEN)
+async def test_an_item_with_words_is_in_the_prompt(
+    tmp_path: Path, kind: str, items: list[Json], told: list[Any]
+) -> None:
+    """Calls that only wait for an output are the exception: there must be one."""
+    engine = ScriptedEngine()
+    sent: list[Json] = [{"type": kind, **item} for item in items]
+    async with running_app(tmp_path, engine) as running, http_client(running) as client:
+        if ITEM_TYPES[kind].answered_by is not None:
+            error = await Api(client).refused(400, sent)
+            assert error["message"] == "No tool output found for function call c."
+            return
+        await Api(client).create([*sent, {"role": "user", "content": "say hi"}])
+    for said in told:
+        what = said["call"] if isinstance(said, dict) else said.split(": ", 1)[1]
+        assert what in prompts(engine)[0]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_an_item_without_words_is_refused_on_every_way_in(tmp_path: Path, kind: str) -> None:
+    items = [{"role": "user", "content": "hi"}, {"type": kind, **SAMPLES[kind][0]}]
+    async with running_app(tmp_path) as running, http_client(running) as client:
+        api = Api(client)
+        conversation = await api.conversation()
+        for path, field in (
+            ("/v1/responses", "input"),
+            ("/v1/responses/input_tokens", "input"),
+            ("/v1/conversations", "items"),
+            (f"/v1/conversations/{conversation}/items", "items"),
+        ):
+            error = await api.fails(400, "POST", path, json={field: items})
+            assert (error["code"], error["param"]) == ("unsupported_item", f"{field}[1]")
+            assert f"'{kind}'" in error["message"]
+        assert await api.conversation_items(conversation) == []
+
+
+async def test_an_item_without_words_that_is_stored_already_is_refused_where_it_is_used(
+    tmp_path: Path,
+) -> None:
+    stored = orjson.dumps({"type": "compaction", "id": "cmp_1", "encrypted_content": "e"})
+    async with running_app(tmp_path) as running, http_client(running) as client:
+        api = Api(client)
+        conversation = await api.conversation({"role": "user", "content": "hi"})
+        old = [NewItem("cmp_1", "compaction", stored)]
+        await running.context.storage.add_conversation_items(LOCAL_OWNER, conversation, old)
+        error = await api.refused(400, "hi", conversation=conversation)
+        assert (error["code"], error["param"]) == ("unsupported_item", "conversation")
+        error = await api.refused(400, [{"type": "item_reference", "id": "cmp_1"}])
+        assert (error["code"], error["param"]) == ("unsupported_item", "input[0]")
+        body = {"items": [{"type": "item_reference", "id": "cmp_1"}]}
+        error = await api.fails(400, "POST", "/v1/conversations", json=body)
+        assert (error["code"], error["param"]) == ("unsupported_item", "items[0]")
+
+
+async def test_an_output_needs_its_call_whatever_its_type(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as running, http_client(running) as client:
+        error = await Api(client).refused(400, [{"type": "apply_patch_call_output", "call_id": "c"}])
+    assert error["param"] == "input[0].call_id"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Rows
+
+
+@pytest.mark.parametrize("row", ITEM_TYPES.values(), ids=ITEM_TYPES)
+def test_a_row_agrees_with_itself_and_with_others(row: ItemType) -> None:
+    if row.answered_by is not None:
+        assert ITEM_TYPES[row.answered_by].answers == row.type
+    if row.answers is not None:
+        assert ITEM_TYPES[row.answers].answered_by == row.type
+    assert [other.type for other in ITEM_TYPES.values() if other.prefix == row.prefix] == [row.type]
+    own = {name.removeprefix("response.") for name in row.events}
+    parts = {"content_part.added", "content_part.done"}
+    assert own <= set(re.findall(r"[a-z_.]+", grammar.order(row.type))) <= own | parts
+    if row.call is not None:
+        assert row.tools, "something offers it"
+        emitted = [*row.call.opens, *(row.call.execution.starts if row.call.execution is not None else ())]
+        emitted += [] if row.call.stream is None else [f"{row.call.stream.event}.done"]
+        assert set(emitted) <= set(row.events)
+        assert (row.call.execution is None) is (row.answered_by is not None), "somebody carries it out"
+
+
+def test_only_the_servers_own_calls_are_running() -> None:
+    for kind in ("mcp_call", "function_call", "message", "of_another_version"):
+        assert is_running({"type": kind, "status": "calling"}) is (kind == "mcp_call")
