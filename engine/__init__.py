@@ -1,7 +1,7 @@
-"""The engine's door: tokens in, deltas out; knows nothing of HTTP or SQL.
+"""The public names of the engine, which turns token ids into text, reasoning and tool calls.
 
-Owns: the names that others may import. Refuses to load torch, numpy, tokenizers or llguidance until an engine
-is asked for by name, so that `antiphon --help`, migrations and API tests start fast.
+Torch, numpy, tokenizers and llguidance are imported when an engine is first asked for by name, so that
+`antiphon --help`, migrations and API tests start fast.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Admission: who may wait for the engine, and how long somebody who may not is to stay away.
+"""Decides which requests may wait for the engine, and tells the others when to come back.
 
-Owns: the places of one engine's queue, and the rate at which the requests that hold them end. Refuses to
-know: what a request is, when the engine begins with it, and who waits in what order.
-
-A caller takes a place before it promises anything to anybody, and gives it back in every case. What the
-engine does meanwhile needs no second decision, so nothing that was promised is refused later.
+A caller takes a place in the engine's queue before it promises its client anything, and gives the place back
+in every case. The engine itself refuses nobody who holds a place. How soon another place becomes free is
+estimated from the rate at which recent requests ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""`LLM`: batches of prompts without a server, on the engine that a server would use.
+"""`LLM`: answers batches of prompts without a server, on the engine that a server would use.
 
-Owns: a loop in a thread of its own, and one result a prompt, in the prompts' order. Refuses to know: how
-tokens are made, HTTP, torch.
+The engine's asyncio loop runs in a thread of its own. Every prompt has one result, in the prompts' order.
 """
 
 from __future__ import annotations

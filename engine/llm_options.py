@@ -1,8 +1,4 @@
-"""How prompts of a batch are answered, as a caller says it.
-
-Owns: the options, their defaults, and which of them cannot stand together. Refuses to know: prompts, tools,
-and how anything is enforced.
-"""
+"""The options of a prompt in a batch: their defaults, and which of them exclude each other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A model's folder: where it is, and what its JSON files say.
-
-Owns: finding the folder of a path or a hub id, reading its configuration files. Refuses to know: tensors
-(weights), text (the tokenizer), torch.
-"""
+"""Finds a model's folder, by a path or a hub id, and reads its JSON files."""
 
 from __future__ import annotations
 

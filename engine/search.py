@@ -1,7 +1,6 @@
-"""Several continuations of one prompt, of which the best are taken: beam search, and best-of.
+"""Searches several continuations of a prompt for the best: beam search, and best-of.
 
-Owns: both searches, as drivers over `Engine.generate`. Refuses to know: how an engine works inside, and what
-becomes of the answer. Neither can be streamed: which continuation is the best is known at the end.
+Both drive `Engine.generate`. Neither can be streamed, since the best continuation is known at the end.
 """
 
 from __future__ import annotations

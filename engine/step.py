@@ -1,7 +1,4 @@
-"""A step as plain arrays: what it computes, how it draws, and what comes out of it.
-
-Owns: the values that are handed from whoever plans steps to whoever computes them, and back. All are numpy.
-"""
+"""A step as plain numpy arrays: what it computes, how it draws, and what comes out of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The values that cross the engine's door.
+"""The values that server and engine exchange, and the engine's errors.
 
-Owns: every frozen type that server and engine exchange, and the engine's errors. Refuses to know: HTTP, SQL,
-torch. Everything here is picklable, so that the engine can move to another process without touching its
-callers.
+All are frozen and picklable, so that the engine can move to another process without a change of its callers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One request on the asyncio side: its mailbox, and its tokens read as chunks.
+"""Reads one request's tokens as chunks, on the asyncio side of the local engine.
 
-Owns: the replay of a durable prefix, and one `Chunk` out of whatever gathered while the consumer was busy.
-Refuses to know: the engine thread, queues of other requests, torch.
+A request has a mailbox, in which the outputs of steps gather while its consumer is busy; they leave it as one
+`Chunk`. A request that goes on after a crash replays the tokens of its stored prefix first.
 """
 
 from __future__ import annotations

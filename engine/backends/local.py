@@ -1,8 +1,7 @@
-"""The asyncio side of the local engine.
+"""Runs a model in this process, and serves it to asyncio.
 
-Owns: `LocalEngine`: starting and watching the engine thread, checking requests, and turning the tokens that
-come out of it into chunks on the reader's side, so that text work never holds up the batch. Refuses to know:
-torch (the thread imports it), schedules, blocks.
+`LocalEngine` starts and watches the engine thread, checks requests, and turns the tokens of the thread into
+chunks where they are read, so that work on text never delays a step. Only the thread imports torch.
 """
 
 from __future__ import annotations

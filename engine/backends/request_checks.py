@@ -1,7 +1,6 @@
-"""What makes a request acceptable to a model.
+"""Checks whether a model can serve a request, before anything is started.
 
-Owns: every check that needs no more than the request and what is known of the model, so that a server can
-refuse a request before anything is begun. Refuses to know: constraints (`grammar`), text, how anything runs.
+The checks need no more than the request and `ModelInfo`. Constraints are checked by `structured`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a scripted engine says: the steps of a script, and the script it has by itself.
+"""Defines what a scripted engine says: the steps of a script, and the default script.
 
-Owns: `Say`, `Wait`, `Fail`, `Tick`, and the directives. Refuses to know: tokens, grammars, the engine.
-
-`obey` follows the last user message, a directive a line; anything else is echoed:
+The default script, `obey`, carries out the directives in the last user message, one a line; it repeats any
+other message:
 
     say TEXT             TEXT
     count N              1 2 3 ... N

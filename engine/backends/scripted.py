@@ -1,13 +1,12 @@
-"""An engine without a model: it says what a script says, through the real tokenizer, dialect, parser and
-grammar.
+"""An engine without a model: it says what a script says, for tests and for trying the API.
 
-Owns: pacing, gates that tests release, failures on demand, the queue. Refuses to know: torch. What the
-engine's door promises holds here too: limits, stop strings, constraints, replay of a prefix, a queue that
-fills, a death that reaches every caller.
+It uses the real tokenizer, dialect, parser and grammars, and keeps everything that `Engine` promises: limits,
+stop strings, constraints, replay of a prefix, a queue that fills, a death that reaches every caller. Tests
+set its pace, hold it at gates and make it fail.
 
-Its script is a callable over (request, prompt text) that yields steps; script.py has them and the default
-one. Under a constraint it says what the script says where the grammar lets it, and otherwise completes the
-shape in the shortest way it knows: a minimal valid call.
+A script is a callable over (request, prompt text) that yields steps; see `script`. Under a constraint the
+engine says what the script says as far as the grammar allows, and completes the rest in the shortest way:
+with a minimal valid call, for instance.
 """
 
 from __future__ import annotations

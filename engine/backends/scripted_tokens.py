@@ -1,8 +1,7 @@
-"""What a scripted engine says, as tokens.
+"""Turns what a scripted engine says into tokens.
 
-Owns: a byte-level tokenizer (256 bytes and the shipped model's tags), how a script's text is cut into chunks,
-what a grammar lets through of it, and where it ends. Refuses to know: time, gates and failures (it hands them
-on in their place), requests that wait.
+Its tokenizer has one token for each of the 256 bytes, and the tags of the model that ships. A script's text
+is cut into chunks, filtered by the grammar, and ended where the request ends.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""An engine that generates nothing itself: it sends token ids to servers that do.
+"""An engine that sends token ids to other servers, which generate.
 
-Owns: `UpstreamEngine`: one request carried on from server to server until it ends, with no token lost or
-given twice. Refuses to know: HTTP and health (peers), wire fields (completions), torch.
+A request is carried on from server to server until it ends, with no token lost and none given twice. The
+tokenizer, chat template and dialect are read from a local folder without weights, so that stop strings and
+calls are found here, and the token ids that a server gave before it failed are the prompt of the next one.
 
-Tokenizer, chat template, dialect, stop strings and calls are read here, by a local folder without weights;
-tokens come back as ids, so what a server had given when it failed is where another one goes on. Two things
-differ there from a run without a fault: the draws (the seed is a new one), and presence and frequency
-penalties, which count output only: what came before is prompt to the server that goes on. Hence there is no
-`exact_resume`. No constraint is enforced (no `grammar`): a shape that another server began could not be gone
-on with. `cached_tokens` is not known, and 0.
+A run that was carried on differs in two things from one without a fault: the draws, since the next server has
+a new seed, and the presence and frequency penalties, which count output only, while earlier output is prompt
+to the next server. Hence this engine has no `exact_resume`. It has no `grammar` either, because no server can
+go on within a shape that another one began. `cached_tokens` is not known, and 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The servers behind an upstream engine: what each is, whether it is up, and which one to ask.
+"""Keeps track of the servers of an upstream engine, and chooses the one to ask.
 
-Owns: HTTP to them, their health and how it returns, the choice by prefix and load. Refuses to know: what a
-body asks for, tokens, and what becomes of a request whose server failed.
+It talks HTTP to them, notices when one fails and when it is healthy again, and prefers the server that has
+seen the beginning of a prompt before, unless another one is much less busy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""`/v1/completions` of another server, by token ids: what is asked of it, and what it answers.
+"""Writes requests to `/v1/completions` of another server, and reads its answers, by token ids.
 
-Owns: the wire fields, in the form that vLLM, SGLang and Antiphon share. Refuses to know: connections, which
-server is asked, and what becomes of an answer that breaks off.
+The fields are those that vLLM, SGLang and Antiphon share.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What torch sees of this machine, as text for a bug report.
-
-Owns: the call of torch's own collector, and its threads. Refuses to know: models, settings.
-"""
+"""Describes this machine for a bug report, by torch's own collector."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Checkpoints of real sizes without a download: random weights from a seed, for measuring speed.
-
-Owns: the sizes by name, and the folder that is written. Refuses to know: what such a model says, which is
-nonsense.
-"""
+"""Writes checkpoints of real sizes with random weights, for measuring speed without a download."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a decode step could cost at best: the bytes that it has to read, and how fast the device reads.
-
-Owns: both figures. Refuses to know: requests, schedules, and how fast anything really runs.
-"""
+"""Computes the shortest time of a decode step: the bytes it reads, over the rate of the device's memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who is in a step.
+"""Decides what each step computes, and keeps the books of it.
 
-Owns the engine thread, the scheduler, the paged KV cache as accounting, the running sequences as arrays, and
-speculative decoding.
+This is the engine thread with its scheduler, the paged KV cache as accounting, the running sequences as
+arrays, and speculative decoding.
 """
 
 from __future__ import annotations

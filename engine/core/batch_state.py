@@ -1,8 +1,8 @@
-"""The running sequences as arrays, and the step plan cut from them.
+"""Holds the running sequences as arrays, and cuts step plans from them.
 
-Owns: one slot (array row) per running sequence with its tokens, counters and sampling numbers, the
-vectorised building of a `StepPlan`, so that a step costs no Python per token, and which of a step's draws
-count where drafts were checked. Refuses to know: torch, queues, who runs when, where drafts come from.
+Each running sequence has a slot, one row of the arrays, with its tokens, counters and sampling numbers.
+Building a `StepPlan` is vectorised, so that a step costs no Python per token. Where a step checked drafts,
+this module says which of its draws count.
 """
 
 from __future__ import annotations

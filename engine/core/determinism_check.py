@@ -1,4 +1,4 @@
-"""The trial at load: does this model on this machine compute the same numbers whatever is beside a token?"""
+"""Checks at load that a token's logits do not depend on what else is in its step."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Guesses by a second, smaller model: its own weights, KV pool and blocks, the same tokens.
+"""Drafts tokens with a second, smaller model, which has weights and a KV cache of its own.
 
-Owns: what the draft model has computed of each running sequence, and how far it guesses by itself. Refuses to
-know: which sequences should guess (`speculation`), how guesses are checked, queues.
-
-It draws with the noise of the very draws that it foretells, so where the two models are of one mind a guess
-holds at any temperature.
+The draft model draws with the same noise as the draw that it predicts. So where both models give the same
+distribution, a draft is accepted at any temperature.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which failures are one row's, and which are everybody's.
+"""Tells errors that end one request from those that end the engine.
 
-Owns: the signs of a device, or of a process, that cannot go on. Refuses to know: what failed, and what
-becomes of it.
+A device that is lost, or a process that is out of memory, cannot serve any request; other errors belong to
+the sequence for which they were raised.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Paged KV as accounting: which block belongs to whom, which can be found again by its content.
+"""Keeps account of the paged KV cache: which block each sequence uses, and which can be found by its content.
 
-Owns: block tables, reference counts, the prefix cache, eviction, `check_integrity`. Refuses to know: tensors
-(the runner holds them), requests (it is given slots, tokens and salts) and when to run what (the scheduler).
+It has block tables, reference counts, the prefix cache, eviction, and `check_integrity`. It sees slots,
+tokens and salts only; the tensors belong to the runner.
 
 Layers that keep their KV alike form a group with its own pool: full attention keeps all blocks of a sequence,
 a sliding window only those it still reaches. A sequence has the same block boundaries in every group.

@@ -1,12 +1,11 @@
-"""The engine thread: take commands, schedule, forward, draw, deliver; sleep when there is nothing to do.
+"""Runs the engine thread: handle commands, schedule, forward, draw, deliver; sleep when nothing is to do.
 
-Owns: the order of a step, token-level ends, and turning one row's failure into that row's error. Refuses to
-know: asyncio (it is handed a function to deliver to), text, devices.
+It also ends sequences by their tokens (stop ids, limits, grammars), and turns an exception that belongs to
+one sequence into that sequence's error.
 
-Where a runner can begin a step with tokens that only the device knows yet, the next forward is launched as
-soon as a draw is, and the draw is read and booked while it runs. That is done where nothing but those tokens
-is missing (see `_launch_ahead`); a sequence that turns out to have ended has then computed one token for
-nothing. Draws, grammars and speculation see every token that came before, ahead or not.
+On a GPU the next forward can be launched before the host has read the tokens just drawn (`_launch_ahead`):
+the draw is then read and booked while that in-flight step runs. This is done where the step needs nothing but
+those tokens. A sequence that turns out to have ended has computed one token in vain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What the asyncio side and the engine thread say to each other.
+"""The messages between the asyncio side and the engine thread, all plain values.
 
-Owns: the messages, all plain values. Refuses to know: who runs where. Commands go through one queue; outputs
-come back as one batch a step.
+Commands go through one queue; outputs come back as one batch a step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How much of a prompt a step computes beside sequences that decode.
+"""Limits how many prompt tokens a step computes while other sequences decode.
 
-Owns: what steps took lately, and how many prompt tokens keep a step within sight of one without any. Refuses
-to know: sequences, queues, clocks.
+The limit follows from how long recent steps took: a step with prompt tokens is to take little longer than one
+without.
 """
 
 from __future__ import annotations

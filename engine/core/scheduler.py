@@ -1,12 +1,11 @@
-"""Who runs in the next step, and with how many tokens.
+"""Chooses which sequences run in the next step, and with how many tokens.
 
-Owns: the running batch, admission, chunked prefill under one token budget, preemption, and the slot and
-blocks of every sequence. Refuses to know: tensors, threads, what a token means, how long anything takes
-(`pace`), whose turn it is (`sequences`).
+It owns the running batch, admission into it, chunked prefill under one token budget, preemption, and the slot
+and blocks of every sequence.
 
-A prompt that comes while others decode gets as much of a step as their pace allows. Those that began to
-decode when it had come already owe it their start, and are not spared: a crowd that comes at once has all of
-its prompts computed first.
+A prompt that arrives while others decode gets as much of a step as `prefill_budget` allows. Sequences that
+began to decode after it had arrived are not spared: of a crowd that arrives at once, all prompts are computed
+first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Requests on their way, and the queue of those that wait.
-
-Owns: what is kept of a request until it ends, and whose turn is next: by priority, and fair between owners.
-Refuses to know: steps, blocks, tensors, what a token means.
-"""
+"""Keeps requests until they end, and queues those that wait: by priority, and fairly among owners."""
 
 from __future__ import annotations
 

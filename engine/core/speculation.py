@@ -1,8 +1,8 @@
-"""Guessing ahead: drafts of the tokens to come, which the model then checks several at a time.
+"""Decides when to draft tokens for the model to check, and how many.
 
-Owns: when guessing pays and how far it goes, and guesses out of the text itself. Refuses to know: how a guess
-is checked (a draft counts only where the model's own keyed draw is the same token, so guesses change how soon
-tokens come and never which), tensors, and models (`assistant` guesses by one).
+A draft counts only where the model's own keyed draw is the same token: drafts change how soon tokens come,
+never which. Without a draft model (`draft_model`), drafts are what followed the last tokens earlier in the
+text.
 """
 
 from __future__ import annotations

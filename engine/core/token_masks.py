@@ -1,7 +1,7 @@
-"""The token masks of one step's rows.
+"""Builds token masks for constrained rows, draft tokens included.
 
-Owns: which rows of a step need one, also behind drafts, which are made before their step, and what becomes of
-a grammar that fails. Refuses to know: where masks are made (`constraints`), and how; tensors, schedules.
+Grammars are stepped in processes of their own (`structured.isolation`). Slow ones have their masks made
+before the step that needs them; a grammar that fails ends its own request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The layouts of calls that more than one row of the table of dialects has, or that fill a page of it.
-
-Owns: their tags, and how their families write what stands between them. Refuses to know: which row has which
-layout, reasoning, templates.
-"""
+"""The formats of tool calls that several rows of the table of dialects share, or that are long."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a dialect is made of: the marks around reasoning, calls and channels.
-
-Owns: the frozen values that the table of dialects holds, and what can be read off one. Refuses to know: which
-families there are, tokens, JSON Schema.
-"""
+"""Defines what a row of the table of dialects holds: the marks around reasoning, calls and channels."""
 
 from __future__ import annotations
 

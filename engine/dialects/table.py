@@ -1,8 +1,7 @@
-"""How each model family marks reasoning and tool calls: a table.
+"""The table of dialects: how each model family marks its reasoning and its tool calls.
 
-Owns: which tags and which layouts of calls (`layouts`) belong together, and which row a chat template asks
-for. Nothing else in the code knows a tag: the parser, the grammar and the renderer are driven by a row.
-Refuses to know: how a row is read or enforced, tokens, templates' inner workings, JSON Schema.
+A row is chosen by a checkpoint's chat template. No other module knows a tag: the parser, the grammars and the
+renderer are driven by the row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One step on a device.
+"""Computes one step on a device.
 
-Owns the runner, CUDA graphs, the fused forward of a GPU, the native forward of a CPU, and steps whose numbers
-do not depend on the batch.
+This is the runner, CUDA graphs, the fused forward of a GPU, the native forward of a CPU, and steps whose
+numbers do not depend on the batch.
 """
 
 from __future__ import annotations

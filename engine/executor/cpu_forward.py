@@ -1,8 +1,4 @@
-"""A native decoder's step on a CPU as one call.
-
-Owns: which models and caches that call takes, and what it reads of a step. Refuses to know: requests, and how
-anything is computed.
-"""
+"""Computes a native decoder's whole step on a CPU in one call of the C++ library."""
 
 from __future__ import annotations
 

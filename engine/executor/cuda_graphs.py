@@ -1,10 +1,7 @@
-"""Decode steps as captured graphs: one replay instead of some hundred launches.
+"""Replays decode steps as captured CUDA graphs: one launch instead of some hundreds.
 
-Owns: the buckets of batch sizes, the buffers that a captured step reads, and filling them. Refuses to know:
-requests, draws, and what a forward computes. A step that is no plain decode is not for this module.
-
-A graph's work is frozen with its shapes: a batch is filled up to the next bucket with rows of length 0, which
-see nothing and write nothing, and tables have room for the longest sequence. A token that was drawn on the
+The shapes of a graph are fixed. So a batch is padded to the next captured size with rows of length 0, which
+read and write nothing, and block tables have room for the longest sequence. A token that was drawn on the
 device, and that the host has not read yet, is named in the plan by -1 - its row in the last draw.
 """
 

@@ -1,13 +1,10 @@
-"""The same numbers for a token, whatever is computed beside it.
-
-Owns: the fixed shapes that make it so (every forward has `ROWS` tokens, every piece of attention `KEYS`
-keys). Refuses to know: models, queues, draws.
+"""Computes the same numbers for a token whatever else is in its step.
 
 Rounding follows the shape of an operation: a matrix product of one row adds in another order than one of two.
-Where every operation always has the same shape, and a row's result does not depend on its place among the
-rows, a token's numbers are a function of the tokens before it alone: not of the batch, of how a prompt was
-chunked, or of what was cached. How a shape is computed is the library's business; a trial at load asks it. A
-CPU's own kernels add in one order whatever the shape: they need the trial alone.
+So every forward here has `ROWS` tokens, and every piece of attention `KEYS` keys. Where a row's result does
+not depend on its place among the rows either, a token's numbers are a function of the tokens before it alone:
+not of the batch, of how a prompt was chunked, or of what was cached. Whether the library's products have that
+property is checked at load. The CPU kernels add in one order whatever the shape, and need that check alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Steps on a device with kernels: which of them is a captured graph, and which is launched piece by piece.
+"""Launches steps on a GPU: as a captured graph where one fits the plan, else kernel by kernel.
 
-Owns: the way of a `StepPlan` into kernels, and the tokens that only the device knows yet. Refuses to know:
-what a forward is made of, draws, queues.
+Drawn tokens stay on the device, so that the next step can be launched before the host has read them.
 """
 
 from __future__ import annotations

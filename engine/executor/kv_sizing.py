@@ -1,4 +1,4 @@
-"""How much memory keys and values get: blocks for each layer group, and the context length they serve."""
+"""Sizes the KV cache: how many blocks each layer group gets, and how long a context they hold."""
 
 from __future__ import annotations
 

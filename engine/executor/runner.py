@@ -1,8 +1,7 @@
-"""The device's owner: the model, the KV pools and the step's tensors.
+"""Runs step plans on one device, with the model and its KV pools.
 
-Owns: sizing and allocating the KV pools, turning a `StepPlan` of plain arrays into device tensors, the
-forward and the draw as two launches, and fetching what was drawn. Refuses to know: requests, slots, queues,
-text.
+A `StepPlan` of plain arrays becomes device tensors; the forward and the draw are two launches, and the drawn
+tokens are fetched afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Floats of eight bits (float8_e4m3fn): what they hold, and the way of numbers into them and out again.
+"""Converts tensors to eight-bit floats (float8_e4m3fn) and back.
 
-Owns: rounding that saturates, rows with a scale each, and reading them back. Refuses to know: whose numbers
-they are. They are numbers only where a device computes with them; elsewhere they are bytes that are read.
+Rounding saturates, and rows have a scale each. A device without instructions for such floats only stores
+them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Memory of the host in large pages.
-
-Owns: asking the system for them, now or before they are needed, and how much there is. Refuses to know: what
-is kept there.
-"""
+"""Allocates memory of the host in large pages, and reads how much memory is free."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Drawing one token for each row of a batch.
+"""Draws one token for each row of a batch, by tensor code that runs on any device.
 
-Owns: penalties, bias, masks, temperature, top-k, top-p, min-p, the keyed noise and log probabilities. Refuses
-to know: requests, schedules, text. Everything is batched tensor code for any device.
+It applies penalties, bias, masks, temperature, top-k, top-p and min-p, and computes log probabilities.
 
 A draw is Gumbel-max: argmax of scaled logits plus noise, where the noise is a counter-based function of (the
-row's key, output index, vocabulary id). So a draw never depends on the neighbours in the batch, nor on what
+row's key, output index, vocabulary id). So a draw never depends on the other rows of the batch, nor on what
 was filtered away.
 """
 

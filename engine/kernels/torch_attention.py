@@ -1,9 +1,8 @@
-"""Paged attention over a flattened batch: one op, here in its torch body.
+"""Paged attention over a flattened batch, computed by torch.
 
-Owns: what the op is (queries of several sequences, mixed prefill and decode, against a paged cache; causal;
-grouped heads; sliding window, softcap, sinks) and how torch computes it. Refuses to know: models, requests,
-and who filled the block tables. Another body (a Triton kernel) takes the same `GroupStep` and ignores its
-tiles.
+The queries of several sequences, in prefill and decode, attend causally to a paged cache, with grouped heads,
+and optionally a sliding window, a softcap or sinks. The Triton kernel takes the same `GroupStep` and ignores
+its tiles.
 """
 
 from __future__ import annotations

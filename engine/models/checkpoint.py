@@ -1,7 +1,6 @@
-"""A checkpoint folder's tensors: found by name, read lazily, never all at once in a second copy.
+"""Reads a checkpoint's tensors by name, one at a time, from safetensors files.
 
-Owns: safetensors files and their index, the checkpoint's fingerprint. Refuses to know: what a tensor means
-(see `models`), and transformers.
+It also computes the checkpoint's fingerprint.
 """
 
 from __future__ import annotations

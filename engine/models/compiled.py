@@ -1,10 +1,10 @@
-"""Models of the general tier by torch.compile, and what the compiler does not look into.
+"""Runs models of the general tier by torch.compile.
 
-Owns: attention over the paged cache and linear maps in layouts of ours as operations that are opaque to it,
-and going back to the model as it is where compiling fails. Refuses to know: which models, and their layers.
+Attention over the paged cache and linear maps with packed weights are operations that the compiler treats as
+opaque. Where compiling fails, the model runs uncompiled.
 
-It compiles twice, while the model is loaded: for one token, and for any other number. Nothing is compiled
-while somebody waits: what would need another variant runs as it is.
+A model is compiled twice while it is loaded: for one token, and for any other number. Nothing is compiled
+while a request waits: a step that would need another variant runs uncompiled.
 """
 
 from __future__ import annotations

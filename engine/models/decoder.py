@@ -1,7 +1,6 @@
-"""The native decoder: one computation for all native families.
+"""The native decoder: packed weights, and the forward over flattened tokens that serves all native families.
 
-Owns: packed weights and the forward over flattened tokens. Refuses to know: families by name (flags arrive in
-a `DecoderShape`), requests, how weights lie in memory, and how attention reads its cache.
+Families differ only in the flags of a `DecoderShape`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The native families as rows of flags, and the shape a config.json gives one.
+"""The native families as rows of flags, and the `DecoderShape` that a config.json gives one.
 
-Owns: which architectures run natively, how their config fields read, how their tensors are packed. Refuses to
-know: how anything is computed (see `decoder`, `rope`).
+It also lists how a family's tensors are packed.
 """
 
 from __future__ import annotations

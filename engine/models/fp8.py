@@ -1,7 +1,6 @@
 """Linear maps of eight-bit floats: half the memory of bfloat16, and on a GPU half the reads.
 
-Owns: the layout, what multiplies by it where, and reading checkpoints whose matrices are stored so. Refuses
-to know: layers, and which matrices are made so.
+Checkpoints whose matrices are stored as eight-bit floats are read here, too.
 
 A GPU with instructions for such floats multiplies many rows as eight-bit floats too, each row with a scale of
 its own; few rows are multiplied as they are, by weights that are widened on the way. Any other device widens

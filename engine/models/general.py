@@ -1,7 +1,7 @@
-"""The general tier: any transformers decoder, its attention replaced through transformers' own interface.
+"""The general tier: serves any transformers decoder, with its attention replaced by the paged cache's.
 
-Owns: loading such a model, asking it by a trial run what KV its layers keep, and refusing, in one line, what
-it cannot serve rightly. Refuses to know: families by name, and how the paged cache is read.
+The replacement goes through transformers' own attention interface. A trial run at load finds what KV the
+layers keep; a model that cannot be served correctly is refused in one line.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Linear maps: how their weights lie in memory, and what multiplies by them.
+"""Linear maps: the layouts that their weights can have in memory, and the choice of one for a matrix.
 
-Owns: the layouts (plain; in oneDNN's blocks; int8; int4), and which of them, or of `fp8`, a matrix gets.
-Refuses to know: layers, attention, where weights come from.
+The layouts are plain, oneDNN's blocks, int8, int4, and those of `fp8` and of the CPU kernels.
 
 One row reads every weight to use it once, so the memory sets its time. Blocks are read at about twice the
-rate of rows that lie one behind the other, and fewer bits are fewer bytes. With many rows the arithmetic sets
-the time, and bits that must be unpacked for every row are dear: then the matrix is unpacked first.
+rate of plain rows, and fewer bits are fewer bytes. With many rows the arithmetic sets the time, and bits that
+must be unpacked for every row are dear: then the matrix is unpacked first.
 """
 
 from __future__ import annotations

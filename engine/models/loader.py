@@ -1,7 +1,6 @@
-"""A model folder to a model: the choice of tier, and the adapters beside it.
+"""Loads a model from its folder, with its adapters, by the tier that serves it.
 
-Owns: which tier serves a folder: a native family (rows of flags in `families`, computed by `decoder`), or any
-other transformers decoder through its attention interface (`general`).
+A native family (`families`) is computed by `decoder`; any other transformers decoder by `general`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Adapters beside a model: low-rank products on top of its linear maps, of several adapters in one step.
+"""LoRA adapters: low-rank products added to a model's linear maps, of several adapters in one step.
 
-Owns: how the adapters' matrices lie beside those of a map, which adapter each token of a step is under, and
-the products. Refuses to know: requests, and where adapters come from (`engine.models.peft`).
-
-All adapters of a map lie one behind the other: one product by all of them, of which a token keeps its own
-adapter's part, costs few calls however they are mixed. So tokens whose adapters lie side by side share one; a
-long run of tokens of one adapter, a prompt say, has one of its own, and tokens without an adapter have none.
+The matrices of all adapters of a map are stacked: one product by all of them, of which a token keeps its own
+adapter's part, costs few calls however adapters are mixed. So tokens whose adapters are neighbours in the
+stack share one product; a long run of tokens of one adapter, a prompt for instance, has one of its own, and
+tokens without an adapter have none.
 """
 
 from __future__ import annotations

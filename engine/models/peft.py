@@ -1,8 +1,6 @@
-"""Adapters as PEFT writes them: what a folder adds to a model's linear maps.
+"""Reads LoRA adapters as PEFT writes them: adapter_config.json and adapter_model.safetensors.
 
-Owns: adapter_config.json and adapter_model.safetensors, and refusing, in one line, whatever is more than
-low-rank products. Refuses to know: how these are computed (`models.lora`), and of the model anything but its
-maps' names and sizes.
+An adapter that is more than low-rank products is refused in one line.
 """
 
 from __future__ import annotations

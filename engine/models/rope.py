@@ -1,7 +1,6 @@
 """Rotary position embeddings: inverse frequencies by scaling type, and the rotation itself.
 
-Owns: the formulas (those of transformers' `modeling_rope_utils`, which the tests compare with). Refuses to
-know: where positions come from.
+The formulas are those of transformers' `modeling_rope_utils`, with which the tests compare them.
 """
 
 from __future__ import annotations

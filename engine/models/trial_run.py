@@ -1,8 +1,7 @@
-"""A stand-in for the paged cache: two short sequences, attended to densely.
+"""A stand-in for the paged cache, for trying a model while it is loaded.
 
-Owns: those sequences, their attention written out, and what a model's layers hand to it: what KV they keep,
-and whether they ask for something that is not served; how alike logits have to be. Refuses to know: models,
-and how they are run.
+Two short sequences attend densely. The stand-in notes what KV each layer keeps, and refuses layers that ask
+for an attention that is not served. It also says how much two sets of logits may differ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What the parser holds in its hands: text that is not told apart yet, and deltas being put together.
+"""Holds the text that the parser has not classified yet, and joins deltas of one kind.
 
-Owns: offsets, joining neighbours of a kind, and the span of text behind each Text. Refuses to know: how text
-is told apart.
+Each Text delta knows the span of the model's text that it stands for.
 """
 
 from __future__ import annotations

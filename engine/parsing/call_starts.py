@@ -1,8 +1,4 @@
-"""Where a call may begin.
-
-Owns: which strings open a section of calls, for the layouts of a row and the tools that were offered. Refuses
-to know: what follows them.
-"""
+"""Finds the strings that open tool calls, for a dialect's formats and the tools on offer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Values that models write without JSON's quotes, as JSON.
+"""Turns values that models write without JSON's quotes, and Python literals, into JSON.
 
-Owns: which JSON value a bare text is, by the type that the offered tool's schema gives it, and Python
-literals. Refuses to know: layouts, tags, JSON Schema beyond types.
+Which JSON value a bare text becomes follows from the type that the tool's schema gives it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A call whose arguments are an object with bare keys, and strings between tags: an incremental scanner.
+"""Scans a call of the form `NAME{key:VALUE,...}`, whose keys are bare and whose strings stand between tags.
 
-Owns: finding the name and the arguments of `NAME{key:VALUE,...}`, and writing them as JSON. Refuses to know:
-the tags around a call, deltas, what a bare word is worth.
+The name and the arguments, written as JSON, are given out as the text comes.
 """
 
 from __future__ import annotations

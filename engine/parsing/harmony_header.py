@@ -1,7 +1,4 @@
-"""The headers of a turn that is a row of messages (`ChannelMarks`).
-
-Owns: what a header says of the message behind it. Refuses to know: deltas, where a message ends.
-"""
+"""Reads the headers of messages within a turn (`ChannelMarks`): each message's channel and recipient."""
 
 from __future__ import annotations
 

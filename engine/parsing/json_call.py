@@ -1,7 +1,7 @@
-"""The inside of a call: incremental scanners, one for each kind of layout that is JSON.
+"""Scans calls that are written in JSON: an object with a name and arguments, or a name before an object.
 
-Owns: what a scanner is, and finding the name and the arguments in a JSON object, or behind a name, as the
-text comes. Refuses to know: the tags around a call, deltas, and whether a value makes sense.
+The name and the arguments are given out as the text comes. `Scanner` is what scanners of all formats have in
+common.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The reader's side of a generation: token ids in, deltas out.
+"""Reads token ids as deltas: detokenize, stop, parse, count reasoning tokens, attach log probabilities.
 
-Owns: the fold over token ids that a record of the log is read by: detokenize, stop, parse, count reasoning
-tokens, attach log probabilities. The same ids in the same feeds always give the same readings. Refuses to
-know: torch, the step loop, and anything of the wire.
+It is a fold: the same ids in the same feeds always give the same readings, so a stored run reads the same
+again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""One incremental parser, driven by a dialect row: text in, deltas out.
+"""Splits a model's text into text, reasoning and calls, incrementally, by a row of the table of dialects.
 
-Owns: where text, reasoning and calls begin and end, what is held back until that is known, the white space at
-their borders, and stop strings (a stop string is a tag that ends the generation: held back and found like
-one). Refuses to know: tokens, templates, the inside of a call. It never raises on what a model writes, and
-splitting the text anywhere changes nothing but where the deltas are cut.
+Text that may yet become a tag is held back until that is known. Stop strings are treated as tags that end the
+generation. The parser never raises on what a model writes, and where the text is split into feeds changes
+only where deltas are cut.
 """
 
 from __future__ import annotations

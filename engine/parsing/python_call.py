@@ -1,7 +1,6 @@
-"""A call that is written as Python: an incremental scanner.
+"""Scans a call that is written as Python, `NAME(key=value, ...)`.
 
-Owns: finding the name and the arguments of `NAME(key=value, ...)`, and writing them as JSON. Refuses to know:
-brackets and tags around calls, deltas, what a literal is worth.
+The name and the arguments, written as JSON, are given out as the text comes.
 """
 
 from __future__ import annotations

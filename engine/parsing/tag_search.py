@@ -1,8 +1,4 @@
-"""Finding tags and stop strings in text that comes in pieces.
-
-Owns: which of several strings is complete first, and how much of a text can be no beginning of one. Refuses
-to know: what a string found means.
-"""
+"""Finds tags and stop strings in text that comes in pieces."""
 
 from __future__ import annotations
 

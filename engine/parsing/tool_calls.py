@@ -1,8 +1,8 @@
-"""Calls as a model writes them: from an opening to where nothing of a call follows.
+"""Reads a section of tool calls, from its opening to its end.
 
-Owns: brackets, separators and tags around calls, which layout of several it is, what of a broken call is
-given out, and what is text after all. Refuses to know: the inside of a call (scanners), text, reasoning, stop
-strings.
+It handles the brackets, separators and tags around calls, and finds out which of several formats a model
+uses; scanners read the calls themselves. Of a broken call it gives out what is certain, and returns the rest
+as text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A call whose arguments stand between tags of their own: an incremental scanner.
+"""Scans a call whose keys and values stand between tags.
 
-Owns: finding the name, the keys and the values, and writing them as JSON. Refuses to know: the tags around a
-call, deltas, what makes a text a value of its type.
+The name and the arguments, written as JSON, are given out as the text comes.
 """
 
 from __future__ import annotations

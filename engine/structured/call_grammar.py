@@ -1,8 +1,7 @@
-"""The arguments of a call as a layout without JSON around them writes them, as rules in Lark.
+"""Writes the arguments of a call as rules in Lark, for formats that do not write them as JSON.
 
-Owns: which properties stand in a call and in which order, and how a value of each is written: as a bare text
-where the reader takes it for a string, else as JSON. Refuses to know: the tags around a call, masks, how a
-schema is made enforceable.
+A rule says which properties a call has, in which order, and how the value of each is written: as bare text
+where the parser reads it as a string, else as JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A client's JSON Schema, closed: what it does not list does not come.
-
-Owns: where that is safe to say. Refuses to know: what is enforced by it, and how.
-"""
+"""Closes a client's JSON Schema, where that is safe: properties that it does not list are not allowed."""
 
 from __future__ import annotations
 

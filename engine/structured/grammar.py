@@ -1,9 +1,8 @@
-"""Shapes that the decoder enforces, as token masks.
+"""Compiles constraints into grammars, and computes the tokens that each grammar allows next.
 
-Owns: the compilation of constraints under limits, a bounded cache of what was compiled, and where one
-generation stands in its grammar. Refuses to know: torch (masks are NumPy rows), the step loop, how a shape is
-written (`lark`). It stands on llguidance, which a foreign grammar can kill or hang: a server imports it only
-in the processes of `confined`. It never imports llguidance.torch, which costs seconds.
+Compiled grammars are cached, and compiling has limits. It stands on llguidance, which a foreign grammar can
+crash or hang: a server imports it only in the processes of `isolation`. Masks are NumPy rows;
+llguidance.torch is never imported, because that takes seconds.
 """
 
 from __future__ import annotations

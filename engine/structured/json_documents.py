@@ -1,12 +1,9 @@
-"""JSON in which every number ends: a schema as rules of Lark around llguidance's `%json`.
-
-Owns: how long a number may be, and which parts of a schema are written as rules so that theirs is no longer.
-Refuses to know: dialects, tags, how a schema was rewritten (`schemas`).
+"""Writes a JSON Schema as rules in Lark around llguidance's `%json`, so that every number ends.
 
 llguidance writes a number without bounds with as many digits as a model likes, and no keyword makes it
 shorter and leaves it its exponent. So the objects, arrays, choices and references that lead to such a number
-are written here, in the same layout; everything else is a `%json` of its own. Where further keywords stand in
-the way, the number gets bounds instead, and with them no exponent.
+are written here, in the same format; everything else is a `%json` of its own. Where further keywords do not
+allow that, the number gets bounds instead, and with them no exponent.
 """
 
 from __future__ import annotations

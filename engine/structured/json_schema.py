@@ -1,8 +1,6 @@
-"""JSON Schema as the decoder can enforce it.
+"""Rewrites a JSON Schema so that llguidance can enforce it.
 
-Owns: the walk that rewrites a schema so that llguidance takes it, the refusal of what is no schema, and the
-bounds that keep compiling short. Refuses to know: dialects, tokens, which schema belongs to which tool, what
-a keyword is rewritten as.
+It walks the schema, refuses what is not a schema, and bounds how long compiling can take.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A grammar for the text that a JSON string spells.
+"""Enforces a grammar on the text that a JSON string spells.
 
-Owns: a view of a vocabulary in which every token is what it spells inside of a JSON string, and the state of
-one such string: so a text of any grammar stands in a call's arguments like any other, and later prompts print
-it as it was generated. Refuses to know: calls, dialects, what stands around the string.
+The vocabulary is viewed as what each token spells inside of a JSON string. So an argument of any grammar can
+be written as a JSON string, and later prompts show it as it was generated.
 """
 
 from __future__ import annotations

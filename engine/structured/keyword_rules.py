@@ -1,8 +1,7 @@
-"""JSON Schema's keywords as llguidance takes them: a rule for each that it lacks, or takes in another sense.
+"""Rewrites the keywords of JSON Schema that llguidance lacks, or takes in another sense.
 
-Owns: what a keyword is rewritten as (every text that fits the result fits the original), and which cannot be.
-Refuses to know: how a schema is walked, what it weighs, dialects. Semantics: JSON Schema 2020-12, with what
-drafts 4 to 7 wrote otherwise.
+Every text that fits the result fits the original; keywords for which there is no such result are refused. The
+semantics are those of JSON Schema 2020-12, and of drafts 4 to 7 where these differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A constraint as a grammar in Lark, in the layout of a model's dialect.
+"""Writes a constraint as a grammar in Lark, in the format of a model's dialect.
 
-Owns: where an answer, a thought and calls may stand, and how each kind of shape is written. Refuses to know:
-masks, llguidance's objects, what a tool does. The syntax is llguidance's (github.com/guidance-ai/llguidance,
-docs/syntax.md).
+The grammar says where an answer, reasoning and calls may stand. The syntax is llguidance's
+(github.com/guidance-ai/llguidance, docs/syntax.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A grammar for a text that stands between a call's tags as it is.
+"""Enforces a grammar on a text that stands unescaped between a call's tags.
 
-Owns: the state of one such text, and where it ends: at the first closing tag that comes where the grammar is
-whole. Refuses to know: calls, dialects, what stands around the tags. Beside `quoted`, which does the same for
+The text ends at the first closing tag where the grammar is complete. `json_string_grammar` does the same for
 a text in a JSON string.
 """
 

@@ -1,8 +1,4 @@
-"""References of a schema that lead round in a circle which nothing leaves.
-
-Owns: finding a reference to what has no value of finite length. Refuses to know: what else a schema excludes,
-how it is enforced.
-"""
+"""Finds references in a schema that form a circle which no finite value satisfies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Regular expressions as texts: taken apart, and written as Lark wants them.
+"""Parses regular expressions, and writes them in the form that Lark takes.
 
-Owns: where alternatives, groups and anchors stand, and what is too long to be walked. Refuses to know: what a
-pattern is for, and how it is matched.
+It finds alternatives, groups and anchors, and refuses patterns that are too long.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a JSON Schema excludes: its opposite, the values that it lists, and whether two have one in common.
+"""Computes with JSON Schemas: a schema's complement, the values that it lists, whether two share a value.
 
-Owns: answers that are certain, and "unknown" where they are not. Refuses to know: which keywords a decoder
-can enforce, how schemas are rewritten, dialects.
+Answers are certain, or "unknown".
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Structural tags: a text in which parts between tags have a shape, as rules in Lark.
+"""Writes structural tags as rules in Lark: texts in which the parts between tags have a shape.
 
-Owns: their format objects. Refuses to know: masks, calls, thoughts. Source of the format: XGrammar's
-structural tag (xgrammar.mlc.ai/docs/tutorials/structural_tag), and its older form with `structures` and
-`triggers`.
+The format is XGrammar's structural tag (xgrammar.mlc.ai/docs/tutorials/structural_tag), and its older form
+with `structures` and `triggers`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Chat templates: messages to prompt text, as transformers renders them.
+"""Renders messages to prompt text by a model's chat template, as transformers does.
 
-Owns: the sandbox that templates run in, and the shape in which messages reach them. Refuses to know: tokens,
-and which template belongs to which model. It computes what `transformers/utils/chat_template_utils.py`
-computes (tests compare), without its 0.4 s of imports; jinja itself is imported at the first render.
+Templates run in a sandbox. The result is that of `transformers/utils/chat_template_utils.py` (tests compare),
+without the 0.4 s of its imports; jinja itself is imported at the first render.
 """
 
 from __future__ import annotations

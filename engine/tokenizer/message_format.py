@@ -1,8 +1,7 @@
-"""What was said before, in the form that a family's templates want.
+"""Puts earlier messages into the form that a family's chat template expects.
 
-Owns: the form of earlier calls and their ids, messages that a template prints only one by one, and how a
-template is told the effort of reasoning and the form of the answer. Refuses to know: jinja, tokens, which
-family wants which form.
+That is the form of earlier calls and their ids, messages that a template can print only one by one, and how a
+template is told the effort of reasoning and the format of the answer.
 """
 
 from __future__ import annotations

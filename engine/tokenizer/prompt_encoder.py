@@ -1,12 +1,10 @@
-"""Prompts to token ids, of which only what is new has to be encoded.
+"""Encodes prompts to token ids, and encodes only the parts that are new.
 
-Owns: where a text may be cut so that its parts encode to what the whole does, and the memory of parts that
-were encoded before. Refuses to know: templates, messages, what a tag means.
-
-A tokenizer looks for its added tokens before it does anything else, and encodes what stands between them by
-itself. So a text may be cut in front of an added token, if nothing else decides whether that one is found:
-it must be matched in the text as it stands, alone of all tokens that could begin there or reach into it.
-Chat templates begin each message with such a token: a long conversation is as many parts as it has messages.
+A tokenizer looks for its added tokens before anything else, and encodes the texts between them separately. So
+a text may be cut in front of an added token, as long as nothing else decides whether that token is found: it
+must be matched in the text as it stands, and no other added token may begin there or reach into it. Chat
+templates begin each message with such a token, so a conversation is encoded message by message, and the parts
+are cached.
 """
 
 from __future__ import annotations

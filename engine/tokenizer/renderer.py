@@ -1,7 +1,7 @@
-"""Prompts: text and messages to tokens and back, beside a loop that may not be held up.
+"""Turns text and messages into tokens and back, without blocking the asyncio loop.
 
-Owns: which dialect a checkpoint is read by, what is encoded on the spot and what in a thread, and the length
-beyond which a text is not even encoded. Refuses to know: how tokens are generated, the tokenizer's inside.
+Short texts are encoded on the spot and long ones in a thread; a text that is certainly too long is refused
+unencoded. This module also chooses the dialect of a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Answers that are short whatever they say, and have no thought before them unless it is asked for.
-
-Owns: which shapes leave room for a few words only, so that a thought would be many times as long, and what
-counts as asking. Refuses to know: how a template is told, and how a shape is enforced.
-"""
+"""Turns reasoning off for answers that are short by their shape, unless the client asks for it."""
 
 from __future__ import annotations
 

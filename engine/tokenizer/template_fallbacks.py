@@ -1,7 +1,7 @@
-"""What a chat template has no words for, said in the words that it has.
+"""Says what a chat template has no words for in words that it has.
 
-Owns: tools, calls and outputs as text, for templates that print none, and the orders of roles in which a
-template that insists on one takes any conversation. Refuses to know: jinja, tokens, which family is which.
+Tools, calls and outputs become text where a template prints none, and messages are reordered and joined for
+templates that insist on an order of roles.
 """
 
 from __future__ import annotations

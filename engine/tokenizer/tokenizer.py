@@ -1,9 +1,8 @@
-"""Text and tokens: the tokenizer, the chat template, and text out of tokens as they come.
+"""A checkpoint's tokenizer: encodes text, decodes tokens, detokenizes incrementally, and finds the chat
+template.
 
-Owns: encoding, decoding, a token's bytes, which template a checkpoint renders messages by, and the
-incremental detokenizer. Refuses to know: what tags mean (dialects), stop strings (parser), models, torch. It
-stands on the Rust `tokenizers` library alone: transformers' tokenizer classes compute the same and cost a
-second of start-up.
+It stands on the Rust `tokenizers` library alone: transformers' tokenizer classes compute the same and take a
+second longer to start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""`kernels.cpp` as functions: compiled once a machine, kept, and called without copying.
+"""Compiles `kernels.cpp` for this machine, once, and offers its functions without copying their arguments.
 
-Owns: the compiler's call, where its result is kept, and the mirrors of the structures. Refuses to know:
-models, and what a caller does without the library.
+The compiled library is kept in the user's cache folder. The structures of the C++ code are mirrored here.
 """
 
 from __future__ import annotations

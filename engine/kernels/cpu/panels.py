@@ -1,7 +1,6 @@
-"""Linear maps whose weights lie in panels, as `kernels.cpp` reads them.
+"""Linear maps whose weights lie in panels, which is how the C++ kernels read them.
 
-Owns: the layouts (as computed, eight bits, four bits), and the order of outputs in them. Refuses to know:
-layers, and how a product is computed.
+A panel holds 64 outputs; weights are kept as they are computed with, or in eight or four bits.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Paged attention in Triton: one kernel for prefill, decode and mixed batches.
 
-Owns: how queries, keys and segments are cut over the device. Refuses to know: what the op means beyond
-`engine.kernels.torch_attention`, whose torch body computes the same.
-
-A program takes the query heads that share one KV head as rows of one matrix ([queries x heads of the group]),
-so each key is read once for all of them. With few programs the keys of a query are cut into a fixed number of
-segments and merged by a second kernel: how many depends on the number of sequences alone, so that one
-captured graph serves every length.
+It computes what `engine.kernels.torch_attention` computes. A program takes the query heads that share one KV
+head as rows of one matrix ([queries x heads of the group]), so each key is read once for all of them. With
+few programs the keys of a query are cut into a fixed number of segments and merged by a second kernel: how
+many depends on the number of sequences alone, so that one captured graph serves every length.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What stands between two matrix products, each in one pass over memory.
+"""The operations between two matrix products, each in one pass over memory.
 
-Owns: residual sum with RMS norm; norms of queries and keys with their rotation and the write into the cache;
-the gate. Refuses to know: layers, and where cosines come from. Everything is computed in f32 and rounded
-once.
+They are the residual sum with its RMS norm; the norms of queries and keys with their rotation and the write
+into the cache; and the gate. Everything is computed in f32 and rounded once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The inputs of a decode step, built on the device from what little the host knows.
+"""Builds the inputs of a decode step on the device, from one packed copy of what the host knows.
 
-Owns: laying one packed copy from the host out as the buffers that a captured graph reads. Refuses to know:
-models, graphs. A token that the host has not seen yet is named by the row of the last draw that made it: -1 -
-row.
+The buffers are those that a captured graph reads. A token that the host has not read yet is named by -1 - its
+row in the last draw.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What the kernels compute, in torch: what they are tested against, and what stands in for them without a
-GPU.
-
-Owns: the meaning of each. Refuses to know: Triton, and speed.
-"""
+"""The Triton kernels' results, computed by torch: for comparison in tests, and in place of a GPU."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Drawing tokens on a GPU without sorting and without asking the host.
+"""Draws tokens on a GPU without sorting, and without waiting for the host.
 
-Owns: Gumbel-max over what temperature, min-p, top-k and top-p leave, for rows that each have their own.
-Refuses to know: penalties, bias and masks (they are in the scores already), and log probabilities.
+The draw is Gumbel-max over what temperature, min-p, top-k and top-p leave; each row has its own values of
+these. Penalties, bias and masks are in the scores already.
 
-The set that the filters leave is closed upwards: with a token every better one is in it. So the best of all
-noisy scores is tried first; if it is not in the set, neither is any worse token, and the best noisy score
-among the better ones is next. Whether a token is in the set takes the count and the mass of the better ones,
-and a pass over the row finds both together with the next to try. Most rows end after one pass, and a pass
-skips every piece of the row whose best token is not better. Among equal scores the lower id is better.
+With a token, every better one passes the filters too. So the token with the best noisy score is tried first;
+if it does not pass, no worse token does, and the best noisy score among the better ones is tried next.
+Whether a token passes follows from the count and the mass of the better ones; one pass over the row finds
+both, and the next token to try. Most rows end after one pass, and a pass skips every piece of the row whose
+best token is not better. Among equal scores the lower id is better.
 
 The noise of a token is that of `engine.kernels.sampler`, bit for bit; logarithms and sums may round
 differently.

@@ -1,11 +1,8 @@
-"""Matrix products of few rows: the weights are read once, at the pace of the memory.
+"""Matrix products of up to `MOST_ROWS` rows, which read the weights once, at the pace of the memory.
 
-Owns: a linear map of up to `MOST_ROWS` rows with what stands before and after it: the RMS norm of its input,
-the scales of its weights, bias, gate, and the sum with a residual. Refuses to know: layers. More rows are the
-library's business.
-
-The norm costs no pass of its own: the input's weight goes into the products, its root mean square is a factor
-of the sum, and its squares are added up beside the products.
+A product includes what stands before and after it: the RMS norm of its input, the scales of its weights,
+bias, gate, and the sum with a residual. The norm costs no pass of its own: its weight is multiplied into the
+input, its root mean square is a factor of the result, and the squares are added up along with the products.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """The processes in which foreign grammars are compiled and stepped.
 
-Owns: the nursery, a process that has read a model's vocabulary and forks others that have it then, and what
-those do: try a constraint once, or keep matchers and write their masks; and the limits that they set
-themselves, so that nothing foreign outlives them even where nobody is left to kill it. Refuses to know:
-torch, who asks (`confinement`, `constraints`), what becomes of a death.
+A nursery process reads a model's vocabulary once, and forks children that have it then. A child tries a
+constraint once, or keeps matchers and writes their masks. Children limit their own time and memory, so that
+they end even when their parent is gone.
 
-What a grammar makes llguidance do may end a process (an integer at the edge of 64 bits), never return (a text
-that is forced for ever) or take all memory. So none of it is done in the server's process. Requests are
-pickles, which come from the server; replies are JSON and plain numbers, since whoever gets a grammar to write
-where it should not must not get further than this process.
+A grammar can make llguidance crash (an integer at the edge of 64 bits), never return (a text that is forced
+for ever) or take all memory, so none of it is run in the server's process. Requests are pickles, which come
+from the server; replies are JSON and plain numbers, so that a compromised child cannot reach the server
+through them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Constraints, as the server has them: tried before they are taken, and stepped where they can do no harm.
+"""Constraints as the server uses them: each is tried in a child process first, and stepped in one.
 
-Owns: whose turn it is to have a grammar tried, what was found out about each, where each generation stands in
-its grammar, and the processes that know it too: when one dies, whose doing that was, and how the others go
-on. Refuses to know: llguidance, how a shape is written, what a process limits itself to (`confined`),
-schedules.
-
-The tokens that a generation has taken are kept here, so a process holds nothing that cannot be had again: a
-matcher is opened wherever it is needed, and catches up.
+This module schedules the trials, remembers their results, and keeps the tokens that each generation has
+taken. So a child holds nothing that cannot be restored: when one dies, it finds out which grammar was to
+blame, and reopens the other matchers elsewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The server's hold on the processes of `confined`.
+"""Starts, asks and ends the child processes of `child_process`, and finds out why one died.
 
-Owns: the nursery's life, which begins with the first constraint; forking, asking, killing, and why a process
-died. Refuses to know: grammars, what is asked and answered.
+The nursery starts with the first constraint.
 """
 
 from __future__ import annotations
