@@ -95,6 +95,8 @@ async def _access(config: Config) -> Finding:
 def _openings(config: Config) -> Iterator[Finding]:
     files = [file] if _holds_secrets(file := config.data / FILE_NAME) else []
     files += [config.api_key_file] if config.api_key_file is not None else []
+    key = config.ssl_keyfile or config.ssl_certfile
+    files += [key] if key is not None else []
     files += sorted(config.data.glob("server-*.json"))
     folders = {config.data}
     if (database := config.db_file) is not None:
@@ -122,8 +124,13 @@ def _holds_secrets(file: Path) -> bool:
 
 
 async def _port(config: Config) -> Finding:
-    from server.process import bind
+    from server.process import CertificateError, Tls, bind
 
+    try:
+        if config.ssl_certfile is not None:
+            Tls(config)
+    except CertificateError as exc:
+        return "FAIL", str(exc)
     try:
         bind(config.host, config.port).close()
     except OSError as exc:

@@ -65,8 +65,8 @@ class HostAndOrigin:
         if name in self._names or (scope["path"] in PROBES and (not host or _address(name))):
             return None
         message = (
-            f"This server does not answer under the name {host[:MAX_SHOWN]!r}. If the name is its own, it "
-            "belongs into the setting allowed_host."
+            f"This server does not answer under the name {host[:MAX_SHOWN]!r}. If the name is the server's "
+            "own, list it in the setting allowed_host."
             if host
             else "The request says no name of the server: the header Host is missing."
         )
@@ -90,7 +90,7 @@ class HostAndOrigin:
             return None
         page = f"of the origin {origin[:MAX_SHOWN]!r}" if origin else "of another site"
         message = (
-            f"A page {page} may not call this server. If it may, its origin belongs into the setting "
+            f"A page {page} may not call this server. If it should, list its origin in the setting "
             "cors_origin."
         )
         return ApiError(403, message, code="origin_not_allowed", param="Origin")

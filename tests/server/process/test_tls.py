@@ -168,6 +168,20 @@ async def test_new_certificates_come_by_sighup_and_open_streams_live(tmp_path: P
         assert code == 0 and "ann" in out
 
 
+async def test_doctor_looks_at_the_certificate_and_its_key(tmp_path: Path) -> None:
+    certfile, keyfile, _ = make_certificate(tmp_path, "server")
+    flags = ("doctor", "--engine", "scripted", "--port", "0", "--ssl-certfile", str(certfile))
+    keyfile.chmod(0o600)
+    code, out = await command(tmp_path, *flags, "--ssl-keyfile", str(keyfile))
+    assert code == 0, out
+    keyfile.chmod(0o644)
+    code, out = await command(tmp_path, *flags, "--ssl-keyfile", str(keyfile))
+    assert code == 1 and f"other users can open {keyfile}" in out
+    certfile.chmod(0o600)
+    code, out = await command(tmp_path, *flags)
+    assert code == 1 and "hold no certificate with its key" in out
+
+
 async def test_a_client_has_to_show_a_certificate_where_authorities_are_given(tmp_path: Path) -> None:
     certfile, keyfile, _ = make_certificate(tmp_path, "server")
     of_client, key_of_client, _ = make_certificate(tmp_path, "client")
