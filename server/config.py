@@ -87,6 +87,8 @@ class Config(BaseModel):
         (), "origin that browsers may call from (repeatable); * for any; default none"
     )
 
+    docs: bool = _setting(True, "show the reference of the API at /docs and /openapi.json")
+
     # What it keeps
     data: Folder = _setting(default_data, "folder for the database, the lock and antiphon.toml")
     db: str = _setting(

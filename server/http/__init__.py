@@ -14,6 +14,7 @@ from server.http.error_boundary import Boundary, Envelope
 from server.http.idempotency import IdempotencyMiddleware, keyed
 from server.http.ignored_header import NameIgnored
 from server.http.query_params import (
+    MAX_PAGE,
     PageArgs,
     choice,
     flag,
@@ -30,6 +31,7 @@ from server.http.sse import EventStream, StreamCut
 from server.http.state import Context, Phase
 
 __all__ = [
+    "MAX_PAGE",
     "Admission",
     "Arrivals",
     "Boundary",

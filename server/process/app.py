@@ -18,7 +18,7 @@ from starlette.responses import Response
 from server.errors import ApiError
 from server.http import Admission, Boundary, Envelope, IdempotencyMiddleware, NameIgnored
 from server.process.lifecycle import ServerLifecycle
-from server.routes import ROUTERS
+from server.routes import REFERENCE, ROUTERS
 
 
 def create_app(life: ServerLifecycle) -> FastAPI:
@@ -48,7 +48,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
         exception_handlers={HTTPException: _to_the_boundary},
     )
     app.state.life = life
-    for router in ROUTERS:
+    for router in (*ROUTERS, *([REFERENCE] if life.config.docs else [])):
         app.include_router(router)
     return app
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
+from server.schema.description import STATUSES, components
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
@@ -20,6 +21,7 @@ from server.schema.items import (
 from server.schema.kinds import PREFIXES
 from server.schema.messages import unsupported_in
 from server.schema.responses import (
+    INCLUDES,
     CreateResponse,
     check_metadata,
     echo,
@@ -33,8 +35,10 @@ from server.schema.shapes import array, boolean, missing, mistyped, refuse, shor
 from server.schema.tools import is_builtin
 
 __all__ = [
+    "INCLUDES",
     "PREFIXES",
     "PRIORITIES",
+    "STATUSES",
     "TEXT",
     "ChatRequest",
     "CompletionRequest",
@@ -47,6 +51,7 @@ __all__ = [
     "boolean",
     "check_metadata",
     "check_sizes",
+    "components",
     "echo",
     "effective_tier",
     "is_builtin",

@@ -19,6 +19,7 @@ from server.schema.shapes import (
     anything,
     array,
     boolean,
+    described,
     either,
     map_of,
     mapping,
@@ -42,6 +43,8 @@ def identifier(value: Any, path: str) -> Any:
         refuse(path, f"Invalid '{path}': ids must be printable.")
     return value
 
+
+described(identifier, lambda: {"type": "string", "minLength": 1, "maxLength": MAX_ID})
 
 # ------------------------------------------------------------------------------------------------------------
 # Content parts

@@ -18,10 +18,12 @@ from server.ignored import ignore, unread
 from server.schema.shapes import (
     NAME,
     STRING,
+    Schema,
     Shape,
     anything,
     array,
     boolean,
+    described,
     limit_parts,
     map_of,
     mapping,
@@ -30,9 +32,11 @@ from server.schema.shapes import (
     one_of,
     record,
     refuse,
+    schema_of,
     shorten,
     tagged,
     whole,
+    with_type,
 )
 
 Tool = dict[str, Any]
@@ -56,6 +60,8 @@ def function_name(value: Any, path: str) -> Any:
         refuse(path, message)
     return value
 
+
+described(function_name, lambda: {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"})
 
 _CALLERS = array(one_of("direct", "programmatic"))
 _SYNTAX = record({"syntax": one_of("lark", "regex"), "definition": NAME})
@@ -166,6 +172,31 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
     if kind == "mcp":
         _check_mcp(tool, path)
     return tool
+
+
+def _described() -> Schema:
+    """Every kind in its flat form, functions in chat's too; kinds that nobody knows pass."""
+    nested: Schema = {
+        "type": "object",
+        "properties": {"type": {"const": "function"}, "function": schema_of(_FUNCTION)},
+        "required": ["function"],
+    }
+    kinds = {"function": _FUNCTION, **_KINDS}
+    custom: Schema = {
+        "type": "object",
+        "properties": {"type": {"const": "custom"}, "custom": {"type": "object"}},
+        "required": ["type", "custom"],
+    }
+    unknown: Schema = {
+        "type": "object",
+        "properties": {"type": {"type": "string", "not": {"enum": [*kinds]}}},
+        "required": ["type"],
+    }
+    flat = [with_type(schema_of(shape), kind) for kind, shape in kinds.items()]
+    return {"anyOf": [nested, *flat, custom, unknown]}
+
+
+described(normalize_tool, _described)
 
 
 def _function(value: dict[str, Any], path: str, strict: bool) -> Tool:

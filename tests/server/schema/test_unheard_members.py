@@ -343,7 +343,11 @@ HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
 def test_a_hint_without_effect_is_named(
     parse: Callable[[Mapping[str, Any]], Any], fields: Json, named: str
 ) -> None:
-    said = {create: {"input": "x"}, parse_input_tokens: {"input": "x"}, parse_completion: {"prompt": "x"}}
+    said: dict[Any, Json] = {
+        create: {"input": "x"},
+        parse_input_tokens: {"input": "x"},
+        parse_completion: {"prompt": "x"},
+    }
     body = said.get(parse, {"messages": [{"role": "user", "content": "x"}]})
     with collecting() as found:
         parse({**body, **fields})
