@@ -210,6 +210,8 @@ class Config(BaseModel):
         "", "path under which a proxy shows the server, whether or not the proxy takes it off"
     )
 
+    docs: bool = _setting(True, "show the reference of the API at /docs and /openapi.json")
+
     # What it keeps
     data: Folder = _setting(default_data, "folder for the database, the lock and antiphon.toml")
     db: DatabaseUrl = _setting(

@@ -19,6 +19,7 @@ from server.errors import ApiError
 from server.ignored import unread
 
 Shape = Callable[[Any, str], Any]
+Schema = dict[str, Any]
 
 MAX_SCHEMA_PARTS = 8_000  # objects and arrays; twice what the decoder takes, and cheap to refuse here
 
@@ -58,6 +59,33 @@ def mistyped(path: str, wanted: str, value: Any) -> NoReturn:
 
 
 # ------------------------------------------------------------------------------------------------------------
+# Shapes as JSON Schema
+
+_SCHEMA = "json_schema"
+
+
+def described(shape: Shape, schema: Callable[[], Schema]) -> Shape:
+    """The same shape, which says what it takes as JSON Schema; `schema` is called when somebody asks."""
+    setattr(shape, _SCHEMA, schema)
+    return shape
+
+
+def schema_of(shape: Shape) -> Schema:
+    """What a shape takes, as JSON Schema 2020-12; anything where it does not say."""
+    schema: Callable[[], Schema] | None = getattr(shape, _SCHEMA, None)
+    return schema() if schema is not None else {}
+
+
+def or_null(schema: Schema) -> Schema:
+    """A schema that takes null as well: absent, as everywhere."""
+    if not schema:
+        return schema
+    if isinstance(schema.get("type"), str) and "enum" not in schema and "const" not in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+# ------------------------------------------------------------------------------------------------------------
 # Leaves
 
 
@@ -73,7 +101,8 @@ def text(min_length: int = 0, max_length: int | None = None) -> Shape:
             refuse(path, f"Invalid '{path}': string too long, expected at most {max_length} characters.")
         return value
 
-    return shape
+    bounds = {"minLength": min_length or None, "maxLength": max_length}
+    return described(shape, lambda: {"type": "string", **_given(bounds)})
 
 
 def whole(minimum: int | None = None, maximum: int | None = None) -> Shape:
@@ -86,7 +115,7 @@ def whole(minimum: int | None = None, maximum: int | None = None) -> Shape:
             refuse(path, f"Invalid '{path}': the number is out of range.")
         return value
 
-    return shape
+    return described(shape, lambda: {"type": "integer", **_given({"minimum": minimum, "maximum": maximum})})
 
 
 def number(value: Any, path: str) -> Any:
@@ -137,13 +166,33 @@ def one_of(*values: str) -> Shape:
             refuse(path, f"Invalid value: '{shorten(value)}'. Supported values are: {wanted}.")
         return value
 
-    return shape
+    return described(shape, lambda: {"enum": list(values)})
 
 
 def shorten(value: str, limit: int = 64) -> str:
     """A client's string, short enough for a message."""
     return value if len(value) <= limit else value[:limit] + "..."
 
+
+def _given(bounds: Schema) -> Schema:
+    """The keywords that have a value."""
+    return {keyword: value for keyword, value in bounds.items() if value is not None}
+
+
+def with_type(schema: Schema, *types: str) -> Schema:
+    """The schema of an object, with the values of `type` that it goes by."""
+    tag: Schema = {"const": types[0]} if len(types) == 1 else {"enum": list(types)}
+    required = [name for name in schema.get("required", ()) if name != "type"]
+    return {
+        "type": "object",
+        "properties": {"type": tag, **schema.get("properties", {})},
+        "required": ["type", *required],
+    }
+
+
+described(number, lambda: {"type": "number"})
+described(boolean, lambda: {"type": "boolean"})
+described(mapping, lambda: {"type": "object"})
 
 STRING = text()
 NAME = text(1)
@@ -165,7 +214,8 @@ def array(item: Shape, min_items: int = 0, max_items: int | None = None) -> Shap
             refuse(path, f"Invalid '{path}': expected at most {max_items} elements, but got {len(value)}.")
         return [item(element, f"{path}[{index}]") for index, element in enumerate(value)]
 
-    return shape
+    bounds = {"minItems": min_items or None, "maxItems": max_items}
+    return described(shape, lambda: {"type": "array", "items": schema_of(item), **_given(bounds)})
 
 
 def map_of(item: Shape) -> Shape:
@@ -175,7 +225,7 @@ def map_of(item: Shape) -> Shape:
         mapping(value, path)
         return {key: item(element, f"{path}.{shorten(key)}") for key, element in value.items()}
 
-    return shape
+    return described(shape, lambda: {"type": "object", "additionalProperties": schema_of(item)})
 
 
 def record(
@@ -207,7 +257,14 @@ def record(
                 missing(f"{path}.{key}")
         return out
 
-    return shape
+    def schema() -> Schema:
+        properties = {key: schema_of(each) for key, each in required.items()}
+        for key, each in (optional or {}).items():
+            properties.setdefault(key, or_null(schema_of(each)))
+        demanded = [key for key in required if key not in defaults]
+        return {"type": "object", "properties": properties, **({"required": demanded} if demanded else {})}
+
+    return described(shape, schema)
 
 
 def tagged(shapes: Mapping[str, Shape], aliases: Mapping[str, str] | None = None) -> Shape:
@@ -228,7 +285,14 @@ def tagged(shapes: Mapping[str, Shape], aliases: Mapping[str, str] | None = None
             refuse(f"{path}.type", f"Invalid value: '{shorten(kind)}'. Supported values are: {wanted}.")
         return shapes[official](value if official == kind else {**value, "type": official}, path)
 
-    return shape
+    def schema() -> Schema:
+        kinds = []
+        for official, each in shapes.items():
+            tags = [official, *(name for name, to in names.items() if to == official)]
+            kinds.append(with_type(schema_of(each), *tags))
+        return {"anyOf": kinds}
+
+    return described(shape, schema)
 
 
 def either(as_string: Shape, as_array: Shape) -> Shape:
@@ -241,7 +305,7 @@ def either(as_string: Shape, as_array: Shape) -> Shape:
             return as_array(value, path)
         mistyped(path, "a string or an array", value)
 
-    return shape
+    return described(shape, lambda: {"anyOf": [schema_of(as_string), schema_of(as_array)]})
 
 
 # ------------------------------------------------------------------------------------------------------------

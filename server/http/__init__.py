@@ -16,6 +16,7 @@ from server.http.idempotency import IdempotencyMiddleware, keyed
 from server.http.ignored_header import NameIgnored
 from server.http.proxies import RootPath, trusted_hosts
 from server.http.query_params import (
+    MAX_PAGE,
     PageArgs,
     choice,
     flag,
@@ -32,6 +33,7 @@ from server.http.sse import EventStream, StreamCut
 from server.http.state import Context, Phase
 
 __all__ = [
+    "MAX_PAGE",
     "Admission",
     "Arrivals",
     "Boundary",

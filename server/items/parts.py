@@ -13,6 +13,7 @@ from server.shapes import (
     Shape,
     anything,
     array,
+    described,
     either,
     number,
     one_of,
@@ -36,6 +37,8 @@ def identifier(value: Any, path: str) -> Any:
         refuse(path, f"Invalid '{path}': ids must be printable.")
     return value
 
+
+described(identifier, lambda: {"type": "string", "minLength": 1, "maxLength": MAX_ID})
 
 STATUSES = ("completed", "in_progress", "incomplete")
 SEARCHING = ("completed", "in_progress", "searching", "failed")

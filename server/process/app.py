@@ -29,7 +29,7 @@ from server.http import (
     trusted_hosts,
 )
 from server.process.lifecycle import ServerLifecycle
-from server.routes import ROUTERS
+from server.routes import REFERENCE, ROUTERS
 
 
 def create_app(life: ServerLifecycle) -> FastAPI:
@@ -66,7 +66,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
     )
     app.state.life = life
     app.router.default = _no_such_route
-    for router in ROUTERS:
+    for router in (*ROUTERS, *([REFERENCE] if life.config.docs else [])):
         app.include_router(router)
     return app
 

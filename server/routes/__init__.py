@@ -11,6 +11,7 @@ from server.routes import (
     health,
     keys,
     models,
+    reference,
     responses,
     sealing,
     tenants,
@@ -26,4 +27,7 @@ ROUTERS: tuple[APIRouter, ...] = tuple(
     )
 )
 
-__all__ = ["ROUTERS"]
+REFERENCE: APIRouter = reference.router
+"""The document of the others, where it is wanted."""
+
+__all__ = ["REFERENCE", "ROUTERS"]

@@ -13,13 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http import EventStream, context, json_reply, owner, read_as, while_connected
+from server.routes.documented import documented
 from server.schema import parse_chat
 from server.stateless import begin, prepare_chat
 
 router = APIRouter(prefix="/v1")
 
 
-@router.post("/chat/completions")
+@router.post(
+    "/chat/completions",
+    **documented("ChatCompletion", body="CreateChatCompletion", stream="ChatCompletionChunk"),
+)
 async def create_chat_completion(request: Request) -> Response:
     """Answer with a chat completion, or (`stream`) with its chunks."""
     here = context(request)

@@ -13,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http import EventStream, context, json_reply, owner, read_as, while_connected
+from server.routes.documented import documented
 from server.schema import parse_completion
 from server.stateless import begin, prepare_completion
 
 router = APIRouter(prefix="/v1")
 
 
-@router.post("/completions")
+@router.post("/completions", **documented("Completion", body="CreateCompletion", stream="Completion"))
 async def create_completion(request: Request) -> Response:
     """Answer with completions, or (`stream`) with their chunks."""
     here = context(request)

@@ -16,7 +16,7 @@ from server.http import context, json_reply, life, read_body
 from server.ignored import unread
 from server.schema import mistyped
 
-router = APIRouter(prefix="/admin/keys")
+router = APIRouter(prefix="/admin/keys", include_in_schema=False)
 
 
 @router.post("")

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from server.http import context
 from server.model_registry import ServedModel
+from server.routes.documented import documented
 
 router = APIRouter(prefix="/v1")
 
@@ -28,7 +29,7 @@ def model_object(model: ServedModel) -> dict[str, Any]:
     }
 
 
-@router.get("/models")
+@router.get("/models", **documented("Models"))
 async def list_models(request: Request) -> Response:
     """Every name, the default model first."""
     return JSONResponse(
@@ -36,7 +37,7 @@ async def list_models(request: Request) -> Response:
     )
 
 
-@router.get("/models/{model_id:path}")
+@router.get("/models/{model_id:path}", **documented("Model"))
 async def get_model(model_id: str, request: Request) -> Response:
     """One model; ids may hold slashes."""
     return JSONResponse(model_object(context(request).models.get(model_id)))

@@ -41,6 +41,7 @@ from server.http import (
 )
 from server.ignored import collecting, ignore, unread
 from server.items import answering
+from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted
 from server.runs.events import Reader, ReaderLagged, Snapshot, terminal_response
 from server.runs.planning import TERMINAL, RunPlan
@@ -77,7 +78,7 @@ def new_id(prefix: str) -> str:
 # Creating
 
 
-@router.post("")
+@router.post("", **documented("Response", body="CreateResponse", stream="ResponseEvent"))
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
     parsed, items = await read_as(request, partial(_asked, parse_create))
@@ -183,7 +184,7 @@ def _require_events(reader: Reader, stored: StoredResponse) -> None:
 # Reading
 
 
-@router.get("")
+@router.get("", **documented("Responses", query=(*PAGE, "status", "created_after", "created_before")))
 async def list_responses(request: Request) -> Response:
     """The owner's stored responses, newest first (extension)."""
     query, here = request.query_params, context(request)
@@ -198,7 +199,10 @@ async def list_responses(request: Request) -> Response:
     return json_reply(page_json(bodies, [stored.id for stored in page.data], has_more=page.has_more))
 
 
-@router.get("/{response_id}")
+@router.get(
+    "/{response_id}",
+    **documented("Response", query=("stream", "starting_after", "wait", "include"), stream="ResponseEvent"),
+)
 async def retrieve_response(request: Request, response_id: str) -> Response:
     """A response as it stands, or after `wait` seconds at most (extension) at its end; or (`stream=true`) its
     events from any point on."""
@@ -241,7 +245,7 @@ def _starting_after(request: Request) -> int:
     return int(last) if last else -1
 
 
-@router.get("/{response_id}/input_items")
+@router.get("/{response_id}/input_items", **documented("Items", query=(*PAGE, "scope", "include")))
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The response's own new input, newest first; `scope=all` (extension) adds the history before it."""
     query = request.query_params
@@ -272,7 +276,7 @@ def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[Stored
     return ordered[: args["limit"]], len(ordered) > args["limit"]
 
 
-@router.post("/input_tokens")
+@router.post("/input_tokens", **documented("InputTokens", body="CountInputTokens", body_required=False))
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
     parsed, items = await read_as(request, partial(_asked, parse_input_tokens), allow_empty=True)
@@ -284,21 +288,23 @@ async def count_input_tokens(request: Request) -> Response:
 # Changing
 
 
-@router.delete("/{response_id}")
+@router.delete("/{response_id}", **documented("Deleted"))
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a response, its events and what only it refers to; one in flight is cancelled."""
     await context(request).runs.delete(owner(request), response_id)
     return json_reply(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
 
-@router.post("/{response_id}/cancel")
+@router.post("/{response_id}/cancel", **documented("Response"))
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a run in flight. SDKs send no body, and nothing that stands in one changes anything."""
     unread(await read_body(request, allow_empty=True), ())
     return _reply(await context(request).runs.cancel(owner(request), response_id))
 
 
-@router.post("/{response_id}/tool_outputs")
+@router.post(
+    "/{response_id}/tool_outputs", **documented("Response", body="ToolOutputs", stream="ResponseEvent")
+)
 async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     """Feed a waiting run, or continue a response that completed with unanswered calls (extension)."""
     outputs = await read_as(request, partial(parse_tool_outputs, new_id=new_id))

@@ -14,7 +14,7 @@ from server.admin import sealing_keys
 from server.http import context, json_reply, read_body
 from server.ignored import unread
 
-router = APIRouter(prefix=sealing_keys.PATH)
+router = APIRouter(prefix=sealing_keys.PATH, include_in_schema=False)
 
 
 @router.get("")

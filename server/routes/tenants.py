@@ -16,7 +16,7 @@ from server.http import context, json_reply, life, query_text, read_body
 from server.ignored import unread
 from server.schema import boolean, missing, mistyped, text
 
-router = APIRouter(prefix="/admin")
+router = APIRouter(prefix="/admin", include_in_schema=False)
 
 
 @router.get("/export")

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from server.http import context, json_reply, owner, read_as
 from server.ignored import unread
 from server.model_registry import ServedModel
+from server.routes.documented import documented
 from server.schema import ChatRequest, missing, mistyped, parse_chat, refuse
 from server.stateless import offer_of, rendered
 
@@ -34,7 +35,7 @@ PROMPT_FIELDS = (
 completion that have a part in its prompt."""
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", **documented("Tokens", body="Tokenize"))
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of messages through the chat template, exactly as a generation would see
     them."""
@@ -55,7 +56,7 @@ async def tokenize(request: Request) -> Response:
     return json_reply(orjson.dumps(reply))
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", **documented("Text", body="Detokenize"))
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
 

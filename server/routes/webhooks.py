@@ -17,7 +17,7 @@ from server.http import context, json_reply, read_body
 from server.ignored import unread
 from server.schema import array, boolean, text
 
-router = APIRouter(prefix="/admin/webhooks")
+router = APIRouter(prefix="/admin/webhooks", include_in_schema=False)
 
 
 @router.post("")

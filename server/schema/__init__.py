@@ -8,6 +8,7 @@ from __future__ import annotations
 from server.items import Item
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
+from server.schema.description import STATUSES, components
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
@@ -19,6 +20,7 @@ from server.schema.items import (
 )
 from server.schema.messages import unsupported_in
 from server.schema.responses import (
+    INCLUDES,
     CreateResponse,
     check_metadata,
     echo,
@@ -31,7 +33,9 @@ from server.schema.search import Search, num_requests
 from server.shapes import array, boolean, missing, mistyped, refuse, shorten, text
 
 __all__ = [
+    "INCLUDES",
     "PRIORITIES",
+    "STATUSES",
     "TEXT",
     "ChatRequest",
     "CompletionRequest",
@@ -44,6 +48,7 @@ __all__ = [
     "boolean",
     "check_metadata",
     "check_sizes",
+    "components",
     "echo",
     "effective_tier",
     "missing",

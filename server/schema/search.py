@@ -44,7 +44,9 @@ def num_requests(search: Search | None, n: int) -> int:
     return 1 if search.beams is not None else search.num_candidates
 
 
-class _Fields(BaseModel):
+class SearchFields(BaseModel):
+    """The fields, as they come."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
 
     best_of: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -58,7 +60,7 @@ def parse_search(values: Mapping[str, Any], *, n: int, stream: bool) -> Search |
     mean nothing to it. Raises ApiError 400.
     """
     try:
-        fields = _Fields(**values)
+        fields = SearchFields(**values)
     except ValidationError as error:
         raise from_pydantic(error) from None
     count = fields.best_of or n
@@ -66,7 +68,7 @@ def parse_search(values: Mapping[str, Any], *, n: int, stream: bool) -> Search |
         refuse("best_of", f"'best_of' must be at least 'n', but got {count} and {n}.")
     if not fields.use_beam_search:
         for name in ("length_penalty", "early_stopping"):
-            if getattr(fields, name) != _Fields.model_fields[name].default:
+            if getattr(fields, name) != SearchFields.model_fields[name].default:
                 refuse(name, f"'{name}' needs 'use_beam_search' to be true.", "unsupported_parameter")
         if count == n:
             return None

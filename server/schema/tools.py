@@ -17,7 +17,9 @@ from server.items import Tool, is_offered, tool_shapes
 from server.shapes import (
     NAME,
     STRING,
+    Schema,
     array,
+    described,
     limit_parts,
     mapping,
     missing,
@@ -25,6 +27,8 @@ from server.shapes import (
     one_of,
     record,
     refuse,
+    schema_of,
+    with_type,
 )
 
 MAX_TOOLS = 128
@@ -58,6 +62,31 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
     if kind == "custom":
         _name_hints(tool, path)
     return tool
+
+
+def _described() -> Schema:
+    """Every kind in its flat form, functions in chat's too; kinds that nobody knows pass."""
+    kinds = tool_shapes()
+    nested: Schema = {
+        "type": "object",
+        "properties": {"type": {"const": "function"}, "function": schema_of(kinds["function"])},
+        "required": ["function"],
+    }
+    custom: Schema = {
+        "type": "object",
+        "properties": {"type": {"const": "custom"}, "custom": {"type": "object"}},
+        "required": ["type", "custom"],
+    }
+    unknown: Schema = {
+        "type": "object",
+        "properties": {"type": {"type": "string", "not": {"enum": [*kinds]}}},
+        "required": ["type"],
+    }
+    flat = [with_type(schema_of(shape), kind) for kind, shape in kinds.items()]
+    return {"anyOf": [nested, *flat, custom, unknown]}
+
+
+described(normalize_tool, _described)
 
 
 def _function(value: dict[str, Any], path: str, strict: bool) -> Tool:

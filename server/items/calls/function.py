@@ -15,6 +15,7 @@ from server.shapes import (
     Shape,
     array,
     boolean,
+    described,
     mapping,
     mistyped,
     one_of,
@@ -39,6 +40,8 @@ def function_name(value: Any, path: str) -> Any:
         refuse(path, message)
     return value
 
+
+described(function_name, lambda: {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"})
 
 _PARTS: Mapping[str, Shape] = {
     "description": STRING,

@@ -28,10 +28,12 @@ from server.shapes import (
     anything,
     array,
     boolean,
+    described,
     map_of,
     mapping,
     record,
     refuse,
+    schema_of,
     tagged,
     whole,
 )
@@ -72,6 +74,9 @@ def _tool(value: Any, path: str) -> Tool:
     if isinstance(allowed := tool.get("allowed_tools"), dict):
         unread(allowed, ("tool_names", "read_only"), f"{path}.allowed_tools")
     return tool
+
+
+described(_tool, lambda: schema_of(_TOOL))
 
 
 def _takes(tool: Tool) -> bool:

@@ -1,0 +1,376 @@
+"""The API's bodies as JSON Schema, made of what checks and builds them.
+
+Owns the schemas of the OpenAPI document: those of requests come from the table of fields, the models and the
+shapes that check them, those of events from their table; the replies' are written here, and tests hold real
+replies against them. Refuses to know routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from server.items import ASSISTANT_PART, ITEM_TYPES, USER_PART
+from server.schema import fields
+from server.schema.chat import ChatRequest
+from server.schema.completions import MAX_PROMPTS, CompletionRequest
+from server.schema.events import fields as event_fields
+from server.schema.fields import FIELDS, SamplingFields
+from server.schema.items import MAX_ITEMS
+from server.schema.responses import INCLUDES, CreateResponse
+from server.schema.search import SearchFields
+from server.schema.tools import MAX_TOOLS, normalize_tool
+from server.shapes import Schema, or_null, schema_of, with_type
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+OBJECT: Schema = {"type": "object"}
+METADATA: Schema = {"type": "object", "additionalProperties": STRING, "maxProperties": 16}
+
+
+def ref(name: str) -> Schema:
+    """A schema by its name in the document."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def listed(items: Schema, **bounds: int) -> Schema:
+    """An array of such values."""
+    return {"type": "array", "items": items, **bounds}
+
+
+def of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+    """An object of which members may be left out, or be null, where they are optional."""
+    properties = {**required, **{name: or_null(schema) for name, schema in (optional or {}).items()}}
+    return {"type": "object", "properties": properties, **({"required": [*required]} if required else {})}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Requests
+
+_BY_NAME: Mapping[str, Schema] = {
+    "guided_json": {"anyOf": [STRING, OBJECT]},
+    "guided_regex": STRING,
+    "guided_choice": listed(STRING, minItems=1),
+    "guided_grammar": STRING,
+    "structured_outputs": OBJECT,
+    "input": {"anyOf": [STRING, listed(ref("InputItem"), maxItems=MAX_ITEMS)]},
+    "conversation": {"anyOf": [STRING, of({"id": STRING})]},
+    "messages": listed(ref("ChatMessage"), minItems=1, maxItems=MAX_ITEMS),
+    "prompt": {
+        "anyOf": [
+            STRING,
+            listed(INTEGER, minItems=1),
+            listed({"anyOf": [STRING, listed(INTEGER, minItems=1)]}, minItems=1, maxItems=MAX_PROMPTS),
+        ]
+    },
+    "tools": listed(ref("Tool"), maxItems=MAX_TOOLS),
+    "tool_choice": ref("ToolChoice"),
+    "include": listed({"enum": sorted(INCLUDES)}),
+    "response_format": ref("ChatFormat"),
+    "metadata": METADATA,
+    "stop": {"anyOf": [STRING, listed(STRING, maxItems=fields.MAX_STOPS)]},
+    "logit_bias": {"type": "object", "additionalProperties": {**NUMBER, "minimum": -100, "maximum": 100}},
+}
+"""Fields of more than one form, and those that are checked by functions."""
+
+
+def _field(model: type[BaseModel], name: str) -> Schema | None:
+    """What a model says of one of its fields; None where it has no such field."""
+    found = model.model_fields.get(name)
+    if found is None:
+        return None
+    annotation: Any = found.annotation
+    for constraint in found.metadata:
+        annotation = Annotated[annotation, constraint]
+    schema: Schema = TypeAdapter(annotation).json_schema()
+    definitions = schema.pop("$defs", {})
+    inlined: Schema = _inlined(schema, definitions)
+    return inlined
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """A pydantic schema without references, titles and defaults."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    kept = {key: each for key, each in schema.items() if key not in ("title", "default", "description")}
+    if "properties" in kept:
+        properties = {key: _inlined(each, definitions) for key, each in kept.pop("properties").items()}
+        return {**_inlined(kept, definitions), "properties": properties}
+    return {key: _inlined(each, definitions) for key, each in kept.items()}
+
+
+def _request(api: str, model: type[BaseModel], *required: str) -> Schema:
+    """The body of an API, from its row of the table of fields."""
+    properties: Schema = {}
+    for name, rule in FIELDS[api].items():
+        if rule.accepts is not None:
+            schema: Schema = {"enum": [None, *rule.accepts]}
+        else:
+            found = _BY_NAME.get(name) or _field(model, name) or _field(SamplingFields, name)
+            schema = found or _field(SearchFields, name) or {}
+        note = {
+            "hint": "Taken, without effect: named in `x-antiphon-ignored`.",
+            "refused": f"Not supported. {rule.because}".strip(),
+            "extension": "An extension.",
+        }.get(rule.kind)
+        taken = schema if name in required else or_null(schema)
+        properties[name] = {**taken, "description": note} if note else taken
+    body: Schema = {"type": "object", "properties": properties}
+    return {**body, "required": [*required]} if required else body
+
+
+_CONTENT: Schema = {"anyOf": [STRING, listed(OBJECT)]}
+_CHAT_CALL = of(
+    {"id": STRING, "type": {"enum": ["function", "custom"]}}, {"function": OBJECT, "custom": OBJECT}
+)
+_FORMAT_PARTS: Mapping[str, Schema] = {
+    "name": STRING,
+    "schema": OBJECT,
+    "strict": BOOLEAN,
+    "description": STRING,
+}
+
+
+def _items() -> Schema:
+    """An item in its resource form, as it is stored and returned."""
+    part = {"anyOf": [schema_of(USER_PART), schema_of(ASSISTANT_PART)]}
+    kinds = []
+    for name, row in ITEM_TYPES.items():
+        schema = with_type(schema_of(row.shape), name)
+        schema["properties"]["id"] = STRING
+        if name == "message":
+            schema["properties"]["content"] = listed(part)
+        kinds.append(schema)
+    return {"anyOf": kinds}
+
+
+def _requests() -> dict[str, Schema]:
+    """Bodies of requests, and what they share with replies."""
+    return {
+        "CreateResponse": _request("responses", CreateResponse),
+        "CountInputTokens": _request("input_tokens", CreateResponse),
+        "CreateChatCompletion": _request("chat", ChatRequest, "messages"),
+        "CreateCompletion": _request("completions", CompletionRequest, "prompt"),
+        "ToolOutputs": of(
+            {},
+            {
+                "tool_outputs": listed(
+                    of({"output": _CONTENT}, {"call_id": STRING, "tool_call_id": STRING}), minItems=1
+                ),
+                "call_id": STRING,
+                "tool_call_id": STRING,
+                "output": _CONTENT,
+                "stream": BOOLEAN,
+            },
+        ),
+        "CreateConversation": of({}, {"items": listed(ref("InputItem"), maxItems=20), "metadata": METADATA}),
+        "UpdateConversation": of({"metadata": or_null(METADATA)}),
+        "AddItems": of({"items": listed(ref("InputItem"), maxItems=20)}),
+        "Tokenize": of(
+            {},
+            {
+                **{name: OBJECT for name in ("chat_template_kwargs", "structured_outputs")},
+                "model": STRING,
+                "prompt": STRING,
+                "add_special_tokens": BOOLEAN,
+                "return_token_strs": BOOLEAN,
+                "messages": _BY_NAME["messages"],
+                "tools": _BY_NAME["tools"],
+                "tool_choice": ref("ToolChoice"),
+            },
+        ),
+        "Detokenize": of({"tokens": listed(INTEGER)}, {"model": STRING}),
+        "Nothing": OBJECT,
+        "Tool": schema_of(normalize_tool),
+        "ToolChoice": {"anyOf": [{"enum": ["none", "auto", "required"]}, of({"type": STRING})]},
+        "ChatFormat": {
+            "anyOf": [
+                of({"type": {"enum": ["text", "json_object", "structural_tag"]}}),
+                of({"type": {"const": "json_schema"}, "json_schema": of({"name": STRING}, _FORMAT_PARTS)}),
+            ]
+        },
+        "ChatMessage": of(
+            {"role": {"enum": ["developer", "system", "user", "assistant", "tool"]}},
+            {
+                "content": _CONTENT,
+                "refusal": STRING,
+                "reasoning": STRING,
+                "reasoning_content": STRING,
+                "tool_calls": listed(_CHAT_CALL),
+                "tool_call_id": STRING,
+            },
+        ),
+        "InputItem": {
+            "description": "An item, or one of its short forms.",
+            "anyOf": [
+                of(
+                    {"role": {"enum": ["user", "assistant", "system", "developer"]}, "content": _CONTENT},
+                    {"type": {"const": "message"}},
+                ),
+                of({"id": STRING}, {"type": {"const": "item_reference"}}),
+                of({"type": {"const": "function"}, "function": OBJECT}),
+                ref("Item"),
+            ],
+        },
+        "Item": _items(),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Replies
+
+STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
+
+
+def _page(items: Schema) -> Schema:
+    ends = {"first_id": or_null(STRING), "last_id": or_null(STRING), "has_more": BOOLEAN}
+    return of({"object": {"const": "list"}, "data": listed(items), **ends})
+
+
+_USAGE = of(
+    {
+        "input_tokens": INTEGER,
+        "input_tokens_details": of({"cached_tokens": INTEGER}),
+        "output_tokens": INTEGER,
+        "output_tokens_details": of({"reasoning_tokens": INTEGER}),
+        "total_tokens": INTEGER,
+    }
+)
+_COMPLETION_USAGE = of(
+    {
+        "prompt_tokens": INTEGER,
+        "completion_tokens": INTEGER,
+        "total_tokens": INTEGER,
+        "prompt_tokens_details": of({"cached_tokens": INTEGER}),
+        "completion_tokens_details": of({"reasoning_tokens": INTEGER}),
+    }
+)
+_FINISH = or_null({"enum": ["stop", "length", "tool_calls", "content_filter"]})
+_HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": STRING}
+_CHAT_TEXT = {"content": or_null(STRING), "reasoning": STRING, "reasoning_content": STRING}
+
+_REPLIES: Mapping[str, Schema] = {
+    "Error": of(
+        {"error": of({"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)})}
+    ),
+    "Response": of(
+        {
+            "id": STRING,
+            "object": {"const": "response"},
+            "created_at": INTEGER,
+            "status": {"enum": [*STATUSES]},
+            "model": STRING,
+            "output": listed(ref("Item")),
+            "error": or_null(of({"code": STRING, "message": STRING})),
+            "incomplete_details": or_null(of({"reason": STRING})),
+            "usage": or_null(_USAGE),
+            "background": BOOLEAN,
+            "conversation": or_null(of({"id": STRING})),
+            "instructions": or_null(_CONTENT),
+            "max_output_tokens": or_null(INTEGER),
+            "max_tool_calls": or_null(INTEGER),
+            "metadata": METADATA,
+            "parallel_tool_calls": BOOLEAN,
+            "previous_response_id": or_null(STRING),
+            "reasoning": of({}, {"effort": STRING, "summary": STRING}),
+            "service_tier": STRING,
+            "store": BOOLEAN,
+            "temperature": NUMBER,
+            "text": of({"format": of({"type": STRING})}, {"verbosity": STRING}),
+            "tool_choice": ref("ToolChoice"),
+            "tools": listed(OBJECT),
+            "top_logprobs": INTEGER,
+            "top_p": NUMBER,
+            "truncation": {"enum": ["auto", "disabled"]},
+        },
+        {"completed_at": INTEGER, "prompt_cache_key": STRING, "safety_identifier": STRING, "user": STRING},
+    ),
+    "ResponseEvent": {
+        "description": "The `data:` of one event of a stream.",
+        "anyOf": [
+            of({"type": {"const": name}, "sequence_number": INTEGER, **{key: {} for key in keys}})
+            for name, keys in event_fields().items()
+        ],
+    },
+    "ChatCompletion": of(
+        {
+            **_HEAD,
+            "object": {"const": "chat.completion"},
+            "service_tier": STRING,
+            "choices": listed(
+                of(
+                    {
+                        "index": INTEGER,
+                        "message": {
+                            **of({"role": {"const": "assistant"}}),
+                            "description": "As in ChatMessage.",
+                        },
+                        "finish_reason": _FINISH,
+                        "logprobs": or_null(OBJECT),
+                    }
+                )
+            ),
+            "usage": _COMPLETION_USAGE,
+        }
+    ),
+    "ChatCompletionChunk": of(
+        {
+            **_HEAD,
+            "object": {"const": "chat.completion.chunk"},
+            "choices": listed(of({"index": INTEGER, "delta": of({}, _CHAT_TEXT), "finish_reason": _FINISH})),
+        },
+        {"usage": _COMPLETION_USAGE},
+    ),
+    "Completion": of(
+        {
+            **_HEAD,
+            "object": {"const": "text_completion"},
+            "choices": listed(
+                of({"index": INTEGER, "text": STRING, "finish_reason": _FINISH, "logprobs": or_null(OBJECT)})
+            ),
+        },
+        {"usage": _COMPLETION_USAGE},
+    ),
+    "Conversation": of(
+        {"id": STRING, "object": {"const": "conversation"}, "created_at": INTEGER, "metadata": METADATA}
+    ),
+    "Deleted": of({"id": STRING, "object": STRING, "deleted": {"const": True}}),
+    "Model": of(
+        {
+            "id": STRING,
+            "object": {"const": "model"},
+            "created": INTEGER,
+            "owned_by": STRING,
+            "root": STRING,
+            "parent": or_null(STRING),
+            "max_model_len": INTEGER,
+        }
+    ),
+    "Models": of({"object": {"const": "list"}, "data": listed(ref("Model"))}),
+    "Items": _page(ref("Item")),
+    "Responses": _page(ref("Response")),
+    "InputTokens": of({"object": {"const": "response.input_tokens"}, "input_tokens": INTEGER}),
+    "Tokens": of(
+        {"count": INTEGER, "max_model_len": INTEGER, "tokens": listed(INTEGER)},
+        {"token_strs": listed(STRING)},
+    ),
+    "Text": of({"prompt": STRING}),
+    "Status": of({"status": STRING}),
+    "Ready": of({"status": {"const": "ready"}, "models": listed(STRING)}),
+    "Version": of({"version": STRING}),
+}
+
+
+@cache
+def components() -> Mapping[str, Schema]:
+    """The schemas of the document, by name."""
+    return {**_requests(), **_REPLIES}

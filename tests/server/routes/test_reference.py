@@ -1,0 +1,233 @@
+"""The reference is the server's own: what it says of bodies, queries and replies holds for real ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from server.errors import ApiError
+from server.process.app import create_app
+from server.routes import ROUTERS
+from server.routes.reference import document
+from server.schema import components
+from server.schema.chat import parse_chat
+from server.schema.completions import parse_completion
+from server.schema.items import normalize_input
+from server.schema.responses import parse_create, parse_input_tokens
+from tests.server.schema.test_responses import AGENTS, CODEX, LLAMA_INDEX, VERCEL
+from tests.server.schema.test_unheard_members import BODIES, create, tool_outputs
+from tests.support.running import Running, http_client, live_app, running_app
+
+Json = dict[str, Any]
+HEADER = "x-antiphon-ignored"
+
+SCHEMA_OF: dict[Any, str] = {
+    create: "CreateResponse",
+    tool_outputs: "ToolOutputs",
+    parse_input_tokens: "CountInputTokens",
+    parse_chat: "CreateChatCompletion",
+    parse_completion: "CreateCompletion",
+}
+
+
+@cache
+def validator(name: str) -> Draft202012Validator:
+    whole = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": dict(components())}}
+    return Draft202012Validator(whole)
+
+
+def check(name: str, value: Any) -> None:
+    """A value fits the schema of this name; says where it does not."""
+    problems = [
+        f"{list(error.absolute_path)}: {error.message}"[:500] for error in validator(name).iter_errors(value)
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def refs(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for each in value.values():
+            yield from refs(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from refs(each)
+
+
+async def test_the_document_names_every_route_and_every_schema(client: httpx.AsyncClient) -> None:
+    found = (await client.get("/openapi.json")).json()
+    assert found["openapi"].startswith("3.1")
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    public = [route for route in routes if not route.path.startswith("/admin")]
+    expected = {
+        (route.path.replace(":path", ""), method.lower())
+        for route in public
+        for method in route.methods or ()
+    }
+    documented = {(path, method) for path, methods in found["paths"].items() for method in methods}
+    assert documented == {(path, method) for path, method in expected if method != "head"}
+    for ref in refs(found):
+        assert ref.removeprefix("#/components/schemas/") in found["components"]["schemas"]
+    for schema in found["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    for methods in found["paths"].values():
+        for operation in methods.values():
+            assert set(operation["responses"]) == {"200", "4XX", "5XX"} and operation["description"]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_that_the_server_takes_fit_the_document(name: str) -> None:
+    parse, body = BODIES[name]
+    check(SCHEMA_OF[parse], body)
+
+
+@pytest.mark.parametrize("body", [CODEX, LLAMA_INDEX, VERCEL, AGENTS])
+def test_what_clients_send_fits_the_document(body: Json) -> None:
+    check("CreateResponse", body)
+
+
+APIS: dict[str, tuple[Callable[[Json], Any], Json]] = {
+    "CreateResponse": (parse_create, {"input": "x"}),
+    "CountInputTokens": (parse_input_tokens, {"input": "x"}),
+    "CreateChatCompletion": (parse_chat, {"messages": [{"role": "user", "content": "x"}]}),
+    "CreateCompletion": (parse_completion, {"prompt": "x"}),
+}
+ODD: tuple[Any, ...] = ({"odd": [None]}, [[{}]], "odd", -(10**6), 0.123456789, True)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_the_document_refuses_the_server_refuses_too(api: str) -> None:
+    """Every field, at values that mean nothing to most: the document is never the stricter of the two."""
+    parse, body = APIS[api]
+    for field in components()[api]["properties"]:
+        for value in ODD:
+            asked = {**body, field: value}
+            if validator(api).is_valid(asked):
+                continue
+            with pytest.raises(ApiError):
+                request: Any = parse(asked)
+                if api in ("CreateResponse", "CountInputTokens"):
+                    normalize_input(request.input, new_id=lambda prefix: prefix)
+                pytest.fail(f"the server takes {field}: {value!r}")
+
+
+CALL = 'call f {"x": 1}'
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+
+
+async def test_replies_fit_the_document(client: httpx.AsyncClient) -> None:
+    async def got(schema: str, method: str, path: str, body: Json | None = None) -> Json:
+        reply = await client.request(method, path, json=body)
+        found: Json = reply.json()
+        check(schema, found)
+        return found
+
+    await got("Status", "GET", "/health")
+    await got("Ready", "GET", "/ready")
+    await got("Version", "GET", "/version")
+    await got("Models", "GET", "/v1/models")
+    await got("Model", "GET", "/v1/models/antiphon-scripted")
+    asked = {"input": "think hm then " + CALL, "tools": [TOOL], "metadata": {"a": "b"}, "user": "u"}
+    made = await got("Response", "POST", "/v1/responses", asked)
+    path = f"/v1/responses/{made['id']}"
+    await got("Response", "GET", path)
+    await got("Response", "POST", "/v1/responses", {"input": "say hi", "background": True})
+    await got("Items", "GET", f"{path}/input_items")
+    outputs = {"tool_outputs": [{"call_id": made["output"][-1]["call_id"], "output": "1"}]}
+    check("ToolOutputs", outputs)
+    await got("Response", "POST", f"{path}/tool_outputs", outputs)
+    await got("Responses", "GET", "/v1/responses")
+    await got("InputTokens", "POST", "/v1/responses/input_tokens", {"input": "x"})
+    await got("Error", "POST", f"{path}/cancel")
+    await got("Deleted", "DELETE", path)
+    await got("Error", "GET", path)
+    first = {"items": [{"role": "user", "content": "x"}], "metadata": {"a": "b"}}
+    check("CreateConversation", first)
+    conversation = (await got("Conversation", "POST", "/v1/conversations", first))["id"]
+    here = f"/v1/conversations/{conversation}"
+    listed = await got("Items", "GET", f"{here}/items")
+    await got("Item", "GET", f"{here}/items/{listed['data'][0]['id']}")
+    await got("Items", "POST", f"{here}/items", {"items": [{"role": "assistant", "content": "y"}]})
+    await got("Conversation", "POST", here, {"metadata": None})
+    await got("Deleted", "DELETE", here)
+    chat = {"messages": [{"role": "user", "content": "think hm then " + CALL}], "logprobs": True}
+    nested = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    await got("ChatCompletion", "POST", "/v1/chat/completions", {**chat, "tools": [nested]})
+    await got("Completion", "POST", "/v1/completions", {"prompt": "say hi", "logprobs": 1})
+    tokens = await got("Tokens", "POST", "/tokenize", {"prompt": "x", "return_token_strs": True})
+    check("Tokenize", {"prompt": "x", "return_token_strs": True})
+    await got("Text", "POST", "/detokenize", {"tokens": tokens["tokens"]})
+    await got("Error", "POST", "/v1/responses", {})
+
+
+async def test_streams_fit_the_document(tmp_path: Path) -> None:
+    async with live_app(tmp_path) as running, http_client(running) as client:
+        for path, schema, body in (
+            ("/v1/responses", "ResponseEvent", {"input": "think hm then say hi"}),
+            (
+                "/v1/chat/completions",
+                "ChatCompletionChunk",
+                {"messages": [{"role": "user", "content": CALL}]},
+            ),
+            ("/v1/completions", "Completion", {"prompt": "say hi"}),
+        ):
+            text = (await client.post(path, json={**body, "stream": True})).text
+            events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+            assert len(events) > 1
+            for event in events:
+                check(schema, httpx.Response(200, content=event).json())
+
+
+async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncClient) -> None:
+    """Each one is read where the document names it; `include` alone changes nothing, and says so."""
+    found = (await client.get("/openapi.json")).json()
+    made = (await client.post("/v1/responses", json={"input": "say hi"})).json()["id"]
+    items = {"items": [{"type": "message", "id": "msg_a", "role": "user", "content": "x"}]}
+    conversation = (await client.post("/v1/conversations", json=items)).json()["id"]
+    values = {"created_after": "1", "created_before": "99999999999", "starting_after": "0", "wait": "0"}
+    values |= {"limit": "3", "order": "asc", "after": "", "status": "completed", "scope": "all"}
+    for template, methods in found["paths"].items():
+        path = template.format(
+            response_id=made, conversation_id=conversation, item_id="msg_a", model_id="antiphon-scripted"
+        )
+        for parameter in methods.get("get", {}).get("parameters", ()):
+            name = parameter["name"]
+            if parameter["in"] != "query" or name in ("include", "stream"):
+                continue
+            query = {name: values[name], **({"stream": "true"} if name == "starting_after" else {})}
+            reply = await client.get(path, params=query)
+            assert reply.status_code == 200 and HEADER not in reply.headers, (path, name, reply.text)
+
+
+async def test_the_page_is_whole_and_asks_nobody(client: httpx.AsyncClient, server_app: Running) -> None:
+    reply = await client.get("/docs")
+    assert reply.headers["content-type"].startswith("text/html")
+    policy = reply.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "http" not in policy
+    text = reply.text
+    assert not re.search(r"<(script|img|link|iframe|form)\b|src=|url\(|@import|//\w+\.", text)
+    for target in re.findall(r"href='#([^']+)'", text):
+        assert f"id='{target}'" in text, target
+    for path in document(create_app(server_app.life))["paths"]:
+        assert path in text
+
+
+async def test_it_needs_no_key_and_can_be_turned_off(tmp_path: Path) -> None:
+    async with running_app(tmp_path / "a", api_key=("secret",)) as running, http_client(running) as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (
+            (await client.get("/docs")).status_code == (await client.get("/openapi.json")).status_code == 200
+        )
+    async with running_app(tmp_path / "b", docs=False) as running, http_client(running) as client:
+        assert (
+            (await client.get("/docs")).status_code == (await client.get("/openapi.json")).status_code == 404
+        )
