@@ -158,7 +158,7 @@ def _constrained(request: GenerateRequest) -> GenerateRequest:
 INJECTIONS: Mapping[str, Injection] = {
     "queueing": _for_sequence(lambda engine: engine._loop.scheduler, "add", once=True),
     "guessing": replace(
-        _for_slots(lambda engine: engine._loop._speculation._drafter, "guess", 1), fails=False
+        _for_slots(lambda engine: engine._loop._speculation._drafter, "draft", 1), fails=False
     ),
     "admission": _for_sequence(lambda engine: engine._loop.scheduler.rows, "take", once=True),
     "scheduling": _for_slots(lambda engine: engine._loop.scheduler.kv, "grow", 0),
