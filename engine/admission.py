@@ -33,7 +33,7 @@ class Place:
         self.taken_at = taken_at
 
     def begin(self) -> None:
-        """The engine has begun: the place is no longer one of those that wait. Again it does nothing."""
+        """Note that the engine has begun with the request: its place no longer waits. Idempotent."""
         if not (self._begun or self._left):
             self._begun = True
             self._admission._begun(self)
@@ -54,7 +54,7 @@ class Place:
 class Admission:
     """The places of one engine. All methods are called on one asyncio loop.
 
-    max_running: how many are generated for at once; 0 where nobody knows, and then those that wait are all
+    max_running: how many are generated for at once; 0 where that is unknown, and then those that wait are all
     that counts. max_waiting: how many more may wait.
     """
 
@@ -90,7 +90,7 @@ class Admission:
 
     @property
     def num_places(self) -> int:
-        """Places that somebody has."""
+        """Places that are taken."""
         return len(self._places)
 
     @property

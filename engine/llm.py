@@ -150,8 +150,8 @@ class LLM:
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         reader = ReaderParams(dialect=False)
         asks = [
-            _Ask(prompt, own, reader, Constraint(answer=shape) if (shape := own.shape()) else None)
-            for prompt, own in zip(asked, _each(options, len(asked)), strict=True)
+            _Ask(prompt, option, reader, Constraint(answer=shape) if (shape := option.shape()) else None)
+            for prompt, option in zip(asked, _each(options, len(asked)), strict=True)
         ]
         return self._run(self._answer(asks, progress))
 
@@ -175,8 +175,8 @@ class LLM:
         functions = [tool.get("function", tool) for tool in tools]
         shown, typed, max_calls = _offer(functions, tool_choice)
         asks = []
-        for messages, own in zip(many, _each(options, len(many)), strict=True):
-            answer = own.shape()
+        for messages, option in zip(many, _each(options, len(many)), strict=True):
+            answer = option.shape()
             constraint = Constraint(answer=answer) if answer else None
             if typed and tool_choice != "auto":
                 constraint = Constraint(typed, max_calls)
@@ -193,7 +193,7 @@ class LLM:
                 answer=answer,
                 now=time.time(),
             )
-            asks.append(_Ask(prompt, own, reader, constraint))
+            asks.append(_Ask(prompt, option, reader, constraint))
         return self._run(self._answer(asks, progress))
 
     async def _answer(self, asks: Sequence[_Ask], progress: bool | None) -> list[Result]:
@@ -246,7 +246,7 @@ class LLM:
         prompt = await self._engine.render(ask.prompt)
         return prompt.ids, replace(ask.reader, starts_in=prompt.starts_in)
 
-    # -- the loop beside -------------------------------------------------------------------------------------
+    # -- the loop's thread -----------------------------------------------------------------------------------
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it on the loop and wait; an interrupt here ends it there."""

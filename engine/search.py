@@ -128,7 +128,7 @@ async def beam_search(
 
 
 def _grow(beam: Beam, head: Chunk) -> list[Beam]:
-    """The beam with each of the likeliest tokens behind it."""
+    """The beam, continued by each of the likeliest tokens."""
     alternatives = head.logprobs[0].top
     return [
         Beam(beam.score + logprob, (*beam.tokens, TokenLogprob(token_id, token, data, logprob, alternatives)))
@@ -154,7 +154,7 @@ def _can_improve(
 async def _next(
     engine: Engine, request: GenerateRequest, beam: Beam, num_alternatives: int, place: Place | None
 ) -> Chunk:
-    """One step behind a beam: a chunk whose only token has the alternatives."""
+    """One step after a beam: a chunk whose only token has the alternatives."""
     asked = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=num_alternatives)
     prompt_ids = (*request.prompt_ids, *(token.token_id for token in beam.tokens))
     step = replace(request, prompt_ids=prompt_ids, sampling=asked, reader=ReaderParams(dialect=False))

@@ -57,8 +57,8 @@ class DrawPlan:
 class StepPlan:
     """One forward and one draw, as plain arrays: B sequences, T tokens in all, R rows that draw.
 
-    A draft is a guess at a token to come, computed behind the tokens that are known: the draw at each tells
-    whether the next guess was right.
+    A draft is a guessed token, computed after the tokens that are known: the draw at each draft's place tells
+    whether the draft was right.
 
     `block_tables` (one [B, W] a layer group), `slot_blocks` and `slot_offsets` ([T], where each token's KV
     goes). `logits_at` [R + P]: token indices; the first R draw, the others are prompt tokens whose successors

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 Start = Literal["text", "reasoning", "answer"]
 """Where a prompt leaves the model: in a text that may yet begin with a thought, within a thought that the
-template has opened, or behind thoughts, so that a shape is held from the first token on."""
+template has opened, or after thoughts, so that a shape is held from the first token on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class SamplingParams:
     logprobs: int | None = None  # None: off; k: the chosen token and the k most likely (0..20)
     prompt_logprobs: int | None = None  # the same for prompt tokens, in the first chunk
     # Guessing ahead changes how soon tokens come, never which; None: as the engine was started.
-    num_assistant_tokens: int | None = None  # tokens guessed and then checked in one step; 0 is off
-    max_ngram_size: int | None = None  # guesses from the text: as many of its last tokens are looked up
-    assistant_confidence_threshold: float | None = None  # a draft model stops guessing below this probability
+    num_assistant_tokens: int | None = None  # draft tokens that one step checks; 0 is off
+    max_ngram_size: int | None = None  # drafts from the text: as many of its last tokens are looked up
+    assistant_confidence_threshold: float | None = None  # a draft model stops drafting below this probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class GenerateRequest:
 
     @property
     def flat_prefix(self) -> list[int]:
-        """The token ids of `prefix`, one behind the other."""
+        """The token ids of `prefix`, one after the other."""
         return [token for chunk in self.prefix for token in chunk]
 
 
@@ -303,7 +303,7 @@ class EngineStats:
 
     waiting: int = 0
     running: int = 0
-    unavailable: int = 0  # 1 while nobody can generate (`EngineUnavailable`)
+    unavailable: int = 0  # 1 while no server can generate (`EngineUnavailable`)
     kv_blocks_total: int = 0
     kv_blocks_used: int = 0  # referenced by running requests
     kv_blocks_cached: int = 0  # unreferenced, kept for prefix hits
@@ -313,8 +313,8 @@ class EngineStats:
     output_tokens_total: int = 0
     preemptions_total: int = 0
     steps_total: int = 0
-    drafts_total: int = 0  # tokens guessed ahead and checked
-    drafts_accepted_total: int = 0  # of those, the ones that came true
+    drafts_total: int = 0  # draft tokens that were checked
+    drafts_accepted_total: int = 0  # of those, the ones that were right
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_the_star(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_every_module_says_what_it_owns_and_has_a_noun_for_a_name(file: Path) -> None:
+def test_every_module_says_what_it_does_and_has_a_noun_for_a_name(file: Path) -> None:
     tree = ast.parse(file.read_text())
     assert ast.get_docstring(tree), "a module begins with a docstring that says what it does"
     parts = file.relative_to(ROOT).with_suffix("").parts

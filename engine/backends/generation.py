@@ -41,7 +41,7 @@ def end_of_prefix(request: GenerateRequest, info: ModelInfo) -> Done | None:
 
 
 class Mailbox:
-    """What the engine thread delivered for one request and nobody has taken yet."""
+    """What the engine thread delivered for one request and its consumer has not taken yet."""
 
     __slots__ = ("_outputs", "_waiter", "num_uncredited")
 

@@ -131,7 +131,7 @@ class LocalEngine:
             return None
         folder = find_folder(self._config.draft_model)
         if not Tokenizer.load(folder).agrees_with(tokenizer):
-            raise LoadError(f"the draft model {folder} has another tokenizer than the model it guesses for")
+            raise LoadError(f"the draft model {folder} has another tokenizer than the model it drafts for")
         return folder
 
     def _post(self, callback: Callable[[], object]) -> None:
@@ -142,7 +142,7 @@ class LocalEngine:
             self._inbox.put(Close())  # the asyncio loop is gone, and with it every caller
 
     def _die(self, error: BaseException) -> None:
-        """Tell everybody, once."""
+        """End every request with the reason of the engine's death, once."""
         if self._death.done():
             return
         self._death.set_result(error)
@@ -201,8 +201,8 @@ class LocalEngine:
         if self._config.deterministic or str(self._loop.runner.kv_dtype) == "torch.float32":
             capabilities.add("exact_resume")
 
-        def adapted(own: bytes) -> str:
-            return hashlib.blake2b(digest.digest() + own, digest_size=16).hexdigest()
+        def adapted(fingerprint: bytes) -> str:
+            return hashlib.blake2b(digest.digest() + fingerprint, digest_size=16).hexdigest()
 
         auto = self._config.generation_config == "auto"
         return ModelInfo(
@@ -245,10 +245,10 @@ class LocalEngine:
             self._loop.scheduler.check_integrity()
 
     async def settled(self) -> None:
-        """Wait until the engine thread has obeyed every command so far; aborts have freed blocks by then."""
-        obeyed: asyncio.Future[None] = self._asyncio.create_future()
-        self._inbox.put(Call(lambda: self._post(lambda: _resolve(obeyed, None))))
-        futures: set[asyncio.Future[Any]] = {obeyed, self._death}
+        """Wait until the engine thread has handled every command so far; aborts have freed blocks by then."""
+        handled: asyncio.Future[None] = self._asyncio.create_future()
+        self._inbox.put(Call(lambda: self._post(lambda: _resolve(handled, None))))
+        futures: set[asyncio.Future[Any]] = {handled, self._death}
         await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
     async def read_rate(self) -> float:
@@ -319,11 +319,11 @@ class LocalEngine:
         handle = self._next_handle
         self._next_handle += 1
         mailbox = Mailbox()
-        own = None
+        own_place = None
         if end is None:
             self._require_alive()  # still, after a grammar was compiled
             if place is None:
-                place = own = self._admission.enter()
+                place = own_place = self._admission.enter()
             self._mailboxes[handle] = mailbox
             self._inbox.put(Submit(handle, request, matcher))
         try:
@@ -350,8 +350,8 @@ class LocalEngine:
                     raise error
         finally:
             self._drop(handle)
-            if own is not None:
-                own.leave()
+            if own_place is not None:
+                own_place.leave()
 
     def _drop(self, handle: int) -> None:
         """Have the engine thread forget a request, if it still runs there."""
@@ -361,7 +361,7 @@ class LocalEngine:
     def _receive(self, outputs: list[RowOutput]) -> None:
         """A step's outputs arrive on the asyncio loop; those of requests that are gone are dropped."""
         mailboxes = self._mailboxes
-        if self._death.done():  # a step that hung came back after all: everybody has been told already
+        if self._death.done():  # a step that hung has returned after all: its requests have ended already
             return
         for output in outputs:
             mailbox = mailboxes.get(output.handle)

@@ -76,7 +76,7 @@ def obey(request: GenerateRequest, prompt: str) -> Iterator[Step]:
         said, border = False, ""
         for line in message.strip().splitlines():
             border = "\n" if said else ""  # lines are said one below the other
-            for step in _obey_line(request, line.strip()):
+            for step in _steps_of(request, line.strip()):
                 if isinstance(step, Say):
                     step, said, border = Say(border + step.text), True, ""
                 yield step
@@ -84,12 +84,12 @@ def obey(request: GenerateRequest, prompt: str) -> Iterator[Step]:
         yield Say(f"You said: {message.strip()}")
 
 
-def _obey_line(request: GenerateRequest, line: str) -> Iterator[Step]:
-    found = _DIRECTIVE.match(line)
-    if found is None:
+def _steps_of(request: GenerateRequest, line: str) -> Iterator[Step]:
+    directive = _DIRECTIVE.match(line)
+    if directive is None:
         yield Say(line)
         return
-    verb, rest = found.groups()
+    verb, rest = directive.groups()
     number = min(int(rest), request.sampling.max_tokens) if rest.isdecimal() and len(rest) < 10 else 0
     match verb:
         case "count":
@@ -103,7 +103,7 @@ def _obey_line(request: GenerateRequest, line: str) -> Iterator[Step]:
         case "think":
             thought, _, answer = rest.partition(" then ")
             yield Say(f"<think>\n{thought}\n</think>\n\n")
-            yield from _obey_line(request, answer)
+            yield from _steps_of(request, answer)
         case "tick":
             yield Tick(number / 1000)
         case "fail":

@@ -229,7 +229,7 @@ class ScriptedEngine:
     async def _follow(
         self, request: GenerateRequest, grammar: Grammar | None, max_tokens: int
     ) -> AsyncGenerator[Chunk]:
-        """The prefix as its chunks were, then what the script says behind it."""
+        """The prefix as its chunks were, then what the script says after it."""
         reader = Reader(self.tokenizer, self._dialect, request.reader, request.sampling)
         parts = request.prefix
         if max_tokens == 0 and not parts:
@@ -254,7 +254,7 @@ class ScriptedEngine:
                 tick_s = step.seconds
             elif isinstance(step, Wait | Fail):
                 if not skip:  # gates in front of the prefix's end were passed by the first attempt
-                    await self._obey(step, request)
+                    await self._wait_or_fail(step, request)
                     due = loop.time()
             else:
                 token_ids, finish = step
@@ -337,7 +337,7 @@ class ScriptedEngine:
         else:
             self._counters.running -= 1
 
-    async def _obey(self, step: Wait | Fail, request: GenerateRequest) -> None:
+    async def _wait_or_fail(self, step: Wait | Fail, request: GenerateRequest) -> None:
         if isinstance(step, Fail):
             if isinstance(step.error, EngineError):
                 raise step.error
@@ -380,7 +380,7 @@ class ScriptedEngine:
 
 
 def _stopped(grammar: Grammar | None, parts: tuple[Tokens, ...], max_tokens: int) -> bool:
-    """Whether the grammar ends behind these tokens, so that no end of turn had to be drawn."""
+    """Whether the grammar ends after these tokens, so that no end of turn had to be drawn."""
     if grammar is None:
         return False
     matcher = grammar.matcher(max_tokens)

@@ -30,7 +30,7 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 Tokens = tuple[int, ...]
-_Piece = tuple[Tokens, bool] | Wait | Fail | Tick  # tokens, and whether the grammar ends behind them
+_Piece = tuple[Tokens, bool] | Wait | Fail | Tick  # tokens, and whether the grammar ends after them
 
 
 def scripted_tokenizer(template: str | None = None) -> Tokenizer:

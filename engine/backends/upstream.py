@@ -260,7 +260,7 @@ class UpstreamEngine:
                 held.leave()
 
     async def _outputs(self, request: GenerateRequest, *, patient: bool) -> AsyncGenerator[list[RowOutput]]:
-        """The outputs behind the prefix, from as many servers as it takes."""
+        """The outputs after the prefix, from as many servers as it takes."""
         assert self._peers is not None
         produced = [token for chunk in request.prefix for token in chunk]
         key = _affinity(request)
@@ -296,7 +296,7 @@ class UpstreamEngine:
     async def _attempt(
         self, peer: Peer, request: GenerateRequest, produced: Sequence[int]
     ) -> AsyncGenerator[list[RowOutput]]:
-        """What one server gives behind `produced`, to its end. Raises PeerDown, PeerBusy, and RequestFailed
+        """What one server gives after `produced`, to its end. Raises PeerDown, PeerBusy, and RequestFailed
         when it gives this request up."""
         assert peer.facts is not None
         eos = self._info.eos_token_ids

@@ -298,7 +298,7 @@ class Peers:
     def pick(self, key: bytes, avoid: Collection[Peer] = ()) -> Peer | None:
         """The server for a prompt whose beginning is `key`: always the same one while it is up and not
         overloaded, for it holds that beginning in its cache. One of `avoid` is only taken where there is no
-        other; None when nobody can be asked now.
+        other; None when no server can be asked now.
 
         Rendezvous hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with
         Bounded Loads, 2018).
@@ -313,7 +313,7 @@ class Peers:
         return max((peer for peer in ready if peer.in_flight < limit), key=lambda peer: _rank(peer, key))
 
     async def turn(self, until: float) -> None:
-        """Wait until somebody may be asked again, or `until` (loop time)."""
+        """Wait until a server may be asked again, or `until` (loop time)."""
         rested = (peer.rests_until for peer in self.all if peer.facts is not None)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(min([until, *rested])):
@@ -325,7 +325,7 @@ class Peers:
         return any(peer.facts is not None for peer in self.all)
 
     def refusal(self) -> EngineError:
-        """Why nobody can be asked."""
+        """Why no server can be asked."""
         return QueueFull("every upstream is busy") if self.any_up else EngineUnavailable("no upstream is up")
 
     async def close(self) -> None:

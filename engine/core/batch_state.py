@@ -31,7 +31,7 @@ class Rows:
     """Arrays with one row a slot."""
 
     def __init__(self, max_seqs: int, max_len: int) -> None:
-        # drafts stand behind a row's `num_tokens`; pages are only touched where tokens are
+        # drafts are stored after a row's `num_tokens`; pages are only touched where tokens are
         self.tokens = np.empty((max_seqs, max_len), np.int32)
         self.num_tokens = np.zeros(max_seqs, np.int64)
         self.num_prompt = np.zeros(max_seqs, np.int64)
@@ -124,11 +124,11 @@ class Rows:
         self._free.append(slot)
 
     def append(self, slots: Ints, ids: Ints, num_draws: Ints | None = None) -> Ints:
-        """Add to each slot what was drawn for it: one token, and one more for every draft that came true.
+        """Add to each slot what was drawn for it: one token, and one more for every draft that was right.
 
         ids: the draws of all slots, `num_draws[i]` (by default 1) of `slots[i]`, in turn. Returns how many of
         each were added: those up to the first that differs from the draft in its place. The others were drawn
-        behind a token that never came.
+        after a token that never came.
         """
         if num_draws is None:
             num_draws = np.ones(len(slots), np.int64)
@@ -223,7 +223,7 @@ class Rows:
         return np.concatenate(at), np.concatenate(targets), tuple(len(own) for own in targets[1:])
 
     def draw_plan(self, slots: Ints, ahead: Ints) -> DrawPlan:
-        """How to draw for each of `slots`, behind `ahead` of its drafts."""
+        """How to draw for each of `slots`, after `ahead` of its drafts."""
         draw_index = self.num_tokens[slots] + ahead - self.num_prompt[slots]
         bias_rows, bias_ids, bias_values = self._biases(slots, draw_index)
         penalized = np.flatnonzero(self.is_penalized[slots])

@@ -19,7 +19,9 @@ from engine.models import load_model
 from engine.step import Ints
 from engine.types import LoadError
 
-CATCH_UP = 512  # tokens of a prompt that it reads beside one step of the model, so that nobody waits for it
+CATCH_UP = (
+    512  # tokens of prompts that it reads during one step of the model, which so never waits long for it
+)
 
 
 class Assistant:
@@ -29,22 +31,24 @@ class Assistant:
         """rows: those of the model that is helped. max_len: tokens that the draft model can read."""
         self._runner = runner
         self._kv = kv
-        self._own = rows.twin()
+        self._rows = rows.twin()
         self._max_len = max_len
         self._confidence = confidence
 
     def draft(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
         """See `Drafter.draft`; none for a sequence that it still reads, or is not sure of."""
-        own = self._own
+        draft_rows = self._rows
         self._part(rows)
         fits = rows.num_tokens[slots] + wanted <= self._max_len
         slots, wanted = slots[fits], wanted[fits]
-        own.num_tokens[slots] = rows.num_tokens[slots]
-        # what stands behind were guesses that did not come true; the last token's own logits are needed
-        own.num_computed[slots] = np.minimum(own.num_computed[slots], own.num_tokens[slots] - 1)
+        draft_rows.num_tokens[slots] = rows.num_tokens[slots]
+        # what was computed after the last token were rejected drafts; that token's own logits are needed
+        draft_rows.num_computed[slots] = np.minimum(
+            draft_rows.num_computed[slots], draft_rows.num_tokens[slots] - 1
+        )
         if self._kv.has_windows:
             for slot in slots.tolist():
-                self._kv.trim(slot, int(own.num_computed[slot]))
+                self._kv.trim(slot, int(draft_rows.num_computed[slot]))
         left = wanted
         while len(slots):
             drawn = self._step(slots)
@@ -54,49 +58,51 @@ class Assistant:
             slots, left = slots[left > 0], left[left > 0]
 
     def finds(self, rows: Rows, slots: Ints) -> bool:
-        """See `Drafter.finds`: it finds something always."""
+        """See `Drafter.finds`: a model can always draft."""
         return True
 
     def _step(self, slots: Ints) -> Ints:
         """One token more for each slot; returns those that got one that it is sure of."""
-        own = self._own
-        due = own.num_tokens[slots] - own.num_computed[slots]
+        draft_rows = self._rows
+        due = draft_rows.num_tokens[slots] - draft_rows.num_computed[slots]
         counts = np.minimum(due, np.maximum(0, CATCH_UP - (np.cumsum(due) - due)))
         room = [
             count > 0 and self._kv.grow(slot, computed + count)
             for slot, computed, count in zip(
-                slots.tolist(), own.num_computed[slots].tolist(), counts.tolist(), strict=True
+                slots.tolist(), draft_rows.num_computed[slots].tolist(), counts.tolist(), strict=True
             )
         ]
         slots, counts = slots[room], counts[room]
         if not len(slots):
             return slots
-        plan = own.plan(self._kv, slots, counts)
+        plan = draft_rows.plan(self._kv, slots, counts)
         plan = replace(plan, draw=replace(plan.draw, logprobs=np.zeros(len(plan.draw.noise), np.int64)))
         forwarded = self._runner.forward(plan)
         result = self._runner.draw(forwarded, plan, np.zeros(0, np.int64), np.zeros((0, 0), np.int32))
-        own.num_computed[slots] += counts
+        draft_rows.num_computed[slots] += counts
         drawing = slots[plan.num_draws > 0]
         for row in result.failed:
             self._forget(int(drawing[row]))
         chances = np.exp([result.logprobs[row].logprob for row in range(len(drawing))])
-        threshold = np.where(own.confidence[drawing] < 0, self._confidence, own.confidence[drawing])
-        sure = chances >= threshold  # what is not a number never is
-        own.append(drawing[sure], result.ids[sure])
+        threshold = np.where(
+            draft_rows.confidence[drawing] < 0, self._confidence, draft_rows.confidence[drawing]
+        )
+        sure = chances >= threshold  # NaN never is
+        draft_rows.append(drawing[sure], result.ids[sure])
         return drawing[sure]
 
     def _part(self, rows: Rows) -> None:
         """Free what is held for slots that have changed hands."""
-        own = self._own
-        for slot in np.flatnonzero((own.tenure != rows.tenure) & (self._kv.num_blocks > 0)).tolist():
+        draft_rows = self._rows
+        for slot in np.flatnonzero((draft_rows.tenure != rows.tenure) & (self._kv.num_blocks > 0)).tolist():
             self._kv.release(slot)
-        own.num_computed[own.tenure != rows.tenure] = 0
-        own.tenure[:] = rows.tenure
+        draft_rows.num_computed[draft_rows.tenure != rows.tenure] = 0
+        draft_rows.tenure[:] = rows.tenure
 
     def _forget(self, slot: int) -> None:
-        """Begin anew: what was computed is no number."""
+        """Forget what was computed for a slot, because it is NaN."""
         self._runner.clear(self._kv.release(slot, forget=True))
-        self._own.num_computed[slot] = 0
+        self._rows.num_computed[slot] = 0
 
     def check_integrity(self) -> None:
         """Raise AssertionError when its blocks do not add up."""

@@ -109,7 +109,7 @@ class BlockPool:
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int], *, forget: bool = False) -> list[int]:
-        """Drop a reference; the last block given is evicted first later on. Returns those nobody refers to
+        """Drop a reference; the last block given is evicted first later on. Returns those without references
         now.
 
         `forget`: their content is bad, they must never be found again.
@@ -140,7 +140,7 @@ class BlockPool:
         return block if block is not None and self._keys[block] == key else None
 
     def is_cached(self, block: int) -> bool:
-        """True when nobody refers to the block."""
+        """True when no sequence refers to the block."""
         return self._references[block] == 0
 
     def _unpublish(self, block: int) -> None:
@@ -205,7 +205,7 @@ class KVCache:
             missing = self._missing_in_window(chain, num_blocks)
             if missing is None:
                 break
-            num_blocks = missing  # no prefix that ends behind a missing block and still reaches it will do
+            num_blocks = missing  # no prefix that ends after a missing block and still reaches it will do
         starts = tuple(self._first_live(group, num_blocks * self.block_size) for group in self.groups)
         blocks = []
         for pool, start in zip(self.pools, starts, strict=True):
@@ -282,7 +282,7 @@ class KVCache:
                 self.starts[g, slot] = live
 
     def release(self, slot: int, *, forget: bool = False) -> list[list[int]]:
-        """Give a slot's blocks back; returns, by group, those that nobody refers to now (see
+        """Give a slot's blocks back; returns, by group, those without references now (see
         `BlockPool.release`).
         """
         self.num_releases += 1

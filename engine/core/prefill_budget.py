@@ -13,17 +13,18 @@ STRETCH = 0.8  # of a decode step's time that one prompt may add to it: below 1,
 FIRST = 64  # prompt tokens of the first such step, when nothing is known
 LEAST = 32  # prompts go on, whatever it takes
 GROWTH = 1.5  # beyond what steps have lately had, at most
-SMALLER = 0.6  # of it in every other step: of steps of one size nobody could tell what a token costs
+SMALLER = 0.6  # of it in every other step: steps of one size would not tell what a token costs
 NUM_PLAIN = 15  # decode steps whose median counts
-MEMORY = 0.92  # weight of what was learnt before, beside one step more
+MEMORY = 0.92  # weight of what was learnt before one more step
 
 
 class Pace:
-    """Learns step by step that prompt tokens beside decodes take `fixed + cost * count` seconds.
+    """Learns step by step that prompt tokens, in a step with decodes, take `fixed + cost * count` seconds.
 
-    While that is little beside a decode step, a prompt gets as many as stretch it by `STRETCH`, and several
-    prompts as many more, so that they do not pile up. Where the fixed part alone is more (a step that is no
-    graph, say), small pieces would only pay it more often: then they get as many as take as long again.
+    While that is little compared with a decode step, a prompt gets as many tokens as stretch the step by
+    `STRETCH`, and several prompts as many more, so that they do not pile up. Where the fixed part alone is
+    more (a step that is no graph, say), small pieces would only pay it more often: then they get as many as
+    take as long again.
     """
 
     def __init__(self, most: int) -> None:

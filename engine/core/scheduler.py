@@ -44,7 +44,7 @@ class Counters:
 class Batch:
     """What the next step computes: `counts[i]` tokens of `sequences[i]`.
 
-    num_beside: how many of them are of prompts, beside sequences that decode; None: nothing decodes.
+    num_beside: how many of them are prompt tokens, where other sequences decode; None: nothing decodes.
     """
 
     sequences: list[Sequence]
@@ -53,7 +53,7 @@ class Batch:
     num_beside: int | None
 
     def halves(self) -> tuple[Batch, Batch]:
-        """The same work as two steps; what they are beside is not theirs to say."""
+        """The same work as two steps, which do not count for the prefill budget."""
         middle = len(self.sequences) // 2
         first, last = slice(middle), slice(middle, None)
         return (
@@ -67,7 +67,7 @@ class Filling:
     """A step while it is filled: who is in it with how many tokens, and what still fits."""
 
     left: int
-    beside: int  # of them for prompts that came when others decoded already,
+    beside: int  # of them for prompts that came after others had begun to decode,
     newest: int | None = None  # which are those with handles above this one; None: nothing decodes
     chosen: dict[int, tuple[Sequence, int]] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ class Filling:
             self.beside -= count
 
     def decoding(self, sequence: Sequence, newest: int) -> None:
-        """It decodes, and has since `newest` was the newest request's handle."""
+        """Note a sequence that decodes; `newest`: the newest request's handle when it began to."""
         if sequence.began is None:
             sequence.began = newest
         self.newest = sequence.began if self.newest is None else min(self.newest, sequence.began)
@@ -120,7 +120,7 @@ class Scheduler:
         self.counters = Counters()
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by priority, then in the order of admission
-        self._parked: dict[int, Sequence] = {}  # preempted, and their consumers have yet to catch up
+        self._parked: dict[int, Sequence] = {}  # preempted, and waiting for their consumers
         self._live: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._hasher = BlockHasher(kv.block_size)
@@ -134,7 +134,9 @@ class Scheduler:
         self._held_back: tuple[int, int] | None = (
             None  # (handle, releases): it did not fit, and nothing changed
         )
-        self.considered: Sequence | None = None  # whom `schedule` looks at: the culprit where it raises
+        self.considered: Sequence | None = (
+            None  # the sequence that `schedule` looks at: the culprit where it raises
+        )
 
     # -- requests come and go --------------------------------------------------------------------------------
 
@@ -230,7 +232,7 @@ class Scheduler:
         for sequence, _ in filling.chosen.values():
             filling.decoding(sequence, self._newest)
         if self.rows.num_drafts[slots].any():
-            # half of what is left is for those that have yet to begin, however much is guessed
+            # half of what is left is for those that have yet to begin, however many drafts there are
             self._add_drafts(filling, filling.left // 2 if prefills or self.waiting else filling.left)
         self._go_on(filling, prefills[: len(prefills) - len(later)])
         self._admit(filling)
@@ -262,7 +264,7 @@ class Scheduler:
                 filling.put(sequence, count)
 
     def _add_drafts(self, filling: Filling, left: int) -> None:
-        """Have drafts checked as far as `left` goes; they take no blocks from anybody."""
+        """Have drafts checked as far as `left` goes; they take no blocks from other sequences."""
         rows = self.rows
         for sequence, _ in list(filling.chosen.values()):
             self.considered = sequence

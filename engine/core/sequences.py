@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request on its way. While it runs its tokens are in its slot's row; otherwise in `tokens`."""
+    """One request until it ends. While it runs its tokens are in its slot's row; otherwise in `tokens`."""
 
     handle: int
     request: GenerateRequest
@@ -37,9 +37,11 @@ class Sequence:
     cached_tokens: int | None = None
     first_sent: bool = False
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
-    began: int | None = None  # to decode, when this was the newest request's handle
+    began: int | None = None  # the newest request's handle when this one began to decode
     slow: bool = False  # making its masks takes long
-    mask: Future[tuple[NDArray[np.int32], float]] | None = None  # its next one then, and the seconds it took
+    mask: Future[tuple[NDArray[np.int32], float]] | None = (
+        None  # the next mask of a slow one, and the seconds it took
+    )
 
     @property
     def late(self) -> bool:

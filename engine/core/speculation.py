@@ -26,25 +26,25 @@ log = logging.getLogger("antiphon.engine")
 ROOM = {"cpu": 32, "cuda": 128}  # tokens of a step that costs about what one of a single token does
 COST = 0.3  # of a token's time that checking one draft takes at most: as much must be gained by it
 FIRST_LENGTH = 3  # drafts of a sequence's first attempt
-LONGEST_REST = 64  # steps that a sequence whose drafts hardly come true goes without, at most
+LONGEST_REST = 64  # steps that a sequence whose drafts are rarely right goes without, at most
 
 
 class Drafter(Protocol):
     """Where drafts come from."""
 
     def draft(self, rows: Rows, slots: Ints, wanted: Ints) -> None:
-        """Write up to `wanted[i]` drafts behind the tokens of `slots[i]`, and their number, 0 before, into
+        """Write up to `wanted[i]` drafts after the tokens of `slots[i]`, and their number, 0 before, into
         `rows.num_drafts`.
         """
         ...
 
     def finds(self, rows: Rows, slots: Ints) -> bool:
-        """Whether there may be anything to guess behind any of these texts."""
+        """Whether any of these texts may have drafts after it."""
         ...
 
 
 class Speculation:
-    """Decides step by step which sequences guess, and how far. The engine thread owns it."""
+    """Decides step by step which sequences get drafts, and how many. The engine thread owns it."""
 
     def __init__(self, rows: Rows, drafter: Drafter, *, num_assistant_tokens: int, room: int) -> None:
         """num_assistant_tokens: drafts of one sequence, at most, unless its request says otherwise. room: a
@@ -70,23 +70,23 @@ class Speculation:
         if share <= 0:
             return
         slots = self._slots_of(running)
-        # the step adds one token more than there are drafts that come true
+        # the step adds one token more than there are drafts that are right
         known = rows.num_tokens[slots].tolist()
         left = [min(own.limit - num, own.credit) - 1 for own, num in zip(running, known, strict=True)]
         most = np.minimum(self._most_of(slots), share)
         wanted = np.minimum.reduce([most, self._length[slots], np.array(left)])
         decoding = rows.num_tokens[slots] - rows.num_computed[slots] == 1
-        # masks behind drafts are made within the step: where they take long everybody would wait for them
+        # masks after drafts are made within the step: slow ones would delay every row
         slow = np.fromiter((sequence.slow for sequence in running), np.bool_, len(running))
         able = decoding & (wanted > 0) & ~slow
         ready = able & (self._rest[slots] == 0)
         self._rest[slots[able & ~ready]] -= 1
         if ready.any():
-            self._guess(slots[ready], wanted[ready])
+            self._draft(slots[ready], wanted[ready])
 
-    def _guess(self, slots: Ints, wanted: Ints) -> None:
-        """Have drafts written. A text behind which guessing fails gets none from here on, and loses nothing
-        but time by that: it is found by guessing behind one at a time.
+    def _draft(self, slots: Ints, wanted: Ints) -> None:
+        """Have drafts written. If that raises, each text is tried alone, and the one that is to blame gets no
+        drafts from here on, which costs it nothing but time.
         """
         try:
             self._drafter.draft(self._rows, slots, wanted)
@@ -96,13 +96,13 @@ class Speculation:
             self._rows.num_drafts[slots] = 0
             if len(slots) > 1:
                 for at in range(len(slots)):
-                    self._guess(slots[at : at + 1], wanted[at : at + 1])
+                    self._draft(slots[at : at + 1], wanted[at : at + 1])
                 return
-            log.exception("guessing ahead failed behind one text, which goes on without")
+            log.exception("drafting failed for one request, which goes on without drafts")
             self.bar(slots)
 
     def bar(self, slots: Ints) -> None:
-        """No guesses for these any more, until they change hands."""
+        """No drafts for these slots any more, until other sequences have them."""
         self._barred[slots] = True
 
     def rests(self, running: Seq[Sequence]) -> bool:
@@ -128,7 +128,7 @@ class Speculation:
         return True
 
     def learn(self, slots: Ints, drafted: Ints, accepted: Ints) -> None:
-        """How many drafts of each slot were checked, and how many came true."""
+        """Learn how many drafts of each slot were checked, and how many were accepted."""
         tried = drafted > 0
         slots, drafted, accepted = slots[tried], drafted[tried], accepted[tried]
         longer = np.minimum(2 * self._length[slots], self._room)
@@ -153,7 +153,7 @@ class Speculation:
 
 
 class Lookup:
-    """Guesses from the text so far: where its last tokens stood before, what came then may come again
+    """Drafts from the text so far: where its last tokens stood before, what came then may come again
     (prompt lookup; Saxena 2023).
     """
 
@@ -182,7 +182,7 @@ class Lookup:
 
 
 def follows(tokens: NDArray[np.int32], lengths: Ints, sizes: Ints) -> Ints:
-    """Where, in each row of tokens [B, W], the text behind the latest earlier place of its end begins.
+    """Where, in each row of tokens [B, W], the text after the latest earlier place of its end begins.
 
     The end is the last `sizes[i]` tokens of the row's `lengths[i]`, or as many of them as stood there before,
     two at least (one if one is asked for); 0: nowhere. Sizes may be larger than any length.

@@ -20,7 +20,7 @@ from engine.structured.isolation import Move, Stepper, ahead, place
 from engine.types import ConstraintError, EngineError
 
 SLOW_MASK_S = 0.002
-"""Seconds of a processor: after a mask that took longer, the next is made beforehand, beside the steps."""
+"""Seconds of a processor: after a mask that took longer, the next is made ahead of its step."""
 
 
 def make_masks(
@@ -28,7 +28,7 @@ def make_masks(
 ) -> tuple[Ints, NDArray[np.int32], dict[int, EngineError]]:
     """Rows under a grammar, their masks [M, width] (32 tokens a word), and why a row could not have one.
 
-    draws: how many rows each sequence has; those behind its first are masked as if its drafts had come.
+    draws: how many rows each sequence has; those after its first are masked as if its drafts were accepted.
     """
     firsts = accumulate(draws, initial=0)
     owned = [each for each in zip(drawing, firsts, draws, strict=False) if each[0].matcher is not None]
@@ -41,14 +41,14 @@ def make_masks(
         stepper = _stepper(owned[0][0])
         stepper.collect()
     for sequence, first, count in owned:
-        own, at = masks[at : at + count], at + count
+        of_sequence, at = masks[at : at + count], at + count
         matcher = sequence.matcher
         assert matcher is not None
         ready, matcher.ready = matcher.ready, None
         if sequence.mask is not None:
             made, sequence.mask = sequence.mask, None
             try:
-                own[0], seconds = made.result()
+                of_sequence[0], seconds = made.result()
             except EngineError as error:
                 failed[first] = error
                 continue
@@ -60,12 +60,12 @@ def make_masks(
             if ready.error is not None:
                 failed[first] = ready.error
             elif ready.masks is not None:
-                place(ready.masks, own)
+                place(ready.masks, of_sequence)
             continue
         known = rows.num_tokens[sequence.slot]
         drafts = rows.tokens[sequence.slot, known : known + count - 1].tolist()
         end = next((i for i, draft in enumerate(drafts) if draft in sequence.stop_ids), len(drafts))
-        asked.append((sequence, first, Move(matcher, drafts=drafts[:end], masks=own[: end + 1])))
+        asked.append((sequence, first, Move(matcher, drafts=drafts[:end], masks=of_sequence[: end + 1])))
     if asked:
         stepper.run([move for _, _, move in asked])
     for sequence, first, move in asked:
@@ -89,7 +89,7 @@ def make_ahead(
 def take_drawn(drawn: list[tuple[Sequence, list[int], bool]]) -> dict[int, Move]:
     """Have the grammars of sequences take what was drawn for them, all at once; what came of it, by handle.
 
-    Where a sequence goes on without a guess, as its flag says, its next mask is begun at once.
+    Where a sequence goes on without a draft, as its flag says, its next mask is begun at once.
     """
     moves = {
         sequence.handle: Move(

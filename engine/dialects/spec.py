@@ -43,7 +43,7 @@ class ParameterMarks:
     after`.
 
     Read: white space for `gap` and `after`, KEY in quotes or not. With `strip` one line break at either end
-    of VALUE belongs to the layout, whether or not it is written (`pad`). `kinds` stand behind KEY: before a
+    of VALUE belongs to the layout, whether or not it is written (`pad`). `kinds` stand after KEY: before a
     text, and before a value that is JSON.
     """
 
@@ -76,7 +76,7 @@ class CallMarks:
 
     Read: more forgiving than written. Any white space and any order of keys; calls of the kinds "object" and
     "python" may stand in brackets; `each_open` and `each_close` stand around each call where a kind needs
-    them, and may begin a call without `open`; characters of `slack` behind the arguments are dropped.
+    them, and may begin a call without `open`; characters of `slack` after the arguments are dropped.
     """
 
     open: str = ""  # "" with `bare`: a call may only be bare
@@ -197,7 +197,7 @@ class Dialect:
         return "reasoning" if opened > closed else "text"
 
     def has_thought(self, rendered: str) -> bool:
-        """Whether a rendered prompt ends behind a thought: a template that is told not to think writes one of
+        """Whether a rendered prompt ends after a thought: a template that is told not to think writes one of
         nothing.
         """
         marks = self.reasoning

@@ -63,7 +63,7 @@ DIALECTS: tuple[Dialect, ...] = (
         detect=(("<function=", "<parameter=", "</parameter>", "</function>"),),
         turn="<|im_start|>",
     ),
-    # Llama 3.1 to 3.3: the whole turn is one JSON object, sometimes behind <|python_tag|>; built-in tools
+    # Llama 3.1 to 3.3: the whole turn is one JSON object, sometimes after <|python_tag|>; built-in tools
     # are called as Python, and tools described in the prompt's own words as <function=NAME>{...}</function>
     # or, by the small models, as a list in Python.
     Dialect(
@@ -101,7 +101,7 @@ DIALECTS: tuple[Dialect, ...] = (
         detect=(("<|header_start|>", "<|header_end|>"),),
         turn="<|header_start|>",
     ),
-    # Mistral 7B v0.3 to Small 3 (tokenizers v3 and v7): a list behind one tag.
+    # Mistral 7B v0.3 to Small 3 (tokenizers v3 and v7): a list after one tag.
     Dialect(
         name="mistral-list",
         reasoning=ReasoningMarks(open="[THINK]", close="[/THINK]", head="", tail="", after=""),

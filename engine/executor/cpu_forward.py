@@ -40,7 +40,7 @@ def fits(model: Model, kv_dtype: torch.dtype) -> TypeGuard[NativeDecoder]:
     return all(isinstance(linear, Panels) for linear in model.maps())
 
 
-def beside(panels: Panels, stack: Stack, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def stack_for_library(panels: Panels, stack: Stack, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """A stack of `count` adapters of a map, as the library takes it: down [count, rank, inputs], up [count,
     panels, rank, PANEL] f32, and the ranks that reach a panel [panels, 2].
     """
@@ -163,7 +163,7 @@ class Forward:
         assert isinstance(inner, Panels)
         structure = inner.map(gated=inner.places is not None)
         if isinstance(linear, Adapted):
-            down, up, used = beside(inner, linear.stack, linear.adapters.count)
+            down, up, used = stack_for_library(inner, linear.stack, linear.adapters.count)
             rank = down.shape[1]
             self._most_ranks = max(self._most_ranks, rank)
             low_rank = LowRank(down=self._at(down), up=self._at(up), used=self._at(used), rank=rank)

@@ -30,7 +30,7 @@ def cut(plan: StepPlan) -> Iterator[tuple[StepPlan, Ints, Ints]]:
     """The plan as plans of `ROWS` tokens in their order, each token a sequence of its own.
 
     The last is filled up with repetitions of its last token. Each comes with the rows of the whole plan's
-    logits that it computes, and where they are among its own `ROWS` (it has none if nobody wants any).
+    logits that it computes, and where they are among its own `ROWS` (none where none are wanted).
     """
     sequence_of = np.repeat(np.arange(len(plan.seq_lens)), np.diff(plan.query_start))
     for start in range(0, len(plan.token_ids), ROWS):

@@ -86,7 +86,7 @@ class Launcher:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Launch what no graph has launched: kernels are compiled now, and not while somebody waits."""
+        """Launch what no graph has launched: kernels are compiled now, and not while a request waits."""
         for counts in ([1], [1, WARM_TOKENS]):
             plan = self._made_up(np.array(counts))
             logits = self.compute(plan)
@@ -140,7 +140,7 @@ class Launcher:
         return self._forward(ids, self._move(plan.positions), groups, num_decodes, self._move(plan.logits_at))
 
     def remember(self, ids: Tensor) -> None:
-        """Keep what was drawn for the step behind; where a sequence drew several times there is none."""
+        """Keep what was drawn for the next step; none where a sequence drew several times."""
         if len(ids) <= len(self._last_ids):
             self._last_ids[: len(ids)] = ids
 

@@ -220,7 +220,7 @@ class Runner:
     def launch_draw(
         self, forwarded: Forwarded, plan: StepPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
     ) -> Drawing:
-        """Launch the plan's draw; a forward launched behind it may name a drawn token by -1 - its row."""
+        """Launch the plan's draw; a forward launched after it may name a drawn token by -1 - its row."""
         count, logits, alone = len(plan.draw.temperature), forwarded.logits, self.deterministic
         numbers, logprob_rows, logprobs, scores = torch.empty(3, 0), np.zeros(0, np.int64), None, None
         if len(plan.prompt_targets):
@@ -258,7 +258,7 @@ class Runner:
         return Forwarded(forwarded.logits[self._move(np.array(rows, np.int64))])
 
     def clear(self, blocks: Sequence[Sequence[int]]) -> None:
-        """Zero blocks, by group: what a failed row leaves behind must not reach its next owner as NaN."""
+        """Zero blocks, by group: the NaN of a failed row must not reach their next owner."""
         for pool, own in zip(self.pools, blocks, strict=True):
             if own:
                 raw(pool)[torch.tensor(list(own), device=self.device)] = 0
@@ -337,7 +337,9 @@ def _read(token_ids: NDArray[np.int64], scores: Scores | None) -> list[RowLogpro
     if scores is None:
         return []
     rows = zip(token_ids.tolist(), *(part.tolist() for part in scores), strict=True)
-    return [RowLogprobs(token_id, own, tuple(ids), tuple(values)) for token_id, own, ids, values in rows]
+    return [
+        RowLogprobs(token_id, logprob, tuple(ids), tuple(values)) for token_id, logprob, ids, values in rows
+    ]
 
 
 def _failures(peak: NDArray[np.float64], allowed: NDArray[np.float64]) -> dict[int, str]:

@@ -68,8 +68,8 @@ class Reserve:
     """Memory that is used from its beginning on, and whose pages are there before they are needed.
 
     The first use of a page waits for the system to clear it: for a cache of many layers some ten pages at
-    once, as long as a short prompt takes. So they are taken on a thread beside, as far again as is used: what
-    nobody comes near is never taken, and clearing it takes no time from those that compute.
+    once, as long as a short prompt takes. So another thread takes as much again as is used: memory far beyond
+    what is used is never taken, and clearing it does not delay a step.
     """
 
     def __init__(self, stretches: Callable[[slice], list[Tensor]], size: int, first: int) -> None:
@@ -92,7 +92,7 @@ class Reserve:
 
 
 def touch(tensors: Sequence[Tensor]) -> None:
-    """Have the system back these stretches of memory by pages now, on a thread beside, instead of at their
+    """Have the system back these stretches of memory by pages now, on another thread, instead of at their
     first use, which would wait for each page to be cleared. What is written there stays.
     """
     if sys.platform != "linux":

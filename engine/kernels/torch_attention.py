@@ -163,7 +163,7 @@ def gather(cache: Tensor, tile: Tile, workspace: Workspace, name: str, like: Ten
     """The keys or values [rows, Hkv, num_keys, D] that a tile uses, copied together, with the dtype of
     `like`.
 
-    Quick where a block's heads lie apart and blocks lie one behind the other, as `new_pool` makes them.
+    Quick where a block's heads lie apart and blocks lie one after the other, as `new_pool` makes them.
     """
     heads = raw(cache).transpose(1, 2)
     num_heads, block_size, head_dim = heads.shape[1:]

@@ -56,7 +56,7 @@ class Checkpoint:
         return tuple(self._handles[self._where[name]].get_slice(name).get_shape())
 
     def unread(self) -> list[str]:
-        """Names that nobody took: a loader that leaves some has misunderstood the model."""
+        """Names of tensors that were not read: a loader that leaves some has misunderstood the model."""
         return sorted(self._unread)
 
     @property

@@ -81,7 +81,7 @@ class Mapped(torch.nn.Linear):
     def __init__(self, module: torch.nn.Linear, linear: Linear) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = module.in_features, module.out_features
-        # for those who ask for their type or shape; whoever computes with them gets no numbers
+        # only their type and shape mean anything; their numbers do not
         for name in ("weight", "bias"):
             own = getattr(module, name)
             setattr(self, name, None if own is None else own.data.new_full((), torch.nan).expand(own.shape))

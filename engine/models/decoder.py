@@ -82,8 +82,10 @@ class NativeDecoder:
                 parts.append(stored.take(checkpoint, prefix + source))
                 expected = [shape.axes[axis] for axis in axes.split()]
                 if list(parts[-1].shape) != expected:
-                    found = list(parts[-1].shape)
-                    raise LoadError(f"{prefix}{source} has shape {found}, config.json makes it {expected}")
+                    shape_found = list(parts[-1].shape)
+                    raise LoadError(
+                        f"{prefix}{source} has shape {shape_found}, config.json makes it {expected}"
+                    )
             # a single part may be the file itself, mapped: a copy outlives a file that is replaced
             whole = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
             return whole.to(device=device, dtype=dtype)
@@ -154,7 +156,7 @@ class NativeDecoder:
 
     def places(self) -> dict[str, Place]:
         """See `Model.places`."""
-        axes_of, found = self.shape.axes, {}
+        axes_of, places = self.shape.axes, {}
         for row in LAYER_PACKING:
             if row.name not in MAPS:
                 continue
@@ -163,9 +165,9 @@ class NativeDecoder:
                 outputs, inputs = (axes_of[axis] for axis in axes.split())
                 for i in range(len(self.layers)):
                     path = f"model.layers.{i}.{source.removesuffix('.weight')}"
-                    found[path] = Place(f"{i}.{row.name}", inputs, outputs, first)
+                    places[path] = Place(f"{i}.{row.name}", inputs, outputs, first)
                 first += outputs
-        return found
+        return places
 
     def adapt(self, adapters: Adapters, stacks: Mapping[str, Stack]) -> None:
         """See `Model.adapt`."""
@@ -265,8 +267,8 @@ def _groups(shape: DecoderShape) -> tuple[LayerGroup, ...]:
 
 
 def _check_all_used(shape: DecoderShape, checkpoint: Checkpoint, tied: bool) -> None:
-    """A tensor that nobody took means that the row does not know the model: its tokens would be quietly
-    wrong.
+    """Refuse a checkpoint with a tensor that was not used: the family's row does not describe the model,
+    whose tokens would be wrong without an error.
     """
     ignored = {"lm_head.weight"} if tied else set()
     left = [name for name in checkpoint.unread() if name not in ignored and not name.endswith(UNUSED)]

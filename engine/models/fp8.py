@@ -125,15 +125,15 @@ AS_NUMBERS = Stored()
 
 def how_stored(config: dict[str, Any], architecture: str) -> Stored:
     """What config.json says of eight-bit matrices; raises LoadError for a quantization that is not read."""
-    own = config.get("quantization_config") or config.get("compression_config")
-    if own is None:
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    if quantization is None:
         return AS_NUMBERS
-    method = own.get("quant_method", "unknown")
-    if method == "fp8" and own.get("fmt", "e4m3") == "e4m3":
-        return Stored(tuple(own.get("weight_block_size") or (1, 1)))
+    method = quantization.get("quant_method", "unknown")
+    if method == "fp8" and quantization.get("fmt", "e4m3") == "e4m3":
+        return Stored(tuple(quantization.get("weight_block_size") or (1, 1)))
     if method == "compressed-tensors":
-        kinds = [group.get("weights") or {} for group in (own.get("config_groups") or {}).values()]
-        method = f"compressed-tensors {own.get('format')}"
+        kinds = [group.get("weights") or {} for group in (quantization.get("config_groups") or {}).values()]
+        method = f"compressed-tensors {quantization.get('format')}"
         if kinds and all((kind.get("type"), kind.get("num_bits")) == ("float", 8) for kind in kinds):
             kind = kinds[0]
             return Stored(tuple(kind.get("block_structure") or (1, kind.get("group_size") or 1)))

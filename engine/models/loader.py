@@ -93,21 +93,23 @@ def attach(
     """
     places = model.places()
     sizes = {path: (place.inputs, place.outputs) for path, place in places.items()}
-    found = [read_adapter(name, where, sizes) for name, where in lora.items()]
+    adapters = [read_adapter(name, where, sizes) for name, where in lora.items()]
     parts: dict[str, list[Parts]] = {}
-    for i, adapter in enumerate(found):
-        for path, own in adapter.maps.items():
-            parts.setdefault(places[path].map, [{} for _ in found])[i][places[path]] = own
+    for i, adapter in enumerate(adapters):
+        for path, of_map in adapter.maps.items():
+            parts.setdefault(places[path].map, [{} for _ in adapters])[i][places[path]] = of_map
     # a product of its own for each part of a map; on a GPU one more launch costs more than adding zeros
     apart = device.type == "cpu"
-    stacks = {name: make_stack(own, model.spec.dtype, device, apart=apart) for name, own in parts.items()}
-    for i, adapter in enumerate(found):
-        if not all(_is_finite(stack, i, len(found)) for stack in stacks.values()):
-            # a product with it would be no number for those who are not under it, too
+    stacks = {
+        name: make_stack(of_map, model.spec.dtype, device, apart=apart) for name, of_map in parts.items()
+    }
+    for i, adapter in enumerate(adapters):
+        if not all(_is_finite(stack, i, len(adapters)) for stack in stacks.values()):
+            # its product would be NaN even for tokens that do not use it
             dtype = str(model.spec.dtype).removeprefix("torch.")
             raise LoadError(f"the adapter {adapter.name!r} has weights that are not finite in {dtype}")
-    model.adapt(Adapters(len(found), device, fixed=deterministic), stacks)
-    model.spec = replace(model.spec, adapters=tuple((own.name, own.fingerprint) for own in found))
+    model.adapt(Adapters(len(adapters), device, fixed=deterministic), stacks)
+    model.spec = replace(model.spec, adapters=tuple((of_map.name, of_map.fingerprint) for of_map in adapters))
     held = sum(weight.nbytes for stack in stacks.values() for weight in _weights(stack)) / 2**20
     log.info("adapters: %s (%.0f MiB)", ", ".join(lora), held)
 

@@ -64,13 +64,13 @@ class Adapters:
             self.choose_on_device(torch.from_numpy(of_tokens).to(self._device, non_blocking=True))
             return
         for start, end in _stretches(of_tokens):
-            own = of_tokens[start:end]
-            found = np.unique(own)
-            present = found[found > 0]
+            stretch = of_tokens[start:end]
+            present_ids = np.unique(stretch)
+            present = present_ids[present_ids > 0]
             for near in np.split(present, np.flatnonzero(np.diff(present) > 1) + 1) if len(present) else ():
                 others = None
-                if len(found) > 1:
-                    others = torch.from_numpy(own[:, None, None] != near[None, :, None])
+                if len(present_ids) > 1:
+                    others = torch.from_numpy(stretch[:, None, None] != near[None, :, None])
                     others = others.to(self._device, non_blocking=True)
                 at = slice(int(near[0]) - 1, int(near[-1]))
                 self.shares.append(Share(slice(start, end), at, others))
@@ -105,7 +105,7 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The matrices of all adapters beside one map. `down` [adapters * rank, inputs]: the first ones."""
+    """The matrices of all adapters of one map. `down` [adapters * rank, inputs]: the first ones."""
 
     down: Tensor
     ups: tuple[Up, ...]

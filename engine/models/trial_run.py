@@ -86,7 +86,7 @@ class Trial:
     ) -> Tensor:
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
         parts = zip(*(torch.split(part, self._lengths) for part in (q, k, v)), strict=True)
-        return torch.cat([_dense(*own, scale=scale, softcap=softcap, sinks=sinks) for own in parts])
+        return torch.cat([_dense(*sequence, scale=scale, softcap=softcap, sinks=sinks) for sequence in parts])
 
 
 def _dense(

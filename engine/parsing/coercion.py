@@ -125,7 +125,7 @@ def _spelled(source: str) -> str:
 def written(value: Any) -> str:
     """A value as JSON in the layout that templates print. ValueError where it has none."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    text.encode()  # an escaped lone surrogate is no text
+    text.encode()  # raises for an escaped lone surrogate
     return text
 
 

@@ -22,11 +22,11 @@ class KeyedScanner:
     """A name, then an object in braces; see `Scanner`.
 
     A string between tags comes out as it is written. Models quote strings as JSON or Python do, too, and
-    write the tag where a string of theirs holds a quotation mark: it ends one where the object goes on behind
+    write the tag where a string of theirs holds a quotation mark: it ends one where the object goes on after
     it. A `loose` call, which no tag announced, must be of a tool that was offered.
     """
 
-    in_arguments = False  # what stands in a broken call is no JSON
+    in_arguments = False  # the rest of a broken call is not JSON
 
     def __init__(self, marks: CallMarks, shapes: Shapes, *, loose: bool) -> None:
         self._quote = marks.quote
@@ -41,7 +41,7 @@ class KeyedScanner:
         self._closers = ""  # of the objects and lists that are open, innermost last
         self._key = ""  # of the argument at hand
         self._comma = False  # one was read, and what follows it was not
-        self._held: list[str] | None = None  # a string's text, where it is no string
+        self._held: list[str] | None = None  # the text of what turned out not to be a string
         self._seen = 0  # characters of a value at hand in which it does not end
 
     def take_arguments(self) -> str:

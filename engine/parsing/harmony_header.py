@@ -10,7 +10,7 @@ from engine.parsing.json_call import MAX_HEADER
 
 
 class Header(NamedTuple):
-    """What stands behind the first `length` characters. `name` is the function's, for a call."""
+    """What stands after the first `length` characters. `name` is the function's, for a call."""
 
     kind: Literal["text", "preamble", "thought", "call"]
     name: str

@@ -39,7 +39,7 @@ class Scanner(Protocol):
         ...
 
     def feed(self, text: str) -> int:
-        """Read on; returns how many characters were used. The rest comes again, with more behind it."""
+        """Read on; returns how many characters were used. The rest comes again, with more after it."""
         ...
 
 
@@ -48,7 +48,7 @@ class JsonValue:
     once the value has `ended`. `bad`: no JSON can go on like this.
 
     What models get wrong and nobody can mistake is given out right: line breaks and lone backslashes within
-    strings, commas behind the last of several, Python's words, braces written twice as in a template.
+    strings, commas after the last of several, Python's words, braces written twice as in a template.
     """
 
     __slots__ = ("_closers", "_comma", "_escape", "_expects", "_in_key", "_parts", "_scalar", "bad", "ended")
@@ -57,7 +57,7 @@ class JsonValue:
         self._expects: Literal["key", "colon", "value", "comma", "string", "scalar"] = "value"
         self._closers = ""  # of the objects and arrays that are open, innermost last
         self._in_key = self.ended = self.bad = False
-        self._comma = ""  # with the white space behind it, while nothing else stands there
+        self._comma = ""  # with the white space after it, while nothing else stands there
         self._escape = ""  # as far as it was read
         self._scalar = ""  # a number or a word, as far as it was read
         self._parts: list[str] = []
@@ -273,7 +273,7 @@ class ObjectScanner:
             return
         try:
             value = self._inside.value
-            json.dumps(value, ensure_ascii=False).encode()  # an escaped lone surrogate is no text
+            json.dumps(value, ensure_ascii=False).encode()  # raises for an escaped lone surrogate
         except ValueError:
             self.status = "bad"
             return
@@ -299,7 +299,7 @@ class ObjectScanner:
             self.status = "bad"
 
     def _quoted(self, value: Any) -> None:
-        """Arguments that are no object: nothing, or a text that spells one."""
+        """Arguments that are not an object: nothing, or a text that spells one."""
         text = "{}" if value is None else value.strip() if isinstance(value, str) else ""
         inside = JsonValue()
         end, said = inside.read(text, 0)

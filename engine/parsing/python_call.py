@@ -21,7 +21,7 @@ class PythonScanner:
     keys unless the tool was offered.
     """
 
-    in_arguments = False  # what stands in a broken call is no JSON
+    in_arguments = False  # the rest of a broken call is not JSON
 
     def __init__(self, shapes: Shapes, *, loose: bool) -> None:
         self._shapes = shapes
@@ -91,7 +91,7 @@ class PythonScanner:
         return end
 
     def _read_comma(self, text: str, at: int) -> int:
-        """Behind a string: what goes on there is no literal."""
+        """After a string: what follows must not continue it as an expression."""
         char = text[at]
         if char in "),":
             self._close(last=char == ")")

@@ -29,7 +29,7 @@ SPACE = " \t\r\n"
 
 
 class Section:
-    """One or more calls behind an opening.
+    """One or more calls after an opening.
 
     num_calls: how many have ended, whole or not. `room` is how many may come. With `name` it is one call
     whose name is known already, ended by one of `ends`.
@@ -47,7 +47,7 @@ class Section:
         name: str | None = None,
         ends: tuple[str, ...] = (),
     ) -> None:
-        """The opening stands at the front of `held`, behind `lead` characters of its own."""
+        """The opening stands at the front of `held`, after `lead` characters of its own."""
         self._opening = opening
         self._shapes = shapes
         self._held = held
@@ -69,7 +69,7 @@ class Section:
 
     @property
     def strip(self) -> str:
-        """What is dropped behind the calls."""
+        """What is dropped after the calls."""
         return self._layout.strip
 
     @property
@@ -201,7 +201,7 @@ class Section:
         return told or name in self._shapes.names or scanner.in_arguments or scanner.arguments_whole
 
     def _end(self) -> Verdict:
-        """Behind the arguments: white space, braces too many, the call's own closing tag."""
+        """After the arguments: white space, braces too many, the call's own closing tag."""
         held, layout = self._held, self._layout
         if close := layout.each_close:
             held.drop(len(held.text) - len(held.text.lstrip(SPACE + layout.slack)))

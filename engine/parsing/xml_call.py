@@ -22,7 +22,7 @@ class TaggedScanner:
     then is it known what it is.
     """
 
-    in_arguments = False  # what stands in a broken call is no JSON
+    in_arguments = False  # the rest of a broken call is not JSON
 
     def __init__(self, marks: CallMarks, shapes: Shapes) -> None:
         assert marks.parameters is not None
@@ -158,7 +158,7 @@ class TaggedScanner:
         return None if behind != opening and opening.startswith(behind) else behind.startswith(opening)
 
     def _outside_strings(self, text: str, at: int) -> int:
-        """Where the search for the closing tag goes on: behind the strings of a value that is JSON.
+        """Where the search for the closing tag goes on: after the strings of a value that is JSON.
 
         A value with a string that does not end on its line was no JSON.
         """

@@ -203,7 +203,7 @@ class ArgumentWriter:
         tokens = [at for tag in tags if self._token_id(tag) is not None and (at := close.find(tag)) >= 0]
         at = min(tokens, default=len(close))
         text = self._rule(f"( {' | '.join(terms)} ) {_quoted(close[:at])}".rstrip(), "TEXT")
-        if at == len(close):  # a token behind it asks for an end that is sure
+        if at == len(close):  # a token after it asks for an end that is sure
             text = self._rule(text, "text", lazy=True)
         return self._placed(text, close[at:], text=True)
 

@@ -396,7 +396,7 @@ def _input(vocabulary: Vocabulary, own: Input) -> LLMatcher:
 
 
 def _compiled(matcher: LLMatcher, thought: Sequence[int] = ()) -> LLMatcher:
-    """The same matcher, once its first step is known to be possible, behind a thought: a schema that is only
+    """The same matcher, once its first step is known to be possible, after a thought: a schema that is only
     a reference to itself compiles."""
     first = matcher.deep_copy()
     if not first.is_error():

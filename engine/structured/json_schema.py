@@ -67,7 +67,7 @@ _TYPES = frozenset({*TYPES, "integer"})
 
 
 def read_schema(text: str) -> Schema:
-    """A schema's text as an object; ConstraintError for what is no schema."""
+    """A schema's text as an object; ConstraintError for what is not a schema."""
     try:
         schema = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:

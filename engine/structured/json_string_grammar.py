@@ -20,7 +20,7 @@ from engine.types import ConstraintError
 Mask = NDArray[np.int32]
 
 ESCAPES = {b'"': b'"', b"\\": b"\\", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
-"""Letters behind a backslash, and what they spell."""
+"""Letters after a backslash, and what they spell."""
 
 _SPELLED = re.compile(rb'(?:[^"\\\x00-\x1f]|\\["\\bfnrt])+')
 _ESCAPE = re.compile(rb'\\(["\\bfnrt])')
@@ -30,7 +30,7 @@ class QuotedVocabulary:
     """The tokens of one model as what they spell inside of a JSON string; immutable.
 
     tokens: the bytes of each token id. A token that ends the string, or stops inside of an escape, spells
-    nothing; behind the vocabulary stand the characters that need an escape, so that one can be asked for.
+    nothing; after the vocabulary stand the characters that need an escape, so that one can be asked for.
     """
 
     def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], eos_id: int) -> None:
@@ -73,7 +73,7 @@ class _Tokens:
 
 
 class QuotedText:
-    """One JSON string that is being written, from behind its opening quote. Not thread-safe."""
+    """One JSON string that is being written, after its opening quote. Not thread-safe."""
 
     __slots__ = ("_escaping", "_inner", "_vocabulary", "closed")
 

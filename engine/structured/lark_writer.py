@@ -122,7 +122,7 @@ class Writer:
         """Free text, or calls, or text and then calls (`opened`, without their opening tag).
 
         The text spells nothing that opens a call, so that grammar and parser agree where one begins. Models
-        like to end with a line break behind their last call.
+        like to end with a line break after their last call.
         """
         marks = self._dialect.calls
         assert marks is not None
@@ -176,7 +176,7 @@ class Writer:
         max_calls: int | None,
         rules: list[str],
     ) -> tuple[str, str, str]:
-        """The tag in front of all calls, the calls, and the tag behind them."""
+        """The tag in front of all calls, the calls, and the tag after them."""
         weigh([read_schema(tool.parameters) for tool in tools if len(tools) > 1])
         rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
         for index, tool in enumerate(tools):

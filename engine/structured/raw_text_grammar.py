@@ -30,7 +30,7 @@ class RawVocabulary:
         self._sorted = [tokens[token_id] for token_id in self._order]
 
     def holding(self, text: bytes) -> list[int]:
-        """The tokens that hold a text behind something else; looked up once."""
+        """The tokens that hold a text after something else; looked up once."""
         if text not in self._holding:
             self._holding[text] = [at for at, token in enumerate(self.tokens) if token.find(text) > 0]
         return self._holding[text]

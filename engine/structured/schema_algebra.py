@@ -198,7 +198,7 @@ def opposite(schema: Any, beside: Schema) -> Any:
 def _other_types(named: Any) -> Any:
     unwanted = named if isinstance(named, list) else [named]
     if "integer" in unwanted and "number" not in unwanted:
-        return None  # numbers that are no integers
+        return None  # numbers that are not integers
     left = [kind for kind in TYPES if kind not in unwanted]
     return {"type": left} if left else False
 

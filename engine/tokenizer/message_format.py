@@ -69,7 +69,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def _one_by_one(messages: Sequence[Message]) -> list[Message]:
-    """Each text and each call in a message of its own, each output behind its call."""
+    """Each text and each call in a message of its own, each output after its call."""
     outputs = {message.get("tool_call_id"): message for message in messages if message.get("role") == "tool"}
     placed: list[Message] = []
     for message in messages:

@@ -40,7 +40,7 @@ def cutting_tokens(added: Sequence[AddedToken]) -> list[str]:
 
 
 def _reaches_into(other: str, token: str) -> bool:
-    """Whether `other`, found earlier in a text, may have its end at or behind the beginning of `token`."""
+    """Whether `other`, found earlier in a text, may have its end at or after the beginning of `token`."""
     tails = (other[at:] for at in range(1, len(other)))
     return any(tail.startswith(token) or token.startswith(tail) for tail in tails)
 

@@ -33,7 +33,7 @@ def open_dialect(tokenizer: Tokenizer, *, tools: str | None, reasoning: str | No
 
 
 def start_of(rendered: str, messages: RenderInput, dialect: Dialect) -> Start:
-    """Where a prompt leaves the model; behind thoughts also where none is wanted and it cannot be told."""
+    """Where a prompt leaves the model; after thoughts also where none is wanted and it cannot be told."""
     start = dialect.starts_in(rendered)
     if start == "text" and (dialect.has_thought(rendered) or skips_thought(messages)):
         return "answer"

@@ -134,7 +134,7 @@ def says_all(prompt: str, messages: Sequence[Message]) -> bool:
 
 
 def _system_first(messages: Sequence[Message]) -> list[Message]:
-    """System messages behind others are the user's."""
+    """System messages after others are the user's."""
     begun, found = False, []
     for message in messages:
         late = begun and message["role"] == "system"

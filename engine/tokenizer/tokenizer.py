@@ -127,7 +127,7 @@ class Tokenizer:
             return b"".join(BYTE_ALPHABET.get(char) or char.encode() for char in token)
         if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
-        # Any other decoder (sentencepiece's spaces, WordPiece, ...): what the token adds behind another one.
+        # Any other decoder (sentencepiece's spaces, WordPiece, ...): what the token adds after another one.
         # The probe is a token of its own, so that decoders that treat the first token differently do not
         # touch ours.
         decoder = self._backend.decoder

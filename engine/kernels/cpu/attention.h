@@ -1,9 +1,6 @@
 // Attention over a paged cache.
 //
-// Owns: how the cache lies, the two ways of reading it, and who does which piece. Refuses to know: where queries come
-// from.
-//
-// One query reads the cache where it lies. Many queries of a sequence pack its keys and values in panels first, and
+// One query reads the cache in place. Many queries of a sequence pack its keys and values in panels first, and
 // are two products with those.
 
 #pragma once

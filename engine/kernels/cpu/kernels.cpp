@@ -1,7 +1,6 @@
 // The forward of a native decoder on a CPU, in one call.
 //
-// Owns: norms, rotation, and the order of a layer. Refuses to know: Python, tensors, requests, and where weights come
-// from.
+// Norms and rotation are here, and the order of a layer, which is that of models/layers.py.
 //
 // Plain C++17 with the vector extensions of GCC and Clang, built for the machine that runs it; instructions are named
 // only where those extensions have no word for them. Nothing is thrown, and no memory is taken but for scratch, which

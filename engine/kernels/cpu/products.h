@@ -1,7 +1,6 @@
 // Products with weights in panels.
 //
-// Owns: how weights lie, unpacking them, the product and what follows it at once (scale, bias, adapter, gate,
-// residual). Refuses to know: layers.
+// Weights are unpacked as they are read, and scale, bias, adapter, gate and residual follow the product at once.
 //
 // A panel of 64 outputs is one stream from memory, read once a step: up to six rows at a time stay in registers, and
 // while more rows pass the next panel is fetched. Every output adds its terms in the same order, whatever is computed

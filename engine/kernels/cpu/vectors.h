@@ -1,6 +1,6 @@
 // Numbers and vectors of them.
 //
-// Owns: bfloat16, the vector types, reading and writing them, sums, exponentials. Refuses to know: models.
+// bfloat16, the vector types, reading and writing them, sums, exponentials.
 
 #pragma once
 

@@ -74,7 +74,7 @@ def _mask(scores, key, is_key, position, softcap, SOFTCAP: tl.constexpr, WINDOW:
 
 @triton.jit
 def _weigh(scores, peak):
-    """Softmax of scores [ROWS, KEYS] so far: the new peak, the weights beside it, what the old ones keep."""
+    """A running softmax takes scores [ROWS, KEYS]: the new peak, their weights, the old weights' decay."""
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     # a row that has seen nothing yet has no peak to subtract
     level = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -273,7 +273,7 @@ def paged_attention(
 
     `num_decodes`: that many sequences, at the beginning, have one query each; None: all have. The caches may
     hold a narrower type (fp8) than the queries; their last axis is contiguous, and both are laid out alike.
-    A sequence of length 0 (a place that nobody uses) gets zeros.
+    A sequence of length 0 (padding) gets zeros.
     """
     num_seqs = len(step.seq_lens)
     decodes = num_seqs if num_decodes is None else num_decodes

@@ -164,7 +164,7 @@ def _rotate_and_store(
     tl.store(out + to + HALF, second.to(out.dtype.element_ty), mask=is_q)
 
     block = tl.load(slot_blocks + token).to(tl.int64)
-    if block >= 0:  # a place that nobody uses has no block
+    if block >= 0:  # padding has no block
         row = block * kv_block + tl.load(slot_offsets + token).to(tl.int64) * kv_offset
         is_k = inside & (head >= NUM_Q)[:, None] & is_turned
         to = row + (head - NUM_Q)[:, None] * kv_head + dim[None, :]

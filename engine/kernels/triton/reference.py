@@ -102,7 +102,7 @@ def paged_attention(
     block_size, num_kv = k_cache.shape[1:3]
     rows = torch.arange(len(step.seq_lens), device=q.device)
     row = torch.repeat_interleave(rows, step.query_start.diff(), output_size=num_tokens)
-    # what lies behind a sequence's end is never read: there may be anything
+    # memory after a sequence's end is never read: it may hold anything
     key_at = torch.arange(step.block_tables.shape[1] * block_size, device=q.device)
     held = (key_at < step.seq_lens[:, None])[..., None, None]
 
@@ -123,7 +123,7 @@ def paged_attention(
     scores = scores.masked_fill(~seen[:, None], float("-inf"))
     if sinks is not None:
         scores = torch.cat((scores, sinks.float().expand(num_tokens, num_heads)[..., None]), dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., : len(key_at)].nan_to_num()  # a place that nobody uses
+    weights = torch.softmax(scores, dim=-1)[..., : len(key_at)].nan_to_num()  # padding
     return torch.einsum("ths,tshd->thd", weights.to(q.dtype), gathered(v_cache))
 
 

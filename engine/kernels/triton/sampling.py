@@ -92,7 +92,7 @@ def _scan(
     PIECES: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    """Of one piece of a row: its best token, its mass beside that one's, and its best noisy token."""
+    """Of one piece of a row: its best token, its mass relative to that one's, and its best noisy token."""
     piece = tl.program_id(0)
     row = tl.program_id(1)
     temperature = _field(rows, row, 0).to(tl.float32, bitcast=True)
@@ -139,7 +139,7 @@ def _above(
     PIECES: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    """Of the tokens better than `pivot`: how many, their mass beside the peak's, and the best noisy one."""
+    """Of the tokens above `pivot`: how many, their mass relative to the peak's, and the best noisy one."""
     count = tl.full([], 0, tl.int32)
     mass = tl.full([], 0.0, tl.float32)
     best = tl.full([], float("-inf"), tl.float32)
@@ -176,7 +176,7 @@ def _cut_top_k(
     PIECE: tl.constexpr,
 ):
     """Where more than `top_k` tokens are better than `limit`: what the best `top_k` are better than, and
-    their mass beside the peak's. top: the best order of each piece.
+    their mass relative to the peak's. top: the best order of each piece.
     """
     # more than top_k are better than `under`, not more than top_k better than `over`
     under = limit
@@ -278,7 +278,7 @@ def _choose(
                 else:
                     limit = pivot
                     chosen = following
-    # logits that are not numbers fail their row, but its id may be looked up before anybody knows
+    # a row of NaN fails, but its id may be looked up before that is known
     tl.store(out + row, tl.minimum(0x7FFFFFFF - (chosen & 0x7FFFFFFF), VOCAB - 1))
 
 

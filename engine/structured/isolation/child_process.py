@@ -92,7 +92,7 @@ Row = tuple[int, tuple[int, int] | None, list[int], list[int], bool, list[int] |
 
 Its number. Its grammar and the tokens of the generation, where the process has not met it. Tokens that it
 took elsewhere. Tokens to take now, and whether one that does not fit is left instead of being an error.
-Drafts: masks are written for the place behind the tokens and behind each draft; None: no mask. Tokens of
+Drafts: masks are written for the place after the tokens and after each draft; None: no mask. Tokens of
 which those that may come next are written as the bits of one more mask; None: none.
 """
 
@@ -101,7 +101,7 @@ class Step(NamedTuple):
     """Rows in the order of their masks, and whatever nobody wants any more. width: words of a mask.
 
     It is answered twice: with what the rows took, and, if any wants masks, when those are written. Either
-    answer has a `TAKEN`, or `MASKED`, for each row, and behind them what failed, as JSON: messages by index.
+    answer has a `TAKEN`, or `MASKED`, for each row, and after them what failed, as JSON: messages by index.
     """
 
     rows: list[Row]
@@ -237,7 +237,7 @@ def _try(grammars: Grammars, trial: Trial) -> dict[str, Any]:
         return {"error": "compiling it takes too much memory", "tool": None}
     except RecursionError:
         return {"error": "it is nested too deeply", "tool": None}
-    except BaseException as error:  # Rust's panics are no Exceptions; none of them is the server's business
+    except BaseException as error:  # Rust's panics are not Exceptions; none of them is the server's business
         return {"error": f"it cannot be compiled ({type(error).__name__})", "tool": None}
     with contextlib.suppress(BaseException):  # what does not end this process is found again where it counts
         _walk(grammars, grammar)
@@ -310,7 +310,7 @@ class _Keeper:
                 for token_id in known:
                     matcher.advance(token_id)
                 told.append(TAKEN.pack(*_take(matcher, token_ids, freely)))
-            except BaseException as error:  # one row's failure is its own; panics are no Exceptions
+            except BaseException as error:  # one row's failure is its own; panics are not Exceptions
                 self._failed(number, index, error, errors)
                 matcher = None
                 told.append(TAKEN.pack(False, 0))
@@ -395,7 +395,7 @@ def _mask(matcher: Matcher, row: Row, masks: Any) -> tuple[float, int]:
         ahead = matcher.fork()
         for place, draft in enumerate(drafts, 1):
             if not _follow(ahead, draft):
-                break  # nothing that is drawn behind it counts
+                break  # nothing that is drawn after it counts
             try:
                 ahead.fill(masks[place])
             except ConstraintError:  # so it will be told when the draft has come true

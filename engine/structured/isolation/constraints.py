@@ -101,7 +101,7 @@ class Matcher:
         self.number = next(_numbers)
         self.tokens: list[int] = []
         self.stopped = False  # the shape is whole and nothing may follow
-        self.ready: Move | None = None  # asks for the mask behind these tokens, and may have it by now
+        self.ready: Move | None = None  # asks for the mask after these tokens, and may have it by now
         grammar.home.met(self)
 
     def take(self, token_ids: Sequence[int], *, freely: bool = False) -> int:
@@ -128,7 +128,7 @@ class Matcher:
 class Move:
     """What is asked of one matcher (see `confined.Row`), and what came of it.
 
-    masks: where they are written, one for each place. right: how many of them count: behind a draft there may
+    masks: where they are written, one for each place. right: how many of them count: after a draft there may
     be none. seconds: of a processor, for the first. error: why there is no more; the matcher is of no use
     then.
     """
@@ -440,7 +440,7 @@ class Stepper:
             self._masked(*awaited)
 
     def _try(self, moves: list[Move]) -> list[Move]:
-        """Returns those that are left because somebody's grammar ended the process."""
+        """Returns those that are left because a grammar ended the process."""
         ready: list[Move] = []
         worker = self._started()
         for move in moves:

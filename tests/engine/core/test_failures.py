@@ -79,7 +79,7 @@ async def test_a_stage_that_raises_for_one_request_fails_that_one(
             assert isinstance(each, Exception), "the fault was not met"
         else:
             assert each == expected
-    assert fault.fails or "guessing ahead failed" in caplog.text
+    assert fault.fails or "drafting failed" in caplog.text
     assert await all_told(engine, requests()) == want
 
 
