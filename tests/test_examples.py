@@ -50,7 +50,7 @@ def test_example(name: str, url: str) -> None:
         env={**os.environ, "ANTIPHON_URL": url},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     for line in EXPECTED[name]:
