@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.routing import APIRoute
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from server.errors import ApiError
 from server.process.app import create_app
