@@ -1,6 +1,6 @@
-"""The tools that come with the server: enough to show the whole loop without a network.
+"""The tools that come with the server: `calculator`, which may run twice, and `save_note`, which may not.
 
-Owns `calculator`, which may run twice, and `save_note`, which may not.
+They need no network, and are enough to show calls of tools from beginning to end.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def calculator(expression: str) -> str:
 
 def _signs(expression: str) -> str:
     """An expression with the signs that people write, and the words that they say, as Python has them."""
-    return _SPOKEN.sub(lambda found: _SIGNS[" ".join(found[0].lower().split())], expression.strip())
+    return _SPOKEN.sub(lambda sign: _SIGNS[" ".join(sign[0].lower().split())], expression.strip())
 
 
 def _value(node: ast.expr) -> Number:

@@ -1,17 +1,10 @@
-"""What a tool is: who runs it, what the model is told of it, whether it may run twice.
-
-Owns the kinds, as data. Refuses to know how a tool is run (`tools.runtime`).
-"""
+"""What a tool is: what the model is told of it, how it is run, and whether a call may run twice."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-Kind = Literal["server", "client", "approval"]
-"""server: runs here, between generations. client: the run waits for, or ends with, the call, and the client
-answers. approval: like server, once the client has agreed to the call."""
+from typing import Any
 
 Function = Callable[..., Awaitable[str]]
 """Takes the arguments by name; returns text for the model. Raises ToolError to tell the model what went
@@ -28,13 +21,12 @@ class ToolSpec:
 
     parameters: the JSON Schema of its arguments, an object schema. idempotent: after a crash a call that had
     begun is run again; otherwise the model is told that its outcome is unknown. timeout_s: seconds a call may
-    take. run: None where somebody else runs it.
+    take. run: None where this server does not run it.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    kind: Kind = "server"
     idempotent: bool = False
     timeout_s: float = 30.0
     run: Function | None = None

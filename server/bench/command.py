@@ -1,7 +1,4 @@
-"""The command line of `antiphon bench`.
-
-Owns: its flags, and what is built of them. Refuses to know: how anything is measured.
-"""
+"""The command line of `antiphon bench`: its flags, and the measurements that they ask for."""
 
 from __future__ import annotations
 

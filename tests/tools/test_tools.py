@@ -166,7 +166,7 @@ def test_what_the_model_is_told() -> None:
         "save_note": False,
     }
     for name, spec in BUILTIN.items():
-        assert (spec.name, spec.kind) == (name, "server")
+        assert spec.name == name
         assert spec.description and spec.run is not None
         assert spec.parameters["type"] == "object"
         assert set(spec.parameters["required"]) <= set(spec.parameters["properties"])

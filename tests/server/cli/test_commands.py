@@ -114,7 +114,12 @@ def test_the_examples_of_a_command_are_its_own_and_parse(
         main([name, "--help"])
     shown = capsys.readouterr().out
     ran: list[argparse.Namespace] = []
-    monkeypatch.setitem(COMMANDS, name, replace(command, run=lambda options: ran.append(options) or 0))
+
+    def run(options: argparse.Namespace) -> int:
+        ran.append(options)
+        return 0
+
+    monkeypatch.setitem(COMMANDS, name, replace(command, run=run))
     for example in command.examples:
         assert example in shown
         line = example.split("  ")[0].split(" > ")[0]
