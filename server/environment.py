@@ -36,8 +36,8 @@ def describe(loaded: Loaded) -> Iterator[str]:
 
 def _part(title: str, rows: Iterator[Sequence[str]]) -> Iterator[str]:
     yield f"## {title}"
-    found = ["  ".join((row[0].ljust(24), *row[1:])).rstrip() for row in rows]
-    yield from found or ["none"]
+    lines = ["  ".join((row[0].ljust(24), *row[1:])).rstrip() for row in rows]
+    yield from lines or ["none"]
     yield ""
 
 

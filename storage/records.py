@@ -1,8 +1,7 @@
-"""The values that cross storage's door: what is written, what is read, and storage's errors.
+"""The values that the server hands to storage and gets from it, and storage's errors.
 
-Owns: frozen shapes only. Refuses to know: SQL, HTTP, what a response means. Bodies, heads, echoes and events
-are the exact UTF-8 JSON bytes of the wire; storage never parses them. Times are integer microseconds since
-the epoch, given by the caller, so that one clock serves all.
+Bodies, heads, echoes and events are the exact UTF-8 JSON bytes of the wire; storage never parses them. Times
+are integer microseconds since the epoch, which the caller gives, so that one clock serves all.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Storage's door: every verb that the server has, each one transaction.
+"""The class `Storage`: every operation of the server on its database, each one a transaction.
 
-Owns: the life of an open database and which verbs are writes, promises, or patient. Refuses to know: SQL (the
-modules beside it) and HTTP. Every verb is scoped by `owner`, except those of whoever runs a response; another
-owner's id is the NotFound of an unknown one. Writes survive power loss when they return, except the appends
-of running text, which reach the disk within 50 ms. Any verb may raise StorageUnavailable; `append` waits
-instead.
+Every operation is limited to the rows of one `owner`, except those of whoever runs a response; another
+owner's id raises the NotFound of an unknown one. What was written survives a loss of power when the call
+returns, except the appends of running text, which reach the disk within 50 ms. Any operation may raise
+StorageUnavailable; `append` waits instead.
 
 Reads see every write that returned before they began, and each sees one moment.
 """
@@ -92,19 +91,19 @@ class Storage:
         """See `storage.open_storage`."""
 
         def prepare() -> tuple[Database, Writing]:
-            found = database(url)
+            opened = database(url)
             if lock:
-                found.hold()
+                opened.hold()
             try:
-                return found, migrated(found)
+                return opened, migrated(opened)
             except BaseException as error:
-                found.release()
-                if found.trouble(error) is not None:
-                    raise unavailable(f"{found.shown} cannot be opened", error) from error
+                opened.release()
+                if opened.trouble(error) is not None:
+                    raise unavailable(f"{opened.shown} cannot be opened", error) from error
                 raise
 
-        found, writing = await asyncio.to_thread(prepare)
-        return cls(url, found, writing, runner, synced=synced)
+        opened, writing = await asyncio.to_thread(prepare)
+        return cls(url, opened, writing, runner, synced=synced)
 
     # -- life ------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
-"""The tables, in SQLAlchemy Core, for every database that Antiphon runs on.
+"""The tables of the database: their columns, keys and indexes, for SQLite and PostgreSQL alike.
 
-Owns: names, types, keys and indexes. Refuses to know: SQL dialects, what a body means, who writes when.
 Bodies, heads, echoes, plans and events are bytes that SQL never looks into; times are microseconds since the
-epoch. Every row has an `owner` (a tenant) or hangs on a response or conversation that has one.
+epoch. Every row has an `owner` (a tenant) or belongs to a response or conversation that has one.
 
 There are no foreign keys: rows outlive what they point to on purpose (a tombstoned response keeps its items
 while a descendant needs them), and `garbage` decides what goes.

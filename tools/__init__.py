@@ -1,8 +1,4 @@
-"""The tools' door: what a model may do.
-
-Tools as data, those that come with the server, and one way to run them that never raises. Knows nothing of
-engines, storage and HTTP.
-"""
+"""Tools that a model may call: what a tool is, those that come with the server, and how a call is run."""
 
 from __future__ import annotations
 

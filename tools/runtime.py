@@ -1,7 +1,7 @@
-"""Running a tool: arguments in as the model wrote them, a result out whatever happens.
+"""Runs a tool: takes the arguments as the model wrote them and returns a result, whatever happens.
 
-Owns argument checks, timeouts and the one broad `except` that keeps a tool's fault from ending a run: each
-becomes an error that the model can read. Refuses to know what a tool does.
+Arguments are checked and time is limited. The one broad `except` keeps a tool's fault from ending a run:
+every failure becomes an error that the model can read.
 """
 
 from __future__ import annotations

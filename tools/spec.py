@@ -1,7 +1,4 @@
-"""What a tool is: what offers it, what the model is told of it, whether it may run twice.
-
-Owns tools as data. Refuses to know how a tool is run (`tools.runtime`).
-"""
+"""What a tool is: what offers it, what the model is told of it, how it is run, and whether it may run twice."""
 
 from __future__ import annotations
 

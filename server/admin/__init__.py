@@ -1,4 +1,4 @@
-"""The operator's way to the database, with or without a running server."""
+"""The operator's commands on the database, with or without a running server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`antiphon backup`: a copy of the database in one file, with progress, whether or not a server runs.
-
-It shows how far the copy is and says how to restore it. The copying itself is storage's business.
-"""
+"""`antiphon backup`: copies the database to one file, with progress, whether or not a server runs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The operator's way to the database, whether or not a server runs.
+"""How an operator's command reaches the database, whether or not a server runs.
 
-Owns the two ways there: the database itself when its folder is free, else the server that holds it, by a
-token that only this user can read. Refuses to know what is done there (`server.admin.keys`,
-`server.admin.webhooks`, `server.admin.sealing_keys`).
+It opens the database itself when no server holds it. Otherwise it asks that server, with a token that the
+server has left in a file that only this user can read.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TIMEOUT_S = 30.0
 
 
 class AdminError(Exception):
-    """It could not be done; the message says why."""
+    """An operator's command could not be carried out; the message says why."""
 
 
 def carry_out(

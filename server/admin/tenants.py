@@ -1,8 +1,4 @@
-"""A tenant whole: read out as JSON lines, or removed, whether or not a server runs (`server.admin`).
-
-Owns the form of an export and what the two commands say. Refuses to know what a tenant consists of
-(`storage`) and who may ask.
-"""
+"""`antiphon export` and `antiphon purge`: all data of one owner as JSON lines, or removed."""
 
 from __future__ import annotations
 
@@ -43,19 +39,19 @@ async def exported(storage: Storage, owner: str) -> AsyncGenerator[bytes]:
             yield b'{"type":"conversation","conversation":' + conversation_json(conversation) + b',"items":['
             separator = b""
             at = -1
-            while found := await storage.export_conversation_items(
+            while page_items := await storage.export_conversation_items(
                 owner, conversation.id, after=at, limit=ITEMS_AT_ONCE
             ):
-                yield separator + b",".join(each.item.body for each in found)
-                separator, at = b",", found[-1].position
+                yield separator + b",".join(positioned.item.body for positioned in page_items)
+                separator, at = b",", page_items[-1].position
             yield b"]}\n"
         counts["conversations"] += len(page)
         after = (page[-1].created_at, page[-1].id)
     after = None
     while responses := await storage.export_responses(owner, after=after, limit=RESPONSES_AT_ONCE):
-        for each in responses:
-            body = await _response(storage, each.response)
-            items = b",".join(item.body for item in each.input)
+        for exported_response in responses:
+            body = await _response(storage, exported_response.response)
+            items = b",".join(item.body for item in exported_response.input)
             yield b'{"type":"response","response":' + body + b',"input":[' + items + b"]}\n"
         counts["responses"] += len(responses)
         last = responses[-1].response

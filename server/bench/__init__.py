@@ -1,8 +1,4 @@
-"""`antiphon bench`: how fast an engine in this process is, or a server over HTTP.
-
-Owns: loads, what a request's reader saw, and figures of it. Refuses to know: the server's inside; what it
-measures over HTTP could be anybody's.
-"""
+"""`antiphon bench`: measures how fast an engine in this process is, or any server over HTTP."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The command line of `antiphon bench`.
-
-Owns: its flags, and what is built of them. Refuses to know: how anything is measured.
-"""
+"""The command line of `antiphon bench`: its flags, and the measurements that they ask for."""
 
 from __future__ import annotations
 
@@ -41,15 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     """Add the verbs; returns those that run an engine here, and so take its settings."""
     verbs = parser.add_subparsers(dest="verb", metavar="latency|throughput|serve|checkpoint", required=True)
     latency = verbs.add_parser(
-        "latency", help="an engine in this process: batches that are sent at once, decoding beside the memory"
+        "latency",
+        help="an engine in this process: batches sent at once, and decoding compared with the memory's rate",
     )
     throughput = verbs.add_parser("throughput", help="an engine in this process, under load")
     serve = verbs.add_parser("serve", help="a server over HTTP, or two beside each other")
     checkpoint = verbs.add_parser(
         "checkpoint", help="write a model of a real size with random weights, for any server"
     )
-    checkpoint.add_argument("shape", help="its size, such as qwen3-0.6b; an unknown one lists them")
-    checkpoint.add_argument("folder", type=Path, help="where to; it is made")
+    checkpoint.add_argument("shape", help="the model's size, such as qwen3-0.6b; an unknown one lists all")
+    checkpoint.add_argument("folder", type=Path, help="folder to write, which is made")
     checkpoint.add_argument("--seed", type=int, default=0)
 
     latency.add_argument("--batch", type=_counts, default=(1,), help="requests at once: 1,4,16 (default 1)")
@@ -61,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
         loads.add_argument(
             "--rate", type=_rates, default=None, help="requests a second at random times, one load each: 2,8"
         )
-        verb.add_argument("--requests", type=_count, default=None, help="of a round (default: by the load)")
+        verb.add_argument(
+            "--requests", type=_count, default=None, help="requests of a round (default: by the load)"
+        )
         verb.add_argument(
             "--prefix-tokens",
             type=int,
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
             "--prefix-share",
             type=_share,
             default=1.0,
-            help="share of the prompts that do, 0 to 1 (default 1)",
+            help="share of the prompts that begin with them, 0 to 1 (default 1)",
         )
     for verb in (latency, throughput):
         verb.add_argument(
@@ -85,9 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
             "--rounds", type=_count, default=rounds, help=f"how often a load is put (default {rounds})"
         )
         verb.add_argument("--warmup", type=int, default=None, help="requests before a load that do not count")
-        verb.add_argument("--temperature", type=float, default=0.0, help="of the sampling (default 0)")
         verb.add_argument(
-            "--seed", type=int, default=0, help="of arrival times, shared prefixes and sampling"
+            "--temperature", type=float, default=0.0, help="temperature of the sampling (default 0)"
+        )
+        verb.add_argument(
+            "--seed", type=int, default=0, help="seed of arrival times, shared prefixes and sampling"
         )
         verb.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
         verb.add_argument("--plot", type=Path, metavar="FILE", help="draw it as a PNG (needs matplotlib)")
@@ -102,13 +104,17 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", metavar="URL", help="a second server, in turn with the first; prints ratios"
     )
-    parser.add_argument("--compare-model", help="its model (default: the first that it lists)")
-    parser.add_argument("--compare-api-key", help="its key")
     parser.add_argument(
-        "--api", choices=tuple(APIS), default="responses", help="how to ask (default %(default)s)"
+        "--compare-model", help="the second server's model (default: the first that it lists)"
+    )
+    parser.add_argument("--compare-api-key", help="the second server's key")
+    parser.add_argument(
+        "--api", choices=tuple(APIS), default="responses", help="the API to ask through (default %(default)s)"
     )
     parser.add_argument(
-        "--compare-api", choices=tuple(APIS), help="how to ask the second (default: as the first)"
+        "--compare-api",
+        choices=tuple(APIS),
+        help="the API to ask the second server through (default: as the first)",
     )
     parser.add_argument(
         "--store", action="store_true", help="have responses stored; they stay on the server (default: not)"
@@ -130,7 +136,7 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
 
 def _count(value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is no number of at least 1")
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number of at least 1")
     return int(value)
 
 
@@ -144,7 +150,7 @@ def _rates(value: str) -> tuple[float, ...]:
     except ValueError:
         rates = ()
     if not rates or not all(0 < rate < 1e6 for rate in rates):
-        raise argparse.ArgumentTypeError(f"{value!r} is no rate above 0")
+        raise argparse.ArgumentTypeError(f"{value!r} is not a rate above 0")
     return rates
 
 

@@ -1,8 +1,4 @@
-"""What requests were like for their readers, and the figures of many.
-
-Owns: one request as a sample, percentiles, rates, and ratios of two servers. Refuses to know: where samples
-come from, and how figures are printed.
-"""
+"""Figures of many requests: percentiles of their times, rates, and ratios of two servers."""
 
 from __future__ import annotations
 
@@ -152,20 +148,20 @@ class Ratio:
 
 
 _COMPARED: Mapping[str, Callable[[Figures], float | None]] = {
-    "output tok/s": lambda found: found.output_per_s,
-    "TTFT p50": lambda found: found.first.p50 if found.first else None,
-    "TTFT p99": lambda found: found.first.p99 if found.first else None,
-    "TPOT p50": lambda found: found.token.p50 if found.token else None,
-    "E2E p50": lambda found: found.whole.p50 if found.whole else None,
+    "output tok/s": lambda measured: measured.output_per_s,
+    "TTFT p50": lambda measured: measured.first.p50 if measured.first else None,
+    "TTFT p99": lambda measured: measured.first.p99 if measured.first else None,
+    "TPOT p50": lambda measured: measured.token.p50 if measured.token else None,
+    "E2E p50": lambda measured: measured.whole.p50 if measured.whole else None,
 }
 
 
 def ratios(ours: Sequence[Figures], theirs: Sequence[Figures]) -> list[Ratio]:
     """Ours by theirs, round by round; a figure that a round does not have is left out."""
-    found = []
+    rows = []
     for name, read in _COMPARED.items():
         pairs = [(read(one), read(other)) for one, other in zip(ours, theirs, strict=True)]
         values = [one / other for one, other in pairs if one and other]
         if values:
-            found.append(Ratio(name, statistics.median(values), min(values), max(values)))
-    return found
+            rows.append(Ratio(name, statistics.median(values), min(values), max(values)))
+    return rows

@@ -1,8 +1,4 @@
-"""Requests to an engine in this process.
-
-Owns: token ids of prompts, the sample of one generation, and the share of the memory's pace that decoding
-reaches. Refuses to know: loads, HTTP, torch.
-"""
+"""Measured requests to an engine in this process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""When requests are sent: so many at once, or so many a second.
-
-Owns: closed and open loops, and the prompts of a load. Refuses to know: whom they are sent to, and what comes
-back.
-"""
+"""When the requests of a measurement are sent: so many at once, or so many a second; and their prompts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A measurement: loads, servers in turn, rounds.
-
-Owns: the order of things, warm-up, and the cases that come out. Refuses to know: how anything is asked or
-printed.
-"""
+"""Runs a measurement: each load in rounds, after requests that do not count, one server after the other."""
 
 from __future__ import annotations
 
@@ -61,7 +57,7 @@ class Case:
     @property
     def figures(self) -> Figures:
         """Figures of all rounds together."""
-        samples = [sample for own in self.samples for sample in own]
+        samples = [sample for in_round in self.samples for sample in in_round]
         return figures(samples, sum(self.seconds), asked=self.num_output)
 
 
@@ -77,15 +73,15 @@ async def measure(targets: Sequence[Target], plan: Plan, *, progress: bool | Non
     cases: list[Case] = []
     with tqdm(total=total, unit="request", disable=None if progress is None else not progress) as bar:
         for load, (count, warm) in zip(plan.loads, counts, strict=True):
-            own = [
+            load_cases = [
                 Case(target.label, load, plan.num_output, 0.0 if target.remote else None)
                 for target in targets
             ]
-            cases += own
+            cases += load_cases
             bar.set_description(str(load), refresh=False)
             for number in range(-1, plan.rounds):
                 prompts = plan.prompts.make(count if number >= 0 else warm, f"{run} {load} {number}")
-                pairs = list(zip(targets, own, strict=True))
+                pairs = list(zip(targets, load_cases, strict=True))
                 for target, case in pairs if number % 2 == 0 else reversed(pairs):
                     if not prompts:
                         continue

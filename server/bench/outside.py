@@ -1,7 +1,6 @@
-"""Requests over HTTP to any server that speaks Responses, chat or completions.
+"""Measured requests over HTTP, to any server that speaks Responses, Chat Completions or Completions.
 
-Owns: bodies, the reading of streams, the sample of one request, and how many words make how many tokens
-there. Refuses to know: loads, and whose server it is.
+It also finds out how many words make how many tokens there.
 """
 
 from __future__ import annotations

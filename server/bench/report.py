@@ -1,7 +1,4 @@
-"""What a measurement says: as text, as JSON, as a picture.
-
-Owns: the words and the layout of all three. Refuses to know: how figures come about.
-"""
+"""The results of a measurement: as text, as JSON, and as a picture."""
 
 from __future__ import annotations
 
@@ -42,34 +39,34 @@ class Pace:
 
 def text(case: Case, pace: Pace | None = None) -> Iterator[str]:
     """A case, line by line."""
-    found = case.figures
+    figures = case.figures
     yield f"{case.label}: {case.load}, {_rounds(case)}"
-    yield f"  {found.requests} requests in {found.seconds:.1f} s, {found.failed} failed"
-    for error, count in islice(found.errors.items(), MOST_KINDS):
+    yield f"  {figures.requests} requests in {figures.seconds:.1f} s, {figures.failed} failed"
+    for error, count in islice(figures.errors.items(), MOST_KINDS):
         yield f"    {count} x {error}"
-    if len(found.errors) > MOST_KINDS:
-        yield f"    and {len(found.errors) - MOST_KINDS} other kinds, which --json tells"
-    if found.requests == found.failed:
+    if len(figures.errors) > MOST_KINDS:
+        yield f"    and {len(figures.errors) - MOST_KINDS} other kinds of error, which --json lists"
+    if figures.requests == figures.failed:
         return
-    done = found.requests - found.failed
-    if found.short:
-        yield f"    {found.short} ended before their {case.num_output} tokens"
-    rates = f"{found.output_per_s:,.1f} tok/s out, {_rate(found.input_per_s)} in"
-    yield f"  {rates}, {found.requests_per_s:.2f} requests/s"
-    counts = f"{found.output_tokens / done:.1f} tokens out in {found.arrivals:.1f} arrivals a request"
-    if found.input_tokens is not None:
-        counts += f", {found.input_tokens / done:.1f} in, {found.cached_tokens / done:.1f} of them cached"
-    yield f"  {counts} (counted by {found.counted})"
+    done = figures.requests - figures.failed
+    if figures.short:
+        yield f"    {figures.short} ended before their {case.num_output} tokens"
+    rates = f"{figures.output_per_s:,.1f} tok/s out, {_rate(figures.input_per_s)} in"
+    yield f"  {rates}, {figures.requests_per_s:.2f} requests/s"
+    counts = f"{figures.output_tokens / done:.1f} tokens out in {figures.arrivals:.1f} arrivals a request"
+    if figures.input_tokens is not None:
+        counts += f", {figures.input_tokens / done:.1f} in, {figures.cached_tokens / done:.1f} of them cached"
+    yield f"  {counts} (counted by {figures.counted})"
     yield f"  {'ms':8}{'mean':>10}{'p50':>10}{'p90':>10}{'p95':>10}{'p99':>10}{'values':>9}"
     for name, spread in (
-        ("TTFT", found.first),
-        ("TPOT", found.token),
-        ("gap", found.gap),
-        ("E2E", found.whole),
+        ("TTFT", figures.first),
+        ("TPOT", figures.token),
+        ("gap", figures.gap),
+        ("E2E", figures.whole),
     ):
         yield f"  {name:8}{_row(spread)}"
     if case.spent is not None:
-        yield f"  this client kept a processor busy for {case.spent / found.seconds:.0%} of the time"
+        yield f"  this client kept a processor busy for {case.spent / figures.seconds:.0%} of the time"
     if pace is not None:
         yield (
             f"  a decode step takes {pace.step_s * 1000:.3f} ms and reads {pace.num_bytes / 1e6:,.1f} MB: "
@@ -93,11 +90,11 @@ def legend(cases: Sequence[Case]) -> Iterator[str]:
 def compared(ours: Case, theirs: Case) -> Iterator[str]:
     """One server by another under the same load, line by line."""
     yield f"{ours.label} by {theirs.label}: {ours.load}, median and extremes of {_rounds(ours)}"
-    found = ratios(ours.rounds, theirs.rounds)
-    for ratio in found:
+    rows = ratios(ours.rounds, theirs.rounds)
+    for ratio in rows:
         yield f"  {ratio.name:14}{ratio.median:>8.2f}  {ratio.lowest:.2f} to {ratio.highest:.2f}"
-    if not found:
-        yield "  nothing that both answered"
+    if not rows:
+        yield "  the two have no figure in common"
 
 
 def _rounds(case: Case) -> str:
@@ -156,7 +153,7 @@ def as_json(
         "ratios": [
             {
                 "load": asdict(ours.load),
-                "ratios": [asdict(each) for each in ratios(ours.rounds, theirs.rounds)],
+                "ratios": [asdict(ratio) for ratio in ratios(ours.rounds, theirs.rounds)],
             }
             for ours, theirs in pairs(cases, comparing)
         ],
@@ -195,7 +192,7 @@ def plot(cases: Sequence[Case], file: Path) -> None:
     first, token, whole, rates = sheet.subplots(2, 2).flat
     names = [f"{case.label}, {case.load}" for case in cases]
     for place, case in enumerate(cases):
-        done = [sample for own in case.samples for sample in own if sample.error is None]
+        done = [sample for in_round in case.samples for sample in in_round if sample.error is None]
         tokens = [value for sample in done if (value := sample.token_s) is not None]
         for axes, values in (
             (first, [sample.first_s for sample in done]),

@@ -99,7 +99,8 @@ def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> 
     from server.config import settings
 
     group = parser.add_argument_group(
-        "settings", "Each is also an environment variable (ANTIPHON_PORT) and a line of antiphon.toml (port)."
+        "settings",
+        "Each may also be an environment variable (--db is ANTIPHON_DB) or a line of antiphon.toml (db).",
     )
     if not only:
         parser.usage = f"{parser.prog} [FLAGS]"

@@ -1,8 +1,6 @@
-"""The application: routes and middlewares, put together.
+"""Builds the ASGI application: its routes and its middlewares, in their order.
 
-Owns the list of routers and the order of the middlewares. Refuses to know how the process lives
-(`server.process.serve`). Routes read bodies and queries themselves, so FastAPI's validation, and with it its
-422, is never reached.
+Routes read bodies and queries themselves, so FastAPI's validation, and with it its 422, is never reached.
 """
 
 from __future__ import annotations
@@ -76,12 +74,12 @@ class Cors(CORSMiddleware):
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """The answer to a preflight: 200, or 400 `cors_refused`."""
-        found = super().preflight_response(request_headers)
-        if found.status_code < 400:
-            return found
-        message = f"{bytes(found.body).decode()}. See the settings cors_origin, cors_method and cors_header."
-        kept = {name: value for name, value in found.headers.items() if not name.startswith("content-")}
-        return ApiError(found.status_code, message, code="cors_refused", headers=kept).response()
+        answer = super().preflight_response(request_headers)
+        if answer.status_code < 400:
+            return answer
+        message = f"{bytes(answer.body).decode()}. See the settings cors_origin, cors_method and cors_header."
+        kept = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
+        return ApiError(answer.status_code, message, code="cors_refused", headers=kept).response()
 
 
 async def _to_the_boundary(request: Request, exc: Exception) -> Response:

@@ -1,7 +1,7 @@
-"""One server's life: starting, ready, draining, dead.
+"""The life of one server: starting, ready, draining, dead.
 
-Owns the phase, the long-lived objects in the order in which they come and go, and who may still be admitted.
-Refuses to know sockets, signals and exit codes (`server.process.serve`) and what a request means.
+It makes the objects that live as long as the server, closes them in the reverse order, and decides which
+requests each phase admits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Log lines: one record, one line, whatever a client put into it.
-
-Owns the form of a line. Refuses to know who logs what.
-"""
+"""The form of log lines: one record is one line, whatever a client put into it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The sweeping task: lets storage go of what no limit covers any more, at leisure.
-
-Owns when a sweep is due, its pace, and the count of what went. Refuses to know how limits are kept
-(`storage`).
-"""
+"""Sweeps the database at intervals: has storage remove what the limits no longer cover, at an easy pace."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sockets and descriptors: how many connections there may be, and who is let in.
-
-Owns the limit of descriptors, the listening socket's accepts, and the answer to those beyond the limit.
-Refuses to know what is said on a connection (`server.http.bounded_protocol`).
+"""The listening socket: accepts connections up to a limit, and turns away those beyond it with a 503.
 
 A process that has used up its descriptors cannot open its database's files either, so connections leave some
 over. They are counted where they are accepted: by the time a protocol hears of its connection, a burst of

@@ -1,4 +1,4 @@
-"""Chat completions and text completions: views that keep nothing."""
+"""Chat completions and text completions, which store nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices of the ends of runs: when each is tried, and one signed POST."""
+"""Webhooks: the notice of each run's end, when its delivery is tried, and the signed POST."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Webhooks: the notice of a run's end, and its way to those who want it.
+"""Delivers notices of the ends of runs to webhooks, and tries again where that fails.
 
-Owns: the shape of a notice (the official `WebhookResponse*`), when an attempt is made, and when nobody tries
-any more. Refuses to know: SQL, HTTP (`server.webhooks.sender`) and who may have a webhook
-(`server.admin.webhooks`).
+A notice has the shape of the official `WebhookResponse*`.
 
 What is still to be told lives in storage, so every process with the same database can go on with it. An
 attempt that dies with its process is made anew when its lease has passed: a receiver may hear of an event

@@ -1,8 +1,6 @@
-"""One signed POST to a webhook.
+"""Sends one signed POST to a webhook, as Standard Webhooks says.
 
-Owns: the HTTP client, the headers of Standard Webhooks, and how long a receiver may take. Refuses to know:
-what is sent, and what becomes of a failure. Source: github.com/standard-webhooks/standard-webhooks,
-spec/standard-webhooks.md.
+Source: github.com/standard-webhooks/standard-webhooks, spec/standard-webhooks.md.
 
 Importing this costs 0.1 s; whoever serves meanwhile imports it in a thread (`webhooks.make_sender`).
 """

@@ -1,8 +1,7 @@
-"""Statements of the commit path: Core statements, compiled once, handed straight to the driver's cursor.
+"""Fast statements for the commit path: compiled once and handed straight to the driver, for one row or many.
 
-Owns: the short way from a Core statement to the driver, for one row or many, and nothing else; values travel
-as they are. Refuses to know: tables. Core's own executemany and IN lists would cost a commit of 64 rows 0.3
-ms, as much as SQLite's whole work; whatever is not on the commit path uses Core as it is.
+Core's own executemany and IN lists would cost a commit of 64 rows 0.3 ms, as much as all of SQLite's work.
+Whatever is not on the commit path uses Core as it is.
 
 SQLite has no wire between us and it, so there a statement for many rows is executed for each of them. On
 PostgreSQL it becomes one statement over arrays, one for each column, which `unnest` turns into rows: a single
@@ -138,8 +137,10 @@ def _compiled_for_arrays(
     if isinstance(statement, Insert):
         types = {name: statement.table.c[name].type for name in names}
     else:
-        found = [each for each in visitors.iterate(statement) if isinstance(each, BindParameter)]
-        types = {each.key: each.type for each in found}
+        parameters = [
+            parameter for parameter in visitors.iterate(statement) if isinstance(parameter, BindParameter)
+        ]
+        types = {parameter.key: parameter.type for parameter in parameters}
     arrays = [bindparam(name, type_=ARRAY(types[name])) for name in names]
     columns = [column(name, types[name]) for name in names]
     given = func.unnest(*arrays).table_valued(*columns).render_derived(name="given")

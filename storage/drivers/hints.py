@@ -1,7 +1,6 @@
-"""Hints: processes of one database tell each other that something was committed.
+"""Hints: how processes on one database tell each other that something was committed.
 
-Owns: what a hint is, and the silence of a database that has no other process. Refuses to know: what was
-committed, and how a hint travels (`notifications`).
+`notifications` sends them over PostgreSQL. On SQLite there is no other process, so nothing is sent or heard.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a database is to storage: connections that write or read, and what its errors ask for.
-
-Owns: the protocols that SQLite (`sqlite`) and PostgreSQL (`postgres`) fill, and the insert that may find its
-key taken. Refuses to know: which tables there are, jobs, and
-everything that only one of the two has.
+"""The interface that SQLite (`sqlite`) and PostgreSQL (`postgres`) share: connections, errors, inserts.
 
 All of it is synchronous: a connection belongs to one thread at a time, the writer's or a reader's.
 """

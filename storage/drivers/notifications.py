@@ -1,7 +1,4 @@
-"""Hints by PostgreSQL's NOTIFY.
-
-Owns: one connection that listens and notifies, on a thread and loop of its own, and the count of hints heard.
-Refuses to know: what was committed.
+"""Hints between processes over PostgreSQL's NOTIFY, on a connection and a thread of their own.
 
 A NOTIFY takes a lock that all commits of the server share, so there is at most one per INTERVAL_S and
 process, apart from the connection that writes (https://www.postgresql.org/docs/current/sql-notify.html).

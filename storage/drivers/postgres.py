@@ -1,8 +1,6 @@
-"""PostgreSQL: its connections, what one of them may hold up, and what its errors mean.
+"""PostgreSQL as storage uses it: its connections and their settings, commits, and what its errors mean.
 
-Owns: the URL, every setting of a session, how a commit is made sure of when the connection breaks under it,
-and the sorting of PostgreSQL's errors. Refuses to know: tables (but for the one by which commits are made
-sure of) and jobs.
+It also finds out whether a commit took place when the connection broke during it.
 
 asyncpg is asynchronous and jobs are not: each connection has an event loop of its own, which runs only while
 its thread, the writer's or a reader's, waits for an answer. So the thread of the server's own loop has no

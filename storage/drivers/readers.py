@@ -1,7 +1,4 @@
-"""The readers: a few threads, each read one job in one of them, on one snapshot.
-
-Owns: the threads that read and how a job gets to them. Refuses to know: tables, what a job reads, and which
-database it is.
+"""The reading threads: each of them runs one job at a time, on one snapshot of the database.
 
 A job is the same callable `(Connection) -> T` that the writer takes, and crosses to a thread and back once.
 Through aiosqlite every statement is a crossing, BEGIN and COMMIT included: a stored response (two statements

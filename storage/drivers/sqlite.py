@@ -1,7 +1,4 @@
-"""SQLite: the file, its lock, its connections, when a commit reaches the disk, and what its errors mean.
-
-Owns: the path, the `flock`, every pragma, the WAL and its checkpoints, and the sorting of SQLite's errors.
-Refuses to know: tables and jobs.
+"""SQLite as storage uses it: the file and its lock, connections, commits, and what its errors mean.
 
 One connection writes and checkpoints (the writer's); all others are read-only and never checkpoint: SQLite
 before 3.51.3 has a WAL-reset bug that needs two connections that write or checkpoint

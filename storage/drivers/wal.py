@@ -1,8 +1,4 @@
-"""The write-ahead log as a file: how long it is, and putting it on the disk.
-
-Owns: a descriptor of the `-wal` file beside a database. Refuses to know: what is written in it, and when to
-sync.
-"""
+"""The file of SQLite's write-ahead log: its length, and putting it on the disk."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The writer: one thread, one connection, every write of this process.
+"""The writing thread: one connection through which all writes of this process go, committed in groups.
 
-Owns: the order of writes, group commit, and what callers are told when the database is locked, full, away or
-broken. Refuses to know: tables, what a job does, and which database it is (`database` says what that may
-ask).
+It also decides what callers are told when the database is locked, full, unreachable or broken.
 
 A job is a callable `(Connection) -> T`, free of side effects outside the database: it may run twice. All jobs
 that wait are committed together; those that gathered meanwhile form the next commit, so there is no timer.

@@ -1,7 +1,6 @@
-"""Conversations: their items by position, their lock, their turns.
+"""Conversations: their items by position, the lock that one run at a time holds, and their turns.
 
-Owns: positions (given once, never again), the lock `active_response_id`, tombstones of items. Refuses to
-know: what a run does while it holds the lock.
+A position is given once and never again. A deleted item keeps its row as a tombstone while a run may need it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The log of a run: records in, records out, in order.
+"""The log of a run: records are written and read back in order, byte for byte.
 
-Owns: how records lie on the disk. Refuses to know: who may write (`runs` checks the fence first) and what an
-event says. The bytes that come out are the bytes that went in.
+`runs` checks that the writer still owns the run before anything is written here.
 
 A run's log is cut into segments of about SEGMENT_EVENTS numbers. Segments are numbered across all runs, in
 order of time, and records are keyed by (segment, first_seq): so the records that many runs write in one

@@ -1,9 +1,8 @@
-"""The fleet: the processes that share a database, and which of them carries on what.
+"""The processes that share a database, and which runs each of them carries on.
 
-Owns: the `runners` table, and how runs lose an owner and get the next one. Refuses to know: clocks. Whether
-a process is dead is for others to say: it is, when they saw its beat stand still for long enough. What they
-saw is checked again in the transaction that acts on it, and the fence does the rest: a process that was only
-slow finds that its appends are refused.
+The server decides when a process is dead: when its beat has stood still for long enough. The transaction that
+takes over its runs checks the beat once more. Should the process only have been slow, its appends are refused
+by their fence.
 
 Rows are taken with SKIP LOCKED, so nobody ever waits for a process that stopped in the middle of something.
 """

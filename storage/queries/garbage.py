@@ -1,6 +1,4 @@
-"""Garbage: what is removed once nothing refers to it.
-
-Owns: the rules by which tombstones and items outlive a deletion. Refuses to know: why something was deleted.
+"""Removes what nothing refers to any more: responses, conversations and items that were deleted.
 
 A deleted response stays, emptied, while a response that continues it is there; a deleted conversation while a
 response that ran in it is there; a deleted conversation item while a run that began before its deletion is in
@@ -56,17 +54,17 @@ def _forsaken(conn: Connection, ids: Sequence[str]) -> Sequence[Row[*tuple[Any, 
     first = select(*columns).where(
         responses.c.id.in_(ids), responses.c.deleted_at.is_not(None), ~has_children
     )
-    found = first.cte("forsaken", recursive=True)
+    forsaken = first.cte("forsaken", recursive=True)
     above = select(*(parent.c[column.name] for column in columns)).where(
-        parent.c.id == found.c.previous_response_id, parent.c.deleted_at.is_not(None)
+        parent.c.id == forsaken.c.previous_response_id, parent.c.deleted_at.is_not(None)
     )
-    found = found.union(above)
+    forsaken = forsaken.union(above)
     # Another process may take away the last child but this one at this moment: the rows are held before the
     # children are counted.
-    held = select(responses.c.id).where(responses.c.id.in_(select(found.c.id))).order_by(responses.c.id)
+    held = select(responses.c.id).where(responses.c.id.in_(select(forsaken.c.id))).order_by(responses.c.id)
     conn.execute(held.with_for_update()).all()
-    num_children = select(func.count()).where(child.c.previous_response_id == found.c.id).scalar_subquery()
-    return conn.execute(select(found, num_children.label("num_children"))).all()
+    num_children = select(func.count()).where(child.c.previous_response_id == forsaken.c.id).scalar_subquery()
+    return conn.execute(select(forsaken, num_children.label("num_children"))).all()
 
 
 def collect_conversation(conn: Connection, id: str) -> None:
@@ -88,13 +86,13 @@ def collect_conversation(conn: Connection, id: str) -> None:
         dead = dead.where(table.c.deleted_at.is_not(None) if oldest is None else table.c.deleted_at < oldest)
     else:
         conn.execute(delete(conversations).where(conversations.c.id == id))
-    found = conn.execute(dead).all()
-    _measure_anew(conn, row.owner, [item_id for _, item_id in found])
-    for part in parts([position for position, _ in found]):
+    dead_places = conn.execute(dead).all()
+    _measure_anew(conn, row.owner, [item_id for _, item_id in dead_places])
+    for part in parts([position for position, _ in dead_places]):
         these = (table.c.conversation_id == id, table.c.position.in_(part))
         _shrink(conn, id, these)
         conn.execute(delete(table).where(*these))
-    collect_items(conn, row.owner, [item_id for _, item_id in found])
+    collect_items(conn, row.owner, [item_id for _, item_id in dead_places])
 
 
 def _shrink(conn: Connection, id: str, places: Sequence[ColumnElement[bool]]) -> None:

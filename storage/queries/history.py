@@ -1,7 +1,4 @@
-"""History: the items that a run continues from, oldest first.
-
-Owns: the walk over ancestors and the meaning of a pin. Refuses to know: prompts. Reading it never writes.
-"""
+"""History: the items that a run continues from, oldest first. Reading it never writes."""
 
 from __future__ import annotations
 

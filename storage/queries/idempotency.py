@@ -1,7 +1,7 @@
-"""Requests that came with an `Idempotency-Key`, and what came of each.
+"""Requests that came with an `Idempotency-Key`, and the run or reply that came of each.
 
-Owns: the `idempotency` table, whose primary key makes one of two equal requests the first, and the end of
-what was kept for repeats alone. Refuses to know: HTTP, what a body or a reply says.
+The primary key of the table makes one of two equal requests the first. What was kept for repeats alone is
+removed here, too.
 
 A request that starts a run is recorded in that run's own start transaction. Any other is recorded before its
 work begins, under the process that does it, and again with its reply; should that process die in between, the

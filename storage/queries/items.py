@@ -1,7 +1,4 @@
-"""Items: each stored once per owner, referred to by responses and conversations.
-
-Owns: insertion without duplicates, the page cursor over a list of items. Refuses to know: what an item says.
-"""
+"""Items: each is stored once for its owner, and responses and conversations refer to it."""
 
 from __future__ import annotations
 
@@ -115,8 +112,8 @@ def get_live(conn: Connection, owner: str, ids: Sequence[str]) -> dict[str, Stor
         conversations.c.deleted_at.is_(None),
     )
     query = select(*COLUMNS).where(items.c.owner == owner, or_(in_response, in_conversation))
-    found = [row for part in parts(ids) for row in conn.execute(query.where(items.c.id.in_(part))).all()]
-    return {row.id: stored_item(row) for row in found}
+    rows = [row for part in parts(ids) for row in conn.execute(query.where(items.c.id.in_(part))).all()]
+    return {row.id: stored_item(row) for row in rows}
 
 
 def page(

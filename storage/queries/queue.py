@@ -1,7 +1,4 @@
-"""The queue: runs that nobody owns and that want an engine, and whose turn it is.
-
-Owns: the order, said in one statement; the place of each run in it; how many an owner may have there. Refuses
-to know: who takes a run (`fleet`) and when there is room for one.
+"""The queue: runs that wait for a process to carry them on, in the order in which they begin.
 
 What an earlier owner left at work goes on before anything new begins. Then comes the lowest priority number,
 then the owner with the fewest runs at work and in front of it, then age.

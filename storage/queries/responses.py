@@ -1,7 +1,6 @@
-"""Stored responses: read, listed, deleted.
+"""Stored responses: reading one, listing pages of them, deleting them.
 
-Owns: which rows an owner sees (stored, not deleted, their own) and the keyset order of lists. Refuses to
-know: how a response comes about (`runs`) and what its bytes say.
+An owner sees responses that are its own, stored and not deleted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Retention: what is let go of by itself, and in what order.
+"""Retention: removes what is older, or more, than the limits allow.
 
-Owns: the limits' meaning, and how they are kept without holding the writer: what is to go is looked for by
-the readers, and goes in transactions of a few milliseconds each. Refuses to know: when a sweep is due, and
-what a limit should be.
+Readers look for what is to go, and it goes in transactions of a few milliseconds each, so that the writer is
+never held up.
 
 Ended responses go oldest first, by their age, and by their number and size in bytes for each owner; one that
 went is as if its owner had deleted it, so what a later response or a conversation needs of it stays. That,
@@ -98,8 +97,8 @@ async def _sweep_responses(
                 yield Swept()
     oldest = None if limits.age is None else now - limits.age
     for owner in await read(partial(_owners_beyond, limits=limits, oldest=oldest, only=only)):
-        own = await read(partial(_left_of, owner=owner, limits=limits))
-        last = await read(partial(_last_to_go, owner=owner, limits=own, oldest=oldest))
+        limits_left = await read(partial(_left_of, owner=owner, limits=limits))
+        last = await read(partial(_last_to_go, owner=owner, limits=limits_left, oldest=oldest))
         while last is not None and (ids := await read(partial(_up_to, owner=owner, last=last))):
             async for swept in _let_go(read, write, ids, now):
                 yield swept

@@ -1,7 +1,4 @@
-"""Runs in flight: their start, their appends, who owns them.
-
-Owns: the `runs` table, the fence, every change of a response's status. Refuses to know: events, tokens,
-plans; why a run ends.
+"""Runs in flight: how they start, what is appended to them, and who owns them.
 
 A run is written to by one claim at a time. A claim is a fence number: it is raised by whoever takes the run
 over, and an append that carries an older one writes nothing. Each function here is a job for the writer:
@@ -298,11 +295,11 @@ def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapp
             continue
         turn: list[tuple[str, str]] = []
         if finish.append and stored:
-            own = select(response_items.c.item_id, response_items.c.direction).where(
+            turn_items = select(response_items.c.item_id, response_items.c.direction).where(
                 response_items.c.response_id == response_id
             )
-            own = own.order_by(response_items.c.direction, response_items.c.position)
-            turn = [(row.item_id, row.direction) for row in conn.execute(own).all()]
+            turn_items = turn_items.order_by(response_items.c.direction, response_items.c.position)
+            turn = [(row.item_id, row.direction) for row in conn.execute(turn_items).all()]
         elif finish.append:
             items.put(conn, owners[response_id], (*finish.inputs, *finish.outputs))
             turn = [(item.id, "in") for item in finish.inputs]

@@ -1,10 +1,10 @@
-"""Tenants whole: everything of one owner, to be read out or removed.
+"""Everything of one owner: pages of it for an export, and its removal (purge).
 
-Owns: the pages of an export, whose cursors outlive the rows that they name, and the purge, in short
-transactions. Refuses to know: what an export looks like.
+The cursor of an export outlives the row that it names.
 
-A purge ignores who refers to what: everything that was there when it began is hidden, and then goes, newest
-first, so that what is left does not hang on what is gone. Killed half-way, it is simply begun again.
+Purge also deletes items that other items still reference. Everything that was there when it began is hidden
+first and then removed, newest first, so that what is left never refers to what is gone. A purge that was
+killed half-way is simply begun again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Waiting runs: the calls that a client has to answer, and its answers.
+"""Runs that wait for tool outputs: the calls that a client has to answer, and the answers that came.
 
-Owns: the `run_inputs` table and which calls are pending. Refuses to know: what a tool is, and how the run
-goes on; it marks the run as queued, and whoever claims it journals the answers.
+When the last answer has come the run is marked as queued; whoever claims it writes the answers into its log.
 """
 
 from __future__ import annotations

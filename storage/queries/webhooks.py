@@ -1,7 +1,4 @@
-"""Webhooks: who is told of the ends of runs, and what has not reached them yet.
-
-Owns: the `webhooks` and `deliveries` tables, and who may try a delivery. Refuses to know: what a notice says,
-how it is signed and sent, and when another attempt is worth while.
+"""Webhooks: the endpoints that are told of the ends of runs, and the deliveries that are still to be made.
 
 A notice is written in the transaction that ends its run, once for each webhook that wants it. An attempt
 begins with a claim, which moves `due_at` ahead of it and counts `attempt` up: whoever dies in between has

@@ -70,7 +70,7 @@ async def calculator(expression: str) -> str:
 
 def _signs(expression: str) -> str:
     """An expression with the signs that people write, and the words that they say, as Python has them."""
-    return _SPOKEN.sub(lambda found: _SIGNS[" ".join(found[0].lower().split())], expression.strip())
+    return _SPOKEN.sub(lambda sign: _SIGNS[" ".join(sign[0].lower().split())], expression.strip())
 
 
 def _value(node: ast.expr) -> Number:

@@ -1,9 +1,7 @@
-"""The follower: it looks at runs, for those who read them here while another process carries them on, and for
-this process's own where another one wants something of them.
+"""Watches runs of other processes for readers who are connected to this one.
 
-Owns when to look, and telling channels and runs what was seen: one query for all of them. Refuses to know
-what an event is, and how a stream is sent. Where the database is this process's alone there is nothing to
-follow.
+It also watches this process's own runs, which another process may cancel or take over. One query looks at all
+of them. On a database that no other process shares there is nothing to watch.
 """
 
 from __future__ import annotations
@@ -59,13 +57,13 @@ class Follower:
 
     async def look(self) -> None:
         """Look once."""
-        channels, own = self._feed.elsewhere(), self._tasks.stored()
-        if not channels and not own:
+        channels, own_runs = self._feed.elsewhere(), self._tasks.stored()
+        if not channels and not own_runs:
             return
         glances = await self._storage.run_status([channel.response_id for channel in channels])
         for channel in channels:
             channel.see(glances.get(channel.response_id))
-        for run in own:
+        for run in own_runs:
             self._look_at_own(run, glances.get(run.plan.response_id))
         await self._tell([channel.response_id for channel in channels], glances)
 

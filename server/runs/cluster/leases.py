@@ -1,7 +1,4 @@
-"""The fleet: this process among those that share its database.
-
-Owns the beat by which the others know that this process lives, the judgement that another one is dead, and
-the regular look at what nobody carries on. Refuses to know how a run is carried on and how it is stored.
+"""The processes that share a database: this one says that it lives, and takes over the runs of dead ones.
 
 No wall clock decides who owns a run. Another process is dead when its beat has stood still for most of the
 lease, by this process's own monotonic clock and in looks that followed each other closely: after a pause of

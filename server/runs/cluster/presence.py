@@ -1,9 +1,9 @@
-"""Presence: how processes that share a data folder see at once that one of them is gone.
+"""How processes that share a data folder see at once that one of them is gone: by a locked file for each.
 
-Owns a file per process and the kernel's lock on it, which ends with the process, however it ends. No process
-numbers: they are given out again, and mean nothing outside of their container. A lock means something within
-one kernel only, so each file names the boot that it was made under: what another machine left in a folder
-that both use, or this one before it was started anew, proves nothing. Refuses to know what a process owns.
+The kernel's lock on a process's file ends with the process, however it ends. Process ids would not do: they
+are given out again, and mean nothing outside of their container. A lock means something within one kernel
+only, so each file names the boot during which it was made. A file that another machine left in a shared
+folder, or this machine before it was restarted, proves nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The queue's consumer: it takes runs that nobody owns for as long as there is room for them.
-
-Owns when to look and how many to take. Refuses to know in which order they come (storage's), what room is,
-and what becomes of them.
-"""
+"""Takes runs from the queue for as long as this process has room for them."""
 
 from __future__ import annotations
 

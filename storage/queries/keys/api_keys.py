@@ -1,7 +1,4 @@
-"""API keys: hashes, and the owners they speak for.
-
-Owns: the `api_keys` table. Refuses to know: how a key is made or hashed.
-"""
+"""API keys: their hashes, and the owner that each of them speaks for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Keys that seal what clients keep for us.
+"""The keys that encrypt the reasoning which clients keep for the server.
 
-Owns: the `sealing_keys` table, whose primary key makes one of two keys made at once the next one. Refuses to
-know: what is sealed and how, and when another key is due.
+The primary key of the table makes one of two keys that are made at once the next one.
 """
 
 from __future__ import annotations
