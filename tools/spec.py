@@ -1,4 +1,4 @@
-"""What a tool is: what offers it, what the model is told of it, how it is run, and whether it may run twice."""
+"""What a tool is: what offers it, what the model is told of it, how it runs, and whether it may run twice."""
 
 from __future__ import annotations
 
