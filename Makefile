@@ -20,8 +20,8 @@ help: ## show this
 serve: $(SERVE) ## build the environment, migrate, serve (make serve ARGS="--port 8123")
 	@exec $(BIN)/antiphon serve $(ARGS)
 
-test: $(DEVEL) ## run all tests (make test ARGS="-k sse")
-	$(BIN)/python -m pytest $(ARGS)
+test: $(DEVEL) ## run all tests, several at once (make test ARGS="-k sse")
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 
 test-js: $(DEVEL) ## the JavaScript SDKs against this server (needs Node 20 or later, and the npm registry once)
 	cd tests/sdk/js && npm ci --no-audit --no-fund && npm run --silent check
