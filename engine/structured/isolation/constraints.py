@@ -52,7 +52,7 @@ Mask = NDArray[np.int32]
 SHORT_S = 0.1
 LONG_S = 2.0
 # A mask takes microseconds; the limits of `grammar` end nearly all that is hostile after some 15 ms.
-MASK_S = 0.25
+MASK_S = 0.1
 SLOW_MASK_S = 1.0  # where nobody else waits for it but rows that are slow as well
 STUCK_S = 6.0  # by the clock: for what waits without working; a step of the engine may take ten
 TRIAL_MEMORY = 512 << 20
