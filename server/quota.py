@@ -64,7 +64,10 @@ class Quota:
         """Whether what is known decides about so many bytes more."""
         assert self._limit is not None
         age_s = time.monotonic() - known.at
-        return age_s < (FRESH_S if known.fits(num_bytes, self._limit) else REFUSED_S)
+        if known.fits(num_bytes, self._limit):
+            return age_s < FRESH_S
+        # What came since it was measured may have made something old enough to go.
+        return age_s < REFUSED_S and known.taken_in == 0
 
     async def _measured(self, owner: str, num_bytes: int) -> _Known:
         assert self._limit is not None

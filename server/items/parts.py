@@ -11,7 +11,6 @@ from typing import Any
 from server.shapes import (
     STRING,
     Shape,
-    anything,
     array,
     described,
     either,
@@ -56,7 +55,7 @@ def item_shape(
     It says what a stored item must have to be valid in the official form; fields that it does not name are
     kept.
     """
-    more = {"id": anything, "created_by": STRING, **(optional or {})}
+    more = {"created_by": STRING, **(optional or {})}
     if statuses:
         more["status"] = one_of(*statuses)
         defaults["status"] = statuses[0]

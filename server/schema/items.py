@@ -96,8 +96,9 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
         refuse(
             f"{path}.type", f"Invalid value: '{shorten(kind)}' is not an item type that this server knows."
         )
-    fields = row.shape(value, path)
-    item_id = _id_of(fields, path) or (None if row.needs_id else new_id(row.prefix))
+    # Every item may have an id, so rows need not say it.
+    fields = row.shape({key: value[key] for key in value if key != "id"}, path)
+    item_id = _id_of(value, path) or (None if row.needs_id else new_id(row.prefix))
     if item_id is None:
         missing(f"{path}.id")
     item: Item = {

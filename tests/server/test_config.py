@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from engine import EngineConfig
 from server import config as module
 from server.config import Config, ConfigError, is_loopback, load, settings, shown
 
@@ -172,4 +174,5 @@ def test_every_setting_is_read_somewhere() -> None:
             if isinstance(node, ast.Attribute) and "config" in ast.unparse(node.value):
                 read.add(node.attr)
     own = {"api_key", "host", "db", "data"}  # read by Config itself, too
+    own |= {field.name for field in fields(EngineConfig)}  # handed to the engine by their names
     assert {row.name for row in settings()} - own <= read
