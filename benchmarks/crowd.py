@@ -108,7 +108,10 @@ class _Stream(asyncio.Protocol):
 
 
 async def _crowd(url: str, streams: int, body: bytes, apart_s: float) -> None:
-    head = f"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = (
+        "POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    ).encode()
     host, port = urlsplit(url).hostname, urlsplit(url).port
     loop = asyncio.get_running_loop()
     began = time.perf_counter()

@@ -311,6 +311,8 @@ def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs
     if stream is not None and not isinstance(stream, bool):
         mistyped("stream", "a boolean", stream)
     several = body.get("tool_outputs")
+    if several is None and body.keys().isdisjoint({"call_id", "tool_call_id", "output"}):
+        missing("tool_outputs")
     if several is None:
         items = [_tool_output(body, "", new_id, "stream")]
     elif not isinstance(several, list):

@@ -92,8 +92,11 @@ def _offers(tool: Tool, registry: Registry, path: str) -> Sequence[Tool]:
         message = "This server does not tell tools that only read from others."
         refuse(f"{path}.allowed_tools.read_only", message, "unsupported_parameter")
     names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
-    specs = (spec for spec in registry.values() if spec.offered_by == "mcp")
-    return [function_of(spec) for spec in specs if names is None or spec.name in names]
+    specs = {spec.name: spec for spec in registry.values() if spec.offered_by == "mcp"}
+    if unknown := [name for name in names or () if name not in specs]:
+        message = f"There is no tool {unknown[0]!r}. The tools of {BUILTIN_URL!r} are: {', '.join(specs)}."
+        refuse(f"{path}.allowed_tools", message)
+    return [function_of(spec) for spec in specs.values() if names is None or spec.name in names]
 
 
 def _fields(tool: Tool) -> Mapping[str, Any]:
