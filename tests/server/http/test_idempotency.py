@@ -170,7 +170,9 @@ async def test_another_body_is_refused_and_the_order_of_keys_is_no_other_body(tm
         assert error(other, 409)["code"] == "idempotency_key_reused"
         assert other.headers["x-should-retry"] == "false"
         same = b'{"metadata": {"b":"2",\n "a":"1"}, "input": "hi"}'
-        again = await here.http.post("/v1/responses", content=same, headers=KEY)
+        again = await here.http.post(
+            "/v1/responses", content=same, headers={**KEY, "content-type": "application/json"}
+        )
         assert again.content == first.content
 
 
