@@ -35,6 +35,8 @@ _DEADLY = [
 ]
 """What would end or hang the process that compiles or steps it."""
 
+JSON = {"content-type": "application/json"}
+
 
 @dataclass(slots=True)
 class Thrown:
@@ -67,7 +69,7 @@ async def bombs(form: Form, report: Report) -> None:
         client.headers["authorization"] = f"Bearer {THEIRS}"
         throwing = _throws(draw)
         for _, shape in itertools.islice(_throws(draw), 60):  # what is read or built but once
-            await client.post("/v1/chat/completions", content=_request(shape, shaped=True))
+            await client.post("/v1/chat/completions", content=_request(shape, shaped=True), headers=JSON)
         grown = {True: 0, False: 0}  # the KV cache's pages, and what responses leave, among it
         for number in range(pairs):
             alone.append((await measured(server.url, MINE, STREAMS, count, body))["p99"])
