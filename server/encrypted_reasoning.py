@@ -1,13 +1,11 @@
-"""Sealed reasoning: what a client keeps for us without reading or changing it, and the keys for that.
+"""Seals reasoning into `encrypted_content` for clients to keep, opens it again, and rotates the keys.
 
-Owns the form of `encrypted_content` and which key seals. Refuses to know runs and prompts, and how keys are
-stored.
-
-AES-SIV (RFC 5297, 256 bits) needs no random nonce: a run that is replayed after a crash must seal to the very
-bytes that its client saw, and under SIV a nonce that comes twice tells no more than that two texts are equal.
-The owner is authenticated beside the text, and so is the model, by its name: clients keep what is sealed for
-as long as they like, and a fingerprint would void it with every new template, dtype or version, across which
-a stored response can be continued too. The id of the item is not: clients drop ids.
+Content is sealed with AES-SIV (RFC 5297, 256 bits), which needs no random nonce: a run that is replayed after
+a crash seals to the same bytes that its client saw, and a repeated nonce reveals only that two texts are
+equal. The owner and the model's name are authenticated with the content, so another owner or model cannot use
+it. The model counts by name, not by fingerprint, because clients keep sealed content for as long as they like
+and a fingerprint changes with every new template, dtype or version. The item's id is not checked, because
+clients drop ids.
 """
 
 from __future__ import annotations

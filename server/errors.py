@@ -1,7 +1,7 @@
 """Errors as clients see them: one exception, one wire shape, one table from the leaves' errors to both.
 
-Owns the official error object and the mapping `engine` and `storage` error -> status, type, code. Refuses to
-know where an error came from: whoever catches one asks `to_api_error`. Source of the shape: the OpenAPI
+It holds the official error object, and the status, type and code of every error of `engine` and `storage`.
+Whoever catches one asks `to_api_error`. Source of the shape: the OpenAPI
 document's `ErrorResponse`; all four keys are always there and `code` is a string or null.
 """
 

@@ -1,20 +1,17 @@
-"""What a request says and nobody heeds: collected while it is read, named in one header of its reply.
+"""Collects what a request contains but the server ignores, for the reply header `x-antiphon-ignored`.
 
-Owns the collector, the rule of what is named, and the header `x-antiphon-ignored`. Refuses to know any
-particular field.
+Everything that a client sends is either honoured, refused with a 4xx, or named in this header. The header
+names, by path:
 
-The rule: whatever a client sends is honoured, refused by a 4xx, or named. Named is, by its path,
-
-* a member, at any depth of a body, that the schemas of this server do not know, whether it is then dropped or
-  (in items and tools, which clients keep data of their own in) kept and returned;
-* a known field that makes no difference to what this reply's request does, though it may be echoed;
+* a member, at any depth of the body, that the server's schemas do not know, whether it is dropped or (in
+  items and tools, where clients keep data of their own) kept and returned;
+* a known field that makes no difference to what this request does, though it may be echoed;
 * a query parameter that the route did not read, as `?name`.
 
-Not named are null, which means absent; members of objects whose keys are the client's own (`metadata`, JSON
-Schemas, the arguments of functions); and the official parts of items that record a turn and have no part in
-the next one (`status`, `annotations`): to be kept and returned is what they are for.
-
-Whoever reads a part of a request calls `ignore` or `unread`; outside of a request both do nothing.
+The header does not name nulls, which mean absent; members of objects whose keys the client chooses
+(`metadata`, JSON Schemas, function arguments); or official parts of items that only record a turn (`status`,
+`annotations`), since those exist to be kept and returned. Code that reads a part of a request calls `ignore`
+or `unread`; outside a request both do nothing.
 """
 
 from __future__ import annotations

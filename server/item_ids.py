@@ -1,8 +1,7 @@
-"""The identity of items: one id, one item, whichever way a client sends it again.
+"""Gives each of a request's items its identity before the items are stored.
 
-Owns what becomes of a request's items before they are stored: a reference becomes the item that it names, an
-item sent back becomes the stored one, and an id that another item has is replaced. Refuses to know what items
-are for.
+A reference becomes the item that it names, and an item that a client sends back unchanged becomes the stored
+one. An item whose id already belongs to a different item gets a new id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the server counts, in Prometheus form.
+"""Keeps the server's counters and histograms and writes them out in Prometheus text format.
 
-Owns metric names, labels and buckets. Refuses to know what is being counted: callers say what happened, and
-gauges that live elsewhere (engine, storage, streams) are read when somebody scrapes.
+Other modules report what happened by calling `Telemetry`. Numbers that the engine, storage and streams keep
+themselves are read at each scrape.
 """
 
 from __future__ import annotations

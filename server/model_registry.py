@@ -1,7 +1,7 @@
-"""The models served, by name.
+"""Maps model names to the engines that serve them, and builds the engine that a configuration asks for.
 
-Owns the one table name -> engine and facts, and the choice of engine for a configuration. Refuses to know
-what an engine does and what a request asks of it.
+Several names may share an engine, and each adapter is served under its own name. The first name added is the
+default for requests that name no model.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The quota: what an owner may store in total, kept before it is written.
+"""Checks, before a write, that its owner stays within the limit on stored bytes.
 
-Owns when what an owner stores is measured, and the answer to a write that would be too much. Refuses to know
-what takes how much and what is let go of first (`storage`).
-
-Measuring is a query, so it is not done for every write: in between, each process counts what it takes in.
-What others of the same database take in meanwhile is seen a minute late at most.
+Measuring takes a query, so a measurement is used for up to a minute and each process adds what it takes in
+meanwhile. Writes by other processes on the same database are therefore noticed at most a minute late. When
+the limit would be exceeded, the owner's oldest responses are deleted if that makes enough room; otherwise the
+write is refused with a 429.
 """
 
 from __future__ import annotations

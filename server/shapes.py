@@ -1,9 +1,8 @@
-"""Shapes of JSON values, as data, and the official error for a value that does not fit.
+"""Describes shapes of JSON values as data, and reports values that do not fit with the official error.
 
-Owns the small algebra in which the tables of items and tools are written: a shape takes a value and its path,
-and returns the value (normalised) or raises ApiError 400 naming the path. Refuses to know any particular
-item, tool or request. The rule throughout: null means absent, unknown keys are kept, and no JSON value raises
-anything but ApiError.
+A shape is a function that takes a value and its path, and returns the normalised value or raises ApiError 400
+naming the path. The tables of items and tools are built from these functions. In every shape null means
+absent, unknown keys are kept, and no JSON value raises anything but ApiError.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What every request and reply goes through.
+"""Handles what all requests and replies have in common.
 
-Owns who may ask at all, authentication, idempotency, bodies and queries, the boundary where exceptions become
-replies, and streams.
+This covers host and origin checks, authentication, idempotency, bodies and queries, the conversion of
+exceptions into error replies, and streams.
 """
 
 from __future__ import annotations

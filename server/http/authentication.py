@@ -1,7 +1,7 @@
-"""Who is calling: keys in, owners out.
+"""Admits requests by their API key and notes which owner each belongs to.
 
-Owns the middleware that admits a request. Refuses to know what an owner may see: storage scopes every query
-by it.
+Routes under `/admin/` need the admin token instead. Health, version and documentation paths need no key, and
+neither does `/metrics` on a server that listens on loopback only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""HTTP/1.1 on the wire: uvicorn's httptools protocol, made strict and bounded in time and memory.
+"""Speaks HTTP/1.1 with clients: uvicorn's httptools protocol, made strict and bounded in time and memory.
 
-Owns what has to be refused before there is a request, when a connection that does not get on is closed, and
-what becomes of a body whose request was answered before it was whole. Refuses to know the application, and
-how many connections there may be (`server.process.sockets`).
-
-The parser (llhttp) refuses bare line feeds, folded headers, and lengths that contradict each other; what it
-lets through is judged here. A connection has one deadline at a time, which `server.process.serve` looks at
-ten times a second.
+The parser (llhttp) already refuses bare line feeds, folded headers and contradictory lengths; this module
+judges the requests that the parser lets through, and answers bad ones before the application sees them. Each
+connection has one deadline at a time, which `server.process.serve` checks ten times a second. When a request
+is answered before its body has arrived, the rest of the body is read and thrown away for a while, because
+closing at once would reset the connection before the client sees the reply.
 """
 
 from __future__ import annotations

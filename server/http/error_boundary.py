@@ -1,8 +1,9 @@
-"""The rim of the application: what every reply carries, and where exceptions become replies.
+"""Adds standard headers to every reply, logs and counts requests, and turns exceptions into error replies.
 
-Owns the request id, the standard headers, and the one place where an exception before the headers is caught
-(the other is `server.http.sse`, after them). Refuses to know routes and what any error means
-(`server.errors`). Pure ASGI: nothing here buffers or adds a task.
+`Envelope` is the outermost middleware and gives each request its id. `Boundary` catches exceptions: before
+the headers are out it answers with an error, afterwards it drops the connection, and an open WebSocket is
+closed with a code. Both are plain ASGI middlewares, so they neither buffer a reply nor add a task to a
+request.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""Who may ask at all: under which names the server answers, and pages of which origins may call it.
+"""Refuses requests that name a foreign host, come from a foreign web page, or lack TLS where it is required.
 
-Owns the middleware that stands before every route. Refuses to know keys (`server.http.authentication`) and
-what browsers are told of other origins (`server.process.app.Cors`).
-
-A browser sends what any page on the web tells it to send, also to servers that only its own machine can
-reach; a server without keys would carry it out. Two checks keep such pages away. The name in `Host` is one
-of the server's own: a page whose author has its name resolve to 127.0.0.1 is of the same origin as the
-server in the browser's eyes, and only the name gives it away. And a request that a browser marks as a
-page's, by `Origin` or `Sec-Fetch-Site`, comes from the server's own origin or from one that is listed.
-Clients that are no browsers send neither mark, and are not concerned by the second check.
-
-A foreign name is 421 Misdirected Request, whose meaning is exactly that (RFC 9110, 15.5.20); a foreign origin
-and a request in the clear where TLS is needed are 403.
+A browser sends what any web page tells it to send, even to servers that only its own machine can reach, and a
+server without keys would obey. The `Host` header must name this server (beyond loopback only if
+`allowed_host` is set), because a page whose author points its name at 127.0.0.1 has the server's own origin
+in the browser's eyes and only the name gives it away. A request that a browser marks with `Origin` or
+`Sec-Fetch-Site` must come from the server's own origin or a listed one; other clients send neither header and
+pass. A foreign host gets 421 Misdirected Request (RFC 9110, 15.5.20), and a foreign origin or missing TLS
+gets 403.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Requests that are carried out once, however often they are sent: the header `Idempotency-Key`.
+"""Carries out a POST with an `Idempotency-Key` header once, and answers repeats with the first result.
 
-Owns which request is the same as another, what becomes of a repeat, and which replies are kept for one.
-Refuses to know what a request does: it stands before every POST, and nothing of it is met without the header.
-
-A request that starts a run is recorded in the run's own start transaction, and a repeat is answered with
-that run. The reply of any other is committed before its end is sent, and a repeat gets those bytes. A reply
-that is an error was no result: its key is free again.
+A request that starts a run is recorded in the transaction that starts the run, and a repeat follows that run.
+Any other reply is committed to storage before its last part is sent, and a repeat gets the same bytes.
+Replies above 1 MiB and those of admin routes are not kept, so their repeats get a 409. After an error reply
+the key is free again, because an error is not a result.
 """
 
 from __future__ import annotations

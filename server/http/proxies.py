@@ -1,7 +1,4 @@
-"""What stands before the server: proxies that are believed, and the path under which they show it.
-
-Owns whose word about the client counts. Refuses to know what the address is used for.
-"""
+"""Adapts the server to a proxy: prepares the trusted networks for uvicorn and strips the path prefix."""
 
 from __future__ import annotations
 

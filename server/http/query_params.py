@@ -1,7 +1,6 @@
-"""Query parameters: small parsers, each with the official 400.
+"""Reads query parameters, and answers a wrong one with the official 400.
 
-Owns how a query is spelled (lists as `include[]=a` or `include=a`, booleans as true and false). Refuses to
-know what a parameter is for.
+A list is spelled `include[]=a` or `include=a`, once for each element; booleans are `true` and `false`.
 """
 
 from __future__ import annotations

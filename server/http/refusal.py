@@ -1,7 +1,7 @@
-"""How an error is told to a client, whatever the client has come for.
+"""Sends an error to a client in the form that its connection allows.
 
-Owns the three ways: the reply to an HTTP request, the reply that denies a WebSocket, and the close of a
-WebSocket that was accepted before. Refuses to know where the error came from.
+An HTTP request gets an error reply, a WebSocket that is not yet open is denied with that reply, and an open
+WebSocket is closed with a code and a reason.
 """
 
 from __future__ import annotations

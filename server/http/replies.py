@@ -1,6 +1,6 @@
-"""JSON replies made of stored bytes, and the official list object.
+"""Builds JSON replies, conversation objects and list objects from stored bytes.
 
-Owns how ready-made JSON is put together without parsing it again. Refuses to know what the elements are.
+Stored JSON is put into a reply as it is, without being parsed again.
 """
 
 from __future__ import annotations

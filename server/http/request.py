@@ -1,6 +1,6 @@
-"""What a route may reach, and for how long its client is there.
+"""Gives routes the server's long-lived objects and a request's owner, and ties work to the client's presence.
 
-Owns the way from a request to the objects that outlive it. Refuses to know what a request means.
+`while_connected` cancels the work of a reply that is not streamed when the client leaves.
 """
 
 from __future__ import annotations

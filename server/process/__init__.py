@@ -1,4 +1,4 @@
-"""The process: its start, its phases, its end, its certificates, and the sweep that runs beside it."""
+"""Runs the server process: start, phases, shutdown, TLS certificates, and the periodic database sweep."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""The process: a socket, signals, a drain, an exit code.
+"""Runs the server process: opens the port, starts the server, handles signals, drains, returns an exit code.
 
-Owns everything between `antiphon serve` and the end of the process. Refuses to know what is served: that is
-the application's (`server.process.app`) and its life's (`server.process.lifecycle`).
-
-The port opens first; the model's libraries are imported by a thread after it. Signals are ours, not
-uvicorn's: the first drains, another one a second or more later ends the process within two; SIGHUP
-reloads what can change while requests are in flight. Every end has a backstop in a thread, so that no hung
-event loop can keep a dead server alive.
+The port opens before the model's libraries are imported. The process handles signals itself, because uvicorn
+would end every stream at the first one: the first SIGINT or SIGTERM starts a drain, another one a second or
+more later ends the process at once, and SIGHUP reloads what can change while requests are in flight. A timer
+in a thread limits how long the process may take to end after a signal or after its engine or storage died,
+so that a hung event loop cannot keep a dead server alive.
 """
 
 from __future__ import annotations

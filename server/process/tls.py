@@ -1,7 +1,7 @@
-"""TLS: the server's certificate, and how a new one takes its place while the server runs.
+"""Loads the server's TLS certificate, and reloads it while the server runs.
 
-Owns the files and what is made of them. Refuses to know connections: each is accepted with the context of
-its moment and keeps it, so a new certificate concerns new connections only.
+A connection keeps the TLS context that it was accepted with, so a new certificate applies to new connections
+only.
 """
 
 from __future__ import annotations

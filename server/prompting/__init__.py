@@ -1,7 +1,4 @@
-"""From items, tools and fields to what the engine is asked.
-
-Owns a prompt's messages, the offer of tools and what constrains them.
-"""
+"""Turns items, tools and request fields into what the engine is asked: messages, tools and sampling."""
 
 from __future__ import annotations
 

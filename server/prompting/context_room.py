@@ -1,11 +1,9 @@
-"""What becomes of a limit on output that the context has no room for behind the prompt.
+"""Decides what happens when prompt and output limit together exceed the model's context length.
 
-Owns the decision for every API. Refuses to know how a prompt is made and how generation ends.
-
-Chat and text completions refuse it, with both numbers, as the official ones and vLLM's do: their limit is a
-number of tokens that a client counts on. Responses takes it as what its name says, a maximum that the end of
-the context may come before, as vLLM's does too: agents (Codex among them) send one large limit with every
-turn of a conversation that grows. There it is named as ignored.
+Chat and text completions refuse such a request and name both numbers, as the official APIs and vLLM's do:
+their limit is a number of tokens that a client counts on. Responses accepts it, as vLLM's does too, because
+`max_output_tokens` is a maximum, and the context may end before it: agents (Codex among them) send one large
+limit with every turn of a growing conversation. The answer then names the limit as ignored.
 """
 
 from __future__ import annotations

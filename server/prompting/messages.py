@@ -1,7 +1,6 @@
-"""What the model is shown: items to messages, fields to sampling.
+"""Turns items into the messages of a chat template, and request fields into sampling parameters.
 
-Owns the one way from items to a prompt, for Responses and chat alike; the words of each type are its row's.
-Refuses to know tools (`tool_offer`), storage, events and HTTP.
+Responses and chat completions use the same functions. How one item is worded is defined with its item type.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How the model may answer: tools, a tool choice and a format, as one offer.
+"""Resolves tools, a tool choice and an answer's format into one offer to the model.
 
-Owns which tools are shown, what of an answer is enforced, and the schemas that are enforced. Refuses to know
-how a shape is enforced (the engine does), the prompt, storage and HTTP.
+An offer says which tools the prompt shows, which of them may be called, and which schemas the engine must
+enforce. A demand of the client (a forced call or an answer's shape) is refused where the model cannot be held
+to it; strict tools under a free choice are enforced only where the engine can.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""/v1/conversations: a mutable log of items that turns may append to.
+"""The routes under /v1/conversations.
 
-Owns the limits of what a request may add. Refuses to know how items are kept and what a run does with
-them.
+A conversation is a log of items with metadata. Clients create and delete it, replace its metadata, and add,
+list and remove its items; responses that name the conversation append to it too. One request may add at most
+`MAX_ITEMS` items.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a route says of itself in the OpenAPI document, beside what FastAPI reads off it.
+"""Adds to a route what FastAPI cannot read off it for the OpenAPI document.
 
-Owns the parameters of queries as the document has them, and the replies that routes share. Refuses to know
-what the schemas of bodies look like (`server.schema`), which are named here only.
+Handlers take the plain request, so the document's query parameters, bodies, replies, errors and keys are
+stated here. Bodies and replies are only named; their schemas are in `server.schema.description`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""POST, GET and DELETE under /v1/responses: what a request asks of `Runs`, and how the answer is sent.
+"""The routes under /v1/responses.
 
-Owns query parameters, headers and status codes. Refuses to know how a run works and how it is stored.
+They create, list, retrieve, cancel and delete responses, list their input items, count input tokens and take
+the outputs of tools. A request is read and checked here and handed to `Runs`; the answer goes out as one JSON
+body or as a stream of events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs: from a plan to durable events, and back to readers. `Runs` is the door; the rest is its inside."""
+"""Carries out responses: plans them, runs them, records their events, and shows the events to readers."""
 
 from __future__ import annotations
 

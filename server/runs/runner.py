@@ -1,7 +1,8 @@
-"""The runner: every run of this process, from a request to its end. The door that routes knock at.
+"""Starts, reads, continues, cancels and deletes the runs of this process, on behalf of the HTTP routes.
 
-Owns the ways into a run (create, tool outputs, recovery, deadlines) and the ways to end it from outside
-(cancel, delete). Everything enters a run through `Loop.advance`. Refuses to know HTTP and SQL.
+Runs come from new requests, posted tool outputs, the queue, and processes that have ended. `Loop.advance`
+carries out every one of them; `Runs` decides when, and ends runs from outside: on a cancel, a delete, or a
+passed deadline.
 """
 
 from __future__ import annotations

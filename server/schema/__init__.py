@@ -1,6 +1,7 @@
-"""What clients may send and what they are sent: request fields, items, tools, events, each as a table.
+"""Parses and checks the bodies that clients send, and describes all bodies as JSON Schema.
 
-Owns the wire's shapes. Refuses to know storage, the engine's work and HTTP.
+The package covers responses, chat and completions: request fields, input items, messages, formats, tools and
+events. The rest of the server imports its names from here.
 """
 
 from __future__ import annotations

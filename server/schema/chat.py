@@ -1,7 +1,7 @@
-"""The body of POST /v1/chat/completions.
+"""Parses and checks the body of POST /v1/chat/completions.
 
-Owns its fields and the rules between them. Refuses to know messages (`schema.messages`), tools
-(`schema.tools`) and what the model does with any of it.
+Messages are read in `schema.messages` and tools in `schema.tools`. This module has the remaining fields and
+the rules between them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The body of POST /v1/completions.
+"""Parses and checks the body of POST /v1/completions.
 
-Owns its fields and the forms of a prompt. Refuses to know how text becomes tokens.
+A prompt is a text or a list of token ids, and one request may hold several prompts of either form.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The API's bodies as JSON Schema, made of what checks and builds them.
+"""Describes the bodies of all requests, replies and events as JSON Schema for the OpenAPI document.
 
-Owns the schemas of the OpenAPI document: those of requests come from the table of fields, the models and the
-shapes that check them, those of events from their table; the replies' are written here, and tests hold real
-replies against them. Refuses to know routes.
+The schemas of requests are made from the table of fields and from the models and shapes that check requests,
+and those of events from the table of events. The schemas of replies are written here by hand, and tests check
+real replies against them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Every request field of every API, in one table, and the sampling fields that the APIs share.
+"""The table of every request field of every API, and the sampling fields that the APIs share.
 
-Owns what becomes of a field: honoured, refused, or taken without effect and named. Refuses to know how a
-field is honoured. No field is ignored in silence: one that this table does not list, or lists as a hint,
-passes and is named as ignored (`server.ignored`); one that it lists as refused is a 400
-`unsupported_parameter`, unless it asks for the default.
+The table says whether a field is honoured, accepted without effect, or refused. No field is ignored in
+silence: a field that the table does not list, or lists as a hint, is accepted and reported as ignored
+(`server.ignored`). A field that the table lists as refused is a 400 `unsupported_parameter`, unless it asks
+for the default.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The shapes that clients ask of an answer: official formats, and the extensions of other open servers.
+"""Parses the output formats that clients ask for: the official ones and those of other open servers.
 
-Owns their wire forms, their limits and the echo. Refuses to know how a shape is enforced, and tools. A format
-is kept in the flat form of Responses: `{"type", "name", "schema", "strict", "description"}`.
+A format is kept in the flat form of the Responses API: `{"type", "name", "schema", "strict", "description"}`.
+A format other than `text`, or an extension such as `guided_json`, becomes a `Shape`, which the engine
+enforces. A request may ask for one shape only.
 """
 
 from __future__ import annotations

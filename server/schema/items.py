@@ -1,7 +1,7 @@
-"""Input items, leniently read and normalised to the official resource form.
+"""Reads input items leniently and normalises them to the official resource form.
 
-Owns how clients abbreviate items, and the ids of those that come without. Refuses to know what an item does
-to a prompt and where it is kept. Everything that this server returns is accepted back unchanged.
+Clients may abbreviate items, for example leave out the type of a message, and an item without an id gets one
+where its type allows that. Everything that this server returns is accepted back unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Chat messages, read as items: the one way from the chat API's history to that of Responses.
+"""Converts chat messages to the items of the Responses API.
 
-Owns the shapes of messages and their content parts. Refuses to know templates: what a model is shown is built
-from items (`server.prompting.messages`), so that both APIs share one prompt.
+Prompts are built from items only (`server.prompting.messages`), so the same history gives the same prompt in
+both APIs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The bodies of the Responses API: what a client may ask for, and the echo of what it asked.
+"""Parses and checks the request bodies of the Responses API, and echoes them in the Response object.
 
-Owns the fields of a request, the rules between them and their echo in the Response object. Refuses to know
-the input's items (`schema.items`), the stored past and what the model does with any of it.
+The bodies are those that create a response, count input tokens and submit the outputs of tools. The items of
+the input are read in `schema.items`.
 """
 
 from __future__ import annotations

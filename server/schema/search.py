@@ -1,7 +1,7 @@
-"""More candidates than choices: `best_of`, and beam search.
+"""Parses `best_of` and beam search, which generate more candidates than a request has choices.
 
-Owns: these fields and what may stand beside them, the same for chat and completions. Refuses to know: how the
-best are found.
+Chat and completions share these fields and the rules about what they can be combined with. Neither can be
+streamed, because the best answer is known only at the end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The table of figures on a GPU, each beside what the memory or the arithmetic would allow.
+"""Measures the speed of models and of single kernels on a GPU.
 
-Owns: what is measured and how. Refuses to know: kernels, and which figures are good enough.
+Where the device's limit is known, a figure states its share of it. The limits are the bandwidth of a large
+copy and the arithmetic of a large bf16 product, both measured on the same device. Some figures also carry a
+goal for this share.
 """
 
 from __future__ import annotations

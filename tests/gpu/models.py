@@ -1,6 +1,7 @@
-"""Engines with random weights, made on the device from a seed: speed needs no others, and no folder.
+"""Builds engines with random weights, made on the device from a seed.
 
-Owns: the weights, and an engine loop around them. Refuses to know: what is measured.
+Speed does not depend on the values of the weights, so measurements need no checkpoint. `Bench` puts an engine
+loop around such a model and steps it by hand.
 """
 
 from __future__ import annotations

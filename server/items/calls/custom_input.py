@@ -1,6 +1,8 @@
-"""The input of a custom tool, read out of the arguments that carry it.
+"""Reads the input of a custom tool out of the JSON arguments that carry it.
 
-Owns: decoding `{"input": "..."}` as it comes. Refuses to know: items, events, tools.
+The model writes the call as `{"input": "..."}`. The reader takes this text piece by piece as it is generated
+and returns what each piece adds to the decoded input. An escape that is cut in two is held until its rest
+arrives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of several processes on one database: who beats, who is dead, what nobody owns yet."""
+"""Shares runs among the processes on one database: the queue, and the takeover of dead processes' runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of a run: made, written down, shown, and read again."""
+"""Makes the events of a run, stores them, and shows them to readers."""
 
 from __future__ import annotations
 

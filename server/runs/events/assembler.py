@@ -1,9 +1,9 @@
-"""The assembler: engine deltas in, event drafts out, and the fold from events back to the output.
+"""Turns what the engine says into the events of a response, and events back into its output.
 
-Owns item ids, output indices and well-formedness: whatever is open when a run is cut short is closed as
-incomplete before the terminal event. Pure: what it emits depends on what it was fed and on nothing else; no
-clock, no random, no I/O. A draft is an event without its sequence number; its shapes are those of the
-official event schema. How a call becomes an item, and an outcome is written into it, the item types say.
+The assembler makes item ids and output indices, and closes whatever is open as incomplete before the terminal
+event, so every stream is well formed. It is pure: it has no clock, randomness or I/O, so that replaying the
+same tokens gives the same events. A draft is an event without its sequence number. How a call becomes an item,
+and how an outcome is written into it, is said by the item types.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The channel of a live run: the newest events in memory, and the readers that wait for more.
+"""Keeps the newest events of one live run in memory and wakes the readers that wait for more.
 
-Owns the tail (bounded; what falls off is read from the log) and waking. Refuses to know who writes, what an
-event means, and how a reader sends.
+The memory is bounded (`TAIL_BYTES`). A reader that has fallen further behind reads the missing events from
+the stored log.
 """
 
 from __future__ import annotations

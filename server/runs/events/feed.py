@@ -1,7 +1,7 @@
-"""The feed: the only reader of events. The log first, then live; a gap goes back to the log.
+"""Reads the events of a run: first those in the log, then those that appear while it runs.
 
-Owns following a response from any event to its terminal one, and the count of who watches what. Refuses to
-know who writes, why a run runs, and HTTP.
+A reader follows a response from any event to its terminal one. A reader that falls behind what memory keeps
+reads on from the log. The feed also counts who reads what, so that a run without readers is noticed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The journal: the only writer of events. It numbers them, commits them, and only then shows them.
+"""Numbers the events of all runs, commits them to storage, and shows them to readers only after the commit.
 
-Owns `sequence_number` (made in one function) and the group commit: what gathered while the last commit was in
-flight goes into the next; there is no timer. Refuses to know what an event means, HTTP, and the engine. With
-`store=false` there is no log, only the channel's memory.
+Nothing else writes events. One task commits for all runs: whatever gathers while a commit is in flight goes
+into the next one, without a timer. A run with `store=false` has no log, so its events go straight to its
+channel, in memory.
 """
 
 from __future__ import annotations

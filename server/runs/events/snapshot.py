@@ -1,7 +1,8 @@
-"""The Response object as bytes: the part that changes, its output, and its echo, joined.
+"""Joins the stored parts of a Response object into its JSON bytes.
 
-Owns the one composition of a response outside its events, which are joined from the same parts by the
-channel. Refuses to know where the parts come from.
+The parts are the head (the fields that change), the output items, and the echo of the request's fields. A
+response in flight also gets this server's own members, such as `queue_position`. The Response objects inside
+events have the same parts, but there the channel fills in the echo.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Doing what a plan says.
-
-Owns the loop over a run's steps, its task, and taking it up again after the process that ran it has ended.
-"""
+"""Carries out planned runs, and resumes runs whose process has ended."""
 
 from __future__ import annotations
 

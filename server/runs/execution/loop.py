@@ -1,7 +1,8 @@
-"""The run loop: what is pending is a function of history; do it, journal it, repeat.
+"""Carries out a run step by step, and journals each result, until the run ends or waits for its client.
 
-Owns carrying out steps and ending a run in exactly one way. It has no flag for stream, background or resume:
-who watches is the feed's business. Refuses to know HTTP, SQL and how tokens are made.
+The next step follows from what the run has made so far, so a run that another process left goes on the same
+way. The steps are the same for streamed, background and resumed runs. A run ends with exactly one terminal
+event. When the process ends or the engine dies, a stored run stays unfinished in the log until taken up.
 """
 
 from __future__ import annotations

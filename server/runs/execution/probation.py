@@ -1,8 +1,9 @@
-"""Probation: runs of earlier owners are let at the engine so that one that stops it is found out.
+"""Lets runs of earlier processes at the engine in an order that finds out a run which stops it.
 
-Owns the order, and the count of attempts. A run is suspected when the processes that ran it ended twice in a
-row without its getting anywhere; suspects go to the engine one by one, the least suspected first, each once
-the one before it has got somewhere, or has ended. All others go at once. Refuses to know what a run does.
+A run is suspected after the processes that ran it have ended twice in a row before it made progress
+(`PROGRESS_EVENTS` more events). Suspects go to the engine one at a time, those with the fewest strikes first;
+the next one follows once the one before it has made progress, parked or ended. All other runs go at once.
+Each attempt is counted in storage before the engine is given the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Replaying: what a generation's records say is made again from their tokens, and must come out the same.
+"""Resumes a half-finished generation by replaying its recorded tokens, and checks the result against the log.
 
-Owns the check that a run goes on exactly where its log ends. Emits nothing: what the records hold was seen.
-Refuses to know why the run has a new owner.
+The events made from the replayed tokens must equal the recorded ones, byte for byte; otherwise the run cannot
+go on. Replayed events are not written again, because readers have seen them already.
 """
 
 from __future__ import annotations

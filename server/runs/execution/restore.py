@@ -1,7 +1,6 @@
-"""Restoring: a run as its records left it, back in memory.
+"""Rebuilds a run in memory from its stored plan, history and event records.
 
-Owns the way from storage to a `Run` that can go on or be ended. Reads only. Refuses to know why the run was
-left and what becomes of it.
+The run can then go on or be ended. Restoring only reads from storage.
 """
 
 from __future__ import annotations

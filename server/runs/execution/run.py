@@ -1,7 +1,6 @@
-"""One run in memory: its plan, what it has made so far, and what of that the log does not hold yet.
+"""Defines a run in memory: its plan, its output so far, and the part of it that is not logged yet.
 
-Owns the shape of a run and the changing part of its Response object. Refuses to know what is done next
-(`steps`), who does it (`loop`) and how it is written (`journal`).
+It also makes the changing part of the run's Response object and the first events of every run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The tasks of the runs that this process carries on, from their spawn until what they wrote is durable.
+"""Keeps the asyncio tasks of this process's runs, from their start until their events are durable.
 
-Owns who is at work, how a run is stopped, the grace of a run that nobody reads, and what becomes of one that
-the log refuses. Refuses to know where runs come from and what they do.
+A foreground run without readers is cancelled: at once where it is not stored, otherwise after a grace period.
+A run whose events storage cannot take ends as `failed`; one that another process has taken over just stops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run is to do: its plan, the history that it continues, and the next step of it."""
+"""Decides what a run is to do: its plan, the history that it continues, and its next step."""
 
 from __future__ import annotations
 

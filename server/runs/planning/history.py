@@ -1,7 +1,7 @@
-"""The context of a turn: the stored past and the new input, and the checks between them.
+"""Loads the context of a turn: the stored history and the new input, checked against each other.
 
-Owns which items of the past still count and which calls must have their outputs. Reads storage, writes
-nothing. Refuses to know how items become a prompt and whether it fits.
+Every tool output needs its call, and every call its output. Unanswered calls of cancelled, failed and
+incomplete responses are left out.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Pasts: what stands before a turn, remembered from the turn before.
+"""Remembers in memory the items that `previous_response_id` leads to, so that a next turn need not read them.
 
-Owns the memory of items that `previous_response_id` leads to, and when it may be used. Reads storage, writes
-nothing. Refuses to know what of the past a prompt shows.
-
-A response that has ended never changes, and so neither does what led to it, unless that began in a
-conversation, whose items may be deleted. Whether the response itself is still there its caller has asked
-before: a past whose last response is deleted is reached no more.
+A response that has ended never changes, and neither does what led to it, so its past can be kept. A past that
+began in a conversation is not kept, because items of a conversation may be deleted. Callers have looked up
+the previous response itself before they ask, so the past of a deleted response is never returned.
 """
 
 from __future__ import annotations

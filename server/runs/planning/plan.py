@@ -1,7 +1,8 @@
-"""The plan: a request resolved against the model and the stored past, with nothing left optional.
+"""Resolves a request, against the model and the stored history, into a plan that leaves nothing open.
 
-Owns the pinned `RunPlan`, the functions that it offers and the fit of its context. Reads storage, writes
-nothing. Refuses to know how a run is executed, and HTTP.
+The plan is stored when the run starts, so a resumed run works from the same inputs. Planning also picks the
+functions that the model is offered, and checks that the context fits, or drops its oldest items where the
+request allows that.
 """
 
 from __future__ import annotations

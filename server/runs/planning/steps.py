@@ -1,7 +1,4 @@
-"""What a run does next: a pure function of its plan, its output so far and its counters.
-
-Owns the decision. Refuses to know how a step is done, where items are stored and who is watching.
-"""
+"""Decides what a run does next, as a pure function of its plan, its output so far and its counters."""
 
 from __future__ import annotations
 
