@@ -1,8 +1,8 @@
 """Errors as clients see them: one exception, one wire shape, one table from the leaves' errors to both.
 
 It holds the official error object, and the status, type and code of every error of `engine` and `storage`.
-Whoever catches one asks `to_api_error`. Source of the shape: the OpenAPI
-document's `ErrorResponse`; all four keys are always there and `code` is a string or null.
+Whoever catches one asks `to_api_error`. The shape is the OpenAPI document's `ErrorResponse`; all four keys
+are always there, and `code` is a string or null.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The assembler makes item ids and output indices, and closes whatever is open as incomplete before the terminal
 event, so every stream is well formed. It is pure: it has no clock, randomness or I/O, so that replaying the
-same tokens gives the same events. A draft is an event without its sequence number. How a call becomes an item,
-and how an outcome is written into it, is said by the item types.
+same tokens gives the same events. A draft is an event without its sequence number. How a call becomes an
+item, and how an outcome is written into it, is said by the item types.
 """
 
 from __future__ import annotations
