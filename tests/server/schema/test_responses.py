@@ -345,7 +345,7 @@ def test_both_forms_of_tool_outputs() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({}, "call_id"),
+        ({}, "tool_outputs"),
         ({"tool_outputs": []}, "tool_outputs"),
         ({"tool_outputs": {}}, "tool_outputs"),
         ({"tool_outputs": [1]}, "tool_outputs[0]"),
