@@ -19,7 +19,7 @@ from server.schema.formats import asked_shape, parse_format
 from server.schema.messages import to_items
 from server.schema.responses import Effort, StreamOptions, check_metadata, check_template_kwargs
 from server.schema.search import Search, parse_search
-from server.schema.tools import parse_tool_choice, parse_tools
+from server.schema.tools import name_unoffered, parse_tool_choice, parse_tools
 from server.shapes import from_pydantic, mapping, missing, refuse
 
 MAX_CHOICES = 16
@@ -78,9 +78,7 @@ def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
     values["items"] = to_items(values["messages"], new_id=_unnamed)
     if "tools" in values:
         values["tools"] = parse_tools(values["tools"], strict=False)
-        for tool in values["tools"]:
-            if tool["type"] not in ("function", "custom"):  # a chat has no words for what a server runs
-                ignore(f"tools.{tool['type']}")
+        name_unoffered(values["tools"], server_run=False)
     if "tool_choice" in values:
         values["tool_choice"] = parse_tool_choice(values["tool_choice"])
     if "chat_template_kwargs" in values:

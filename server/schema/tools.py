@@ -152,10 +152,15 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
     return tools
 
 
-def name_unoffered(tools: Iterable[Mapping[str, Any]], param: str = "tools") -> None:
-    """Name the kinds among `tools` that are not offered to the model: `tools.web_search`, ..."""
+def name_unoffered(
+    tools: Iterable[Mapping[str, Any]], param: str = "tools", *, server_run: bool = True
+) -> None:
+    """Name the kinds among `tools` that are not offered to the model: `tools.web_search`, ...
+
+    server_run: whether the API has words for tools that the server runs itself.
+    """
     for tool in tools:
-        if not is_offered(tool):
+        if not (is_offered(tool) and (server_run or tool["type"] in ("function", "custom"))):
             ignore(f"{param}.{tool['type']}")
 
 

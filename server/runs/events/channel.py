@@ -11,14 +11,12 @@ from collections import deque
 from dataclasses import dataclass
 
 from server.sse_frame import event_type
-from storage import ECHO_MARK, Record, RunGlance
+from storage import ECHO_MARK, TERMINAL_STATUSES, Record, RunGlance
 
 TAIL_BYTES = 1 << 20
 """How much a reader may lag behind the newest event before it has to go back to the log."""
 
-TERMINAL_EVENTS = frozenset(
-    f"response.{status}".encode() for status in ("completed", "incomplete", "failed", "cancelled")
-)
+TERMINAL_EVENTS = frozenset(f"response.{status}".encode() for status in TERMINAL_STATUSES)
 """The events that end a stream; exactly one does, last."""
 
 
