@@ -79,7 +79,7 @@ def serve(
     sys.setswitchinterval(1e-4)
     # Young objects here are mostly events that wait for their readers, and no garbage: [measured] to look
     # through them every 700 objects takes 9 to 13 us of the loop per event with 64 streams, 6 to 8 at this.
-    gc.set_threshold(10_000)
+    gc.set_threshold(5_000)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Process(config, began or time.monotonic(), engine, reread).run())
 
