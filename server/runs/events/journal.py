@@ -59,37 +59,6 @@ NO_TOKENS = Tokens()
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
-    """What the next commit adds to one run; several writes gather here while a commit is in flight.
-
-    since: perf_counter seconds of the first of them.
-    """
-
-    since: float
-    num_writes: int = 0
-    records: list[Record] = field(default_factory=list)
-    closed: list[ClosedItem] = field(default_factory=list)
-    head: bytes | None = None
-    status: str | None = None
-    finish: Finish | None = None
-    park: Park | None = None
-
-    def append(self, entry: RunLog) -> RunAppend:
-        """The form that storage takes. The records of an unstored run exist nowhere but in its channel; only
-        its end touches the database."""
-        return RunAppend(
-            entry.response_id,
-            entry.fence,
-            records=tuple(self.records) if entry.stored else (),
-            closed=tuple(self.closed) if entry.stored else (),
-            head=self.head,
-            status=self.status,
-            finish=self.finish,
-            park=self.park,
-        )
-
-
-@dataclass(slots=True, eq=False)
 class RunLog:
     """One run as the journal sees it: its place in the log and what is not yet committed.
 
@@ -102,7 +71,8 @@ class RunLog:
     fence: int
     next_seq: int
     channel: Channel
-    pending: Pending | None = None
+    pending: RunAppend | None = None
+    pending_since: float = 0.0  # perf_counter seconds of the oldest pending write
     num_uncommitted: int = 0
     lost: bool = False
     on_lost: Callable[[Exception], None] = lambda why: None
@@ -200,16 +170,19 @@ class Journal:
             for record in records:
                 entry.channel.publish(record)
             return
-        pending = entry.pending
-        if pending is None:
-            pending = entry.pending = Pending(time.perf_counter())
-        pending.num_writes += 1
-        pending.records += records
-        pending.closed += closed
-        pending.head = head or pending.head
-        pending.status = status or pending.status
-        pending.finish = finish or pending.finish
-        pending.park = park or pending.park
+        if entry.pending is None:
+            entry.pending_since = time.perf_counter()
+        before = entry.pending or RunAppend(entry.response_id, entry.fence)
+        entry.pending = RunAppend(
+            entry.response_id,
+            entry.fence,
+            records=(*before.records, *records),
+            closed=(*before.closed, *closed),
+            head=head or before.head,
+            status=status or before.status,
+            finish=finish or before.finish,
+            park=park or before.park,
+        )
         entry.num_uncommitted += 1
         self._dirty[entry.response_id] = entry
         self._idle.clear()
@@ -219,23 +192,28 @@ class Journal:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            batch: list[tuple[RunLog, Pending]] = []
+            batch: list[tuple[RunLog, RunAppend, int]] = []
+            since = []
             for entry in self._dirty.values():
                 if entry.pending is not None:
-                    batch.append((entry, entry.pending))
+                    batch.append((entry, entry.pending, entry.num_uncommitted))
+                    since.append(entry.pending_since)
                     entry.pending = None
             self._dirty = {}
             if batch:
                 self._show(batch, await self._commit(batch))
             done = time.perf_counter()
-            for _, pending in batch:
-                self._committed(done - pending.since)
+            for start in since:
+                self._committed(done - start)
             if not self._dirty:
                 self._idle.set()
 
-    async def _commit(self, batch: Sequence[tuple[RunLog, Pending]]) -> Mapping[str, Exception]:
+    async def _commit(self, batch: Sequence[tuple[RunLog, RunAppend, int]]) -> Mapping[str, Exception]:
         """Commit a batch, as soon as the database can be written; returns the runs that were refused."""
-        appends = [pending.append(entry) for entry, pending in batch]
+        # The records of an unstored run exist nowhere but in its channel; only its end touches the database.
+        appends = [
+            append if entry.stored else replace(append, records=(), closed=()) for entry, append, _ in batch
+        ]
         while True:
             try:
                 return await self._storage.append(appends)
@@ -246,16 +224,16 @@ class Journal:
                 log.exception("commit failed for good")
                 return dict.fromkeys((append.response_id for append in appends), error)
 
-    def _show(self, batch: Sequence[tuple[RunLog, Pending]], refused: Mapping[str, Exception]) -> None:
+    def _show(self, batch: Sequence[tuple[RunLog, RunAppend, int]], refused: Mapping[str, Exception]) -> None:
         """Publish what is durable; runs that were refused learn why."""
-        for entry, pending in batch:
-            if entry.response_id in refused:
-                entry.lose(refused[entry.response_id])
+        for entry, append, num_writes in batch:
+            if append.response_id in refused:
+                entry.lose(refused[append.response_id])
             if entry.lost:
                 continue
-            for record in pending.records:
+            for record in append.records:
                 entry.channel.publish(record)
-            entry.num_uncommitted -= pending.num_writes
+            entry.num_uncommitted -= num_writes
             entry.committed.set()
 
 
