@@ -74,8 +74,9 @@ async def serving(engine: ScriptedEngine | None = None) -> AsyncIterator[Running
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a benchmark on the loop and with the switch interval of a server."""
+    """Run a benchmark on the loop, with the switch interval and the garbage collection of a server."""
     sys.setswitchinterval(1e-4)
+    gc.set_threshold(5_000)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main)
 

@@ -87,6 +87,7 @@ class Keys:
         self._storage: Storage | None = None
         self._found: dict[bytes, tuple[str | None, float]] = {}
         self._any_stored: tuple[bool, float] = (False, 0.0)
+        self._looking = asyncio.Lock()  # whether any key is stored
 
     def give(self, keys: Sequence[str]) -> None:
         """Accept these of the configuration, in place of those that it had before."""
@@ -144,12 +145,13 @@ class Keys:
         return owner
 
     async def _stored(self) -> bool:
-        now = asyncio.get_running_loop().time()
-        found, until = self._any_stored
-        if now >= until and self._storage is not None:
-            found = any(key.revoked_at is None for key in await self._storage.list_keys())
-            self._any_stored = (found, now + FRESH_S)
-        return found
+        clock = asyncio.get_running_loop().time
+        if clock() >= self._any_stored[1] and self._storage is not None:
+            async with self._looking:  # one for all requests that come together
+                if (now := clock()) >= self._any_stored[1]:
+                    found = any(key.revoked_at is None for key in await self._storage.list_keys())
+                    self._any_stored = (found, now + FRESH_S)
+        return self._any_stored[0]
 
     async def _look_up(self, digest: bytes) -> str | None:
         now = asyncio.get_running_loop().time()

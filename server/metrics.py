@@ -7,9 +7,11 @@ themselves are read at each scrape.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import asdict, is_dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 from prometheus_client import (
@@ -20,8 +22,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from engine import Chunk
 
@@ -62,18 +65,10 @@ class Telemetry:
             buckets=SECONDS,
             registry=registry,
         )
-        self._inter_token = Histogram(
-            "antiphon_inter_token_seconds",
-            "Between tokens of one generation.",
-            buckets=TOKEN_SECONDS,
-            registry=registry,
-        )
-        self._commit = Histogram(
-            "antiphon_commit_delay_seconds",
-            "From an event's making to its commit.",
-            buckets=TOKEN_SECONDS,
-            registry=registry,
-        )
+        self._inter_token = _Tally("antiphon_inter_token_seconds", "Between tokens of one generation.")
+        self._commit = _Tally("antiphon_commit_delay_seconds", "From an event's making to its commit.")
+        for tally in (self._inter_token, self._commit):
+            registry.register(tally)
         self._webhooks = Counter(
             "antiphon_webhook_attempts",
             "Attempts to deliver a notice: delivered, failed (to be tried again) or given_up.",
@@ -106,8 +101,7 @@ class Telemetry:
 
     def tokens(self, num: int, seconds: float) -> None:
         """`num` further tokens came together, `seconds` after those before them."""
-        for _ in range(num):
-            self._inter_token.observe(seconds / num)
+        self._inter_token.observe(seconds / num, num)
 
     async def timed(self, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
         """The same chunks, their first token and the time between tokens observed; closes what it wraps."""
@@ -134,6 +128,29 @@ class Telemetry:
     def exposition(self) -> bytes:
         """All metrics in the text format."""
         return generate_latest(self._registry)
+
+
+class _Tally(Collector):
+    """A histogram over TOKEN_SECONDS of what comes with every token. Only the event loop's thread observes,
+    so a value needs no lock, and a chunk's tokens are one addition: prometheus_client's own takes 1.2 us for
+    each of them."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._counts = [0] * (len(TOKEN_SECONDS) + 1)  # the last one holds what is above all bounds
+        self._sum = 0.0
+
+    def observe(self, seconds: float, num: int = 1) -> None:
+        """`num` times the same value."""
+        self._counts[bisect_left(TOKEN_SECONDS, seconds)] += num
+        self._sum += seconds * num
+
+    def collect(self) -> Iterable[Metric]:
+        """One family, of cumulative buckets."""
+        bounds = [*map(floatToGoString, TOKEN_SECONDS), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._documentation, buckets, self._sum)
 
 
 class _Readings(Collector):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from server.routes import (
-    chat,
     completions,
     conversations,
     health,
@@ -22,7 +21,7 @@ from server.routes import (
 ROUTERS: tuple[APIRouter, ...] = tuple(
     family.router
     for family in (
-        *(health, models, responses, conversations, chat, completions, tokenize),
+        *(health, models, responses, conversations, completions, tokenize),
         *(keys, webhooks, sealing, tenants),
     )
 )

@@ -1,38 +1,69 @@
-"""POST /v1/completions.
+"""POST /v1/chat/completions and /v1/completions, which keep nothing.
 
-Owns the way from the request to the view, and its two kinds of reply. Nothing is kept: a client that leaves
-ends its generations.
+A client that leaves ends its generations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine import Place
 from server.http import EventStream, context, json_reply, owner, read_as, while_connected
+from server.metrics import Telemetry
+from server.model_registry import ServedModel
 from server.routes.documented import documented
-from server.schema import parse_completion
-from server.stateless import begin, prepare_completion
+from server.schema import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from server.stateless import Completion, begin, prepare_chat, prepare_completion
 
 router = APIRouter(prefix="/v1")
+
+Asked = TypeVar("Asked", ChatRequest, CompletionRequest, contravariant=True)
+
+
+class _Prepare(Protocol[Asked]):
+    async def __call__(
+        self, request: Asked, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
+    ) -> Completion: ...
+
+
+@router.post(
+    "/chat/completions",
+    **documented("ChatCompletion", body="CreateChatCompletion", stream="ChatCompletionChunk"),
+)
+async def create_chat_completion(request: Request) -> Response:
+    """Answer with a chat completion, or (`stream`) with its chunks."""
+    return await _answer(request, parse_chat, prepare_chat, "chat.completion", "chat.completion.chunk")
 
 
 @router.post("/completions", **documented("Completion", body="CreateCompletion", stream="Completion"))
 async def create_completion(request: Request) -> Response:
     """Answer with completions, or (`stream`) with their chunks."""
+    return await _answer(request, parse_completion, prepare_completion, "text_completion", "text_completion")
+
+
+async def _answer(
+    request: Request,
+    parse: Callable[[Mapping[str, Any]], Asked],
+    prepare: _Prepare[Asked],
+    whole: str,
+    chunk: str,
+) -> Response:
+    """The way from a request to its reply. whole, chunk: the `object` of a whole reply, and of a part."""
     here = context(request)
-    asked = await read_as(request, parse_completion)
+    asked = await read_as(request, parse)
     served = here.models.get(asked.model)
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter())
-        preparing = prepare_completion(asked, served, place, owner=owner(request), telemetry=here.telemetry)
+        preparing = prepare(asked, served, place, owner=owner(request), telemetry=here.telemetry)
         completion = await while_connected(request, preparing)
         if not asked.stream:
-            return json_reply(await while_connected(request, completion.whole("text_completion")))
-        include_usage = asked.stream_options.include_usage
-        frames = await begin(completion.frames("text_completion", include_usage=include_usage))
-        return EventStream(frames, on_close=stack.pop_all().close)
+            return json_reply(await while_connected(request, completion.whole(whole)))
+        frames = completion.frames(chunk, include_usage=asked.stream_options.include_usage)
+        return EventStream(await begin(frames), on_close=stack.pop_all().close)

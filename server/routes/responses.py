@@ -222,18 +222,26 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     ended = stored.status in TERMINAL
     _require_events(reader, stored)
     try:
-        if stored.run is not None and after >= stored.run.next_seq:
-            raise ApiError(
-                400,
-                f"Response '{response_id}' has no event {after} yet.",
-                code="cursor_beyond_log",
-                param="starting_after",
-            )
+        await _require_event(request, stored, after)
     except BaseException:
         reader.close()
         raise
     headers = context(request).models.resume_headers(stored.model)
     return _stream(request, reader, after=after, ended=ended, headers=headers)
+
+
+async def _require_event(request: Request, stored: StoredResponse, after: int) -> None:
+    """ApiError 400 unless a response has the event that its client says it has. A client that has the last
+    one waits for the next, or, where that was the end, gets an empty stream."""
+    if stored.run is not None:
+        known = after < stored.run.next_seq
+    else:
+        storage = context(request).storage
+        known = after < 0 or bool(await storage.records(stored.id, after=after - 1, limit_bytes=1))
+    if not known:
+        message = f"Response '{stored.id}' has no event {after}{'' if stored.run is None else ' yet'}."
+        source = "starting_after" if "starting_after" in request.query_params else "Last-Event-ID"
+        raise ApiError(400, message, code="cursor_beyond_log", param=source)
 
 
 def _starting_after(request: Request) -> int:

@@ -51,6 +51,7 @@ from server.runs.planning import (
     Pasts,
     Planned,
     RunPlan,
+    Turn,
     count_input,
     make_plan,
     not_found,
@@ -247,13 +248,9 @@ class Runs:
         sealed_by = await self._sealing.by(request.include, served.info.name)
         while True:
             planned = await make_plan(
-                request,
-                items,
-                owner=owner,
-                storage=self._storage,
-                served=served,
-                registry=self._registry,
-                now=now_us(),
+                Turn(request, items, owner, served, as_of=now_us()),
+                self._storage,
+                self._registry,
                 tool_timeout_s=self._config.tool_timeout_s,
                 keyed=keyed is not None,
                 sealed_by=sealed_by,
@@ -283,15 +280,9 @@ class Runs:
         """How many prompt tokens a request would have. Raises ApiError."""
         served = self._models.get(request.model)
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
-        return await count_input(
-            request,
-            await identify(self._storage, owner, items),
-            owner=owner,
-            storage=self._storage,
-            served=served,
-            registry=self._registry,
-            now=now_us(),
-        )
+        items = await identify(self._storage, owner, items)
+        turn = Turn(request, items, owner, served, as_of=now_us())
+        return await count_input(turn, self._storage, self._registry)
 
     async def _begin(
         self, planned: Planned, echo: bytes, place: Place | None, keyed: KeyedRequest | None
@@ -460,6 +451,11 @@ class Runs:
                 message = f"Cannot cancel a response that has ended (status {stored.status})."
                 raise ApiError(400, message, code="response_not_cancellable")
             return snapshot(stored)
+        await self._cancel(owner, response_id)
+        return await self.get(owner, response_id)
+
+    async def _cancel(self, owner: str, response_id: str) -> None:
+        """Cancel a stored run in flight, whoever carries it on, and wait for its end."""
         await self._storage.request_cancel(owner, response_id)
         async with self._claiming:
             run = self._tasks.get(response_id)
@@ -474,10 +470,13 @@ class Runs:
                     await reader.finished()
             finally:
                 reader.close()
-        return await self.get(owner, response_id)
 
     async def delete(self, owner: str, response_id: str) -> None:
-        """Delete a response, cancelling it if it runs; its readers' streams end. Raises NotFound."""
+        """Delete a response. One in flight is cancelled first, so that its readers see it end. Raises
+        NotFound."""
+        stored = await self._storage.get_response(owner, response_id)
+        if stored.status not in TERMINAL:
+            await self._cancel(owner, response_id)
         await self._storage.delete_response(owner, response_id, now_us())
         self.gone([response_id])
 

@@ -129,11 +129,8 @@ async def _goes_on(
     async with serving(server), Client([server], History(), draw, key=MINE) as client:
         for id in in_flight:
             ahead = await client.once("GET", f"/v1/responses/{id}?stream=true&starting_after=1000000")
-            if ahead.status != 200:  # 200: it has ended, and there is nothing behind its end
-                code = ahead.json["error"]["code"]
-                report.holds(
-                    code == "cursor_beyond_log", f"{id}: a reader that is ahead of the log gets {code}"
-                )
+            code = ahead.json["error"]["code"]
+            report.holds(code == "cursor_beyond_log", f"{id}: a reader that is ahead of the log gets {code}")
             again = client.history.of(id)
             waiting = (await client.get(id)).get("pending_tool_calls")
             if waiting:

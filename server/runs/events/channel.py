@@ -133,11 +133,15 @@ class Channel:
 
     def read(self, after: int) -> Events | None:
         """Everything in the tail above `after`, joined; None when there is nothing."""
+        if self.next_seq == after + 1:
+            return None
         parts: list[Events] = []
         for events in reversed(self._tail):  # a reader wants the newest few of many
             if events.last_seq <= after:
                 break
             parts.append(events.after(after))
+            if events.first_seq <= after + 1:
+                break
         parts.reverse()
         if len(parts) < 2:
             return parts[0] if parts else None

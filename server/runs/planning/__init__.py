@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.runs.planning import steps
-from server.runs.planning.history import drop_oldest, not_found, replayable
+from server.runs.planning.history import Turn, drop_oldest, not_found, replayable
 from server.runs.planning.pasts import Pasts, read_items
 from server.runs.planning.plan import Functions, Planned, RunPlan, count_input, make_plan
 from server.runs.planning.steps import TERMINAL, Progress, pending_calls
@@ -15,6 +15,7 @@ __all__ = [
     "Planned",
     "Progress",
     "RunPlan",
+    "Turn",
     "count_input",
     "drop_oldest",
     "make_plan",

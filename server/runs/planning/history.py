@@ -25,6 +25,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A request as a plan is made of it, its references resolved.
+
+    input: its own new items, normalised. as_of: the moment in unix microseconds whose past it continues.
+    """
+
+    request: CreateResponse
+    input: Sequence[Item]
+    owner: str
+    served: ServedModel
+    as_of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """The items that a turn stands on, its own input last, as they were at one moment.
 
@@ -35,35 +49,35 @@ class Context:
     conversation_head: int | None = None
 
 
-async def load_context(
-    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
-    ServedModel, as_of: int, pasts: Pasts | None = None,
-) -> Context:  # fmt: skip
-    """The stored past at `as_of` (microseconds) and the new input, checked: nothing in it is beyond the
-    model, and every call has its output. pasts: of earlier turns, to be built upon. Raises ApiError
-    400/404."""
-    num_new = num_parts(input_items)
-    await aside(num_new > THREADED_PARTS, _check_readable, input_items, served)
+async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None) -> Context:
+    """The stored past of a turn and its new input, checked: nothing in it is beyond the model, and every call
+    has its output. pasts: of earlier turns, to be built upon. Raises ApiError 400/404."""
+    request, new = turn.request, turn.input
+    num_new = num_parts(new)
+    await aside(num_new > THREADED_PARTS, _check_readable, new, turn.served)
     head = None
     history: Sequence[Said] = ()
     try:
         if request.previous_response_id is not None:
-            previous = await storage.get_response(owner, request.previous_response_id)
+            previous = await storage.get_response(turn.owner, request.previous_response_id)
             if previous.status not in TERMINAL:
                 message = f"Response '{previous.id}' has not finished (status {previous.status})."
                 refuse("previous_response_id", message, "response_not_finished")
-            history = await (pasts or Pasts(storage)).of(previous, as_of)
+            history = await (pasts or Pasts(storage)).of(previous, turn.as_of)
         elif request.conversation_id is not None:
-            head = (await storage.get_conversation(owner, request.conversation_id)).head
+            head = (await storage.get_conversation(turn.owner, request.conversation_id)).head
             stored = await storage.history(
-                owner, conversation_id=request.conversation_id, conversation_head=head, as_of=as_of
+                turn.owner,
+                conversation_id=request.conversation_id,
+                conversation_head=head,
+                as_of=turn.as_of,
             )
             history = await aside(len(stored) > THREADED_PARTS, read_items, stored)
     except NotFound as unknown:
         raise not_found(request, unknown) from None
     much = num_new + len(history) > THREADED_PARTS
     source = "previous_response_id" if request.conversation_id is None else "conversation"
-    return Context(await aside(much, _joined, history, input_items, source), head)
+    return Context(await aside(much, _joined, history, new, source), head)
 
 
 def _check_readable(items: Sequence[Item], served: ServedModel) -> None:

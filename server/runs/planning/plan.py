@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -18,7 +18,7 @@ import orjson
 from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
 from server.prompting import Offer, check, name_cut_limit, offer, sampling, steady, to_messages
-from server.runs.planning.history import drop_oldest, load_context
+from server.runs.planning.history import Turn, drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
 from server.threads import THREADED_PARTS, aside
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from server.encrypted_reasoning import SealedBy
     from server.model_registry import ServedModel
     from server.runs.planning.pasts import Pasts
-    from server.schema import CreateResponse
     from storage import Storage
     from tools import Registry
 
@@ -89,7 +88,7 @@ class RunPlan:
 
     def dump(self) -> bytes:
         """The plan as stored."""
-        return orjson.dumps(asdict(self))
+        return orjson.dumps(self)
 
     @classmethod
     def load(cls, data: bytes) -> RunPlan:
@@ -222,25 +221,29 @@ def _means(ref: Mapping[str, Any], name: str, route: Route) -> bool:
 
 
 async def make_plan(
-    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
-    ServedModel, registry: Registry, now: int, tool_timeout_s: float, keyed: bool = False,
-    sealed_by: SealedBy | None = None, pasts: Pasts | None = None,
-) -> Planned:  # fmt: skip
-    """Resolve a request whose input is normalised and whose references are resolved.
+    turn: Turn,
+    storage: Storage,
+    registry: Registry,
+    *,
+    tool_timeout_s: float,
+    keyed: bool = False,
+    sealed_by: SealedBy | None = None,
+    pasts: Pasts | None = None,
+) -> Planned:
+    """Resolve a turn.
 
     pasts: of earlier turns, to be built upon. keyed: it came with an `Idempotency-Key`, so what it starts is
     stored, hidden where it asks not to be. Raises ApiError 400/404 and RequestError for what cannot be
     honoured, PromptTooLong when truncation is disabled.
     """
-    context = await load_context(
-        request, input_items, owner=owner, storage=storage, served=served, as_of=now, pasts=pasts
-    )
-    plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=tool_timeout_s)
+    request, served = turn.request, turn.served
+    context = await load_context(turn, storage, pasts)
+    plan = _resolve(turn, tool_timeout_s)
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)
     functions = plan.functions(registry)
     offered = plan.offer(functions, forced=True)
-    await check(offered, served, plan.tools, request.shape_param, owner)
+    await check(offered, served, plan.tools, request.shape_param, turn.owner)
     num_dropped, prompt = await fit(
         plan, served, context.items, offered, truncate=request.truncation == "auto"
     )
@@ -251,25 +254,21 @@ async def make_plan(
     first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
     check_request(first, served.info)
     kept = tuple(drop_oldest(context.items, num_dropped))
-    return Planned(plan, functions, tuple(input_items), kept, context.conversation_head, first)
+    return Planned(plan, functions, tuple(turn.input), kept, context.conversation_head, first)
 
 
-async def count_input(
-    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
-    ServedModel, registry: Registry, now: int,
-) -> int:  # fmt: skip
-    """How many prompt tokens the request would have, through the same rendering. Raises ApiError 400/404."""
-    context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
-    plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=0.0)
+async def count_input(turn: Turn, storage: Storage, registry: Registry) -> int:
+    """How many prompt tokens a turn would have, through the same rendering. Raises ApiError 400/404."""
+    context = await load_context(turn, storage)
+    plan = _resolve(turn, tool_timeout_s=0.0)
     offered = plan.offer(plan.functions(registry), forced=True)
-    prompt = await plan.rendered(served, context.items, offered)
+    prompt = await plan.rendered(turn.served, context.items, offered)
     return len(prompt.ids)
 
 
-def _resolve(
-    request: CreateResponse, *, owner: str, served: ServedModel, now: int, tool_timeout_s: float
-) -> RunPlan:
+def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
     """The plan before its context was measured."""
+    request, served = turn.request, turn.served
     wants_logprobs = "message.output_text.logprobs" in request.include
     if wants_logprobs and "logprobs" not in served.info.capabilities:
         message = f"The model '{served.name}' gives no log probabilities."
@@ -281,11 +280,11 @@ def _resolve(
         fields["logprobs"] = request.top_logprobs or 0
     return RunPlan(
         response_id=f"resp_{secrets.token_hex(24)}",
-        owner=owner,
+        owner=turn.owner,
         model=served.name,
         fingerprint=served.info.fingerprint,
         secret=secrets.token_hex(16),
-        created_at=now,
+        created_at=turn.as_of,
         store=request.store,
         background=request.background,
         previous_response_id=request.previous_response_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,24 @@ def bearer(key: str) -> dict[str, str]:
 async def test_without_keys_anything_passes_on_loopback(client: httpx.AsyncClient) -> None:
     for headers in ({}, bearer("whatever"), {"authorization": "Basic eA=="}, {"x-api-key": "k"}):
         assert (await client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_requests_that_come_together_look_for_stored_keys_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_app(tmp_path) as running:
+        storage, keys = running.context.storage, running.life.keys
+        list_keys, looks = storage.list_keys, 0
+
+        async def counted() -> object:
+            nonlocal looks
+            looks += 1
+            return await list_keys()
+
+        monkeypatch.setattr(storage, "list_keys", counted)
+        keys.forget()
+        assert set(await asyncio.gather(*(keys.owner(None) for _ in range(16)))) == {LOCAL_OWNER}
+        assert looks == 1
 
 
 async def test_a_key_is_needed_once_one_is_configured(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ async def test_descendants_of_a_deleted_response_keep_answering(tmp_path: Path) 
         await api.ended(second["id"])
 
 
-async def test_deleting_a_run_in_flight_stops_it_and_cuts_its_readers(tmp_path: Path) -> None:
+async def test_deleting_a_run_in_flight_cancels_it_and_its_readers_see_that(tmp_path: Path) -> None:
     gate = Gate()
     async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
         api = Api(client)
@@ -212,14 +212,16 @@ async def test_deleting_a_run_in_flight_stops_it_and_cuts_its_readers(tmp_path: 
             await live.until("output_text.delta")
             await other.until("output_text.delta")
             await api.delete(live.id)
-            await live.cut()
+            cancelled = await live.done()
+            assert (cancelled["status"], text(cancelled)) == ("cancelled", "one two")
+            assert live.events[-1]["type"] == "response.cancelled"
             await api.fails(404, "GET", f"/v1/responses/{live.id}")
             gate.release.set()
             assert (await other.done())["status"] == "completed", "others go on"
         assert server.context.runs.num_active == 0
 
 
-async def test_a_plain_create_whose_response_is_deleted_gets_a_404(tmp_path: Path) -> None:
+async def test_a_plain_create_whose_response_is_deleted_gets_it_cancelled(tmp_path: Path) -> None:
     gate = Gate()
     async with running_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
         api = Api(client)
@@ -227,7 +229,9 @@ async def test_a_plain_create_whose_response_is_deleted_gets_a_404(tmp_path: Pat
         await gate.reached.wait()
         [running] = (await api.page("/v1/responses"))["data"]
         await api.delete(running["id"])
-        assert (await waiting).status_code == 404
+        cancelled = api.response(await waiting)
+        assert (cancelled["id"], cancelled["status"]) == (running["id"], "cancelled")
+        await api.fails(404, "GET", f"/v1/responses/{running['id']}")
 
 
 # ------------------------------------------------------------------------------------------------------------

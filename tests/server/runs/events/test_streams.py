@@ -47,12 +47,6 @@ async def test_a_replay_equals_what_was_seen_live_from_every_event_on(api: Api, 
             assert await api.replay(live.response["id"], **{"last-event-id": str(after)}) == tail
 
 
-async def test_a_cursor_behind_the_end_gets_an_empty_stream(api: Api) -> None:
-    live = await api.stream("say hi")
-    for after in (len(live.events) - 1, len(live.events), 10**9):
-        assert await api.replay(live.response["id"], after) == b""
-
-
 async def test_id_lines_come_only_where_an_event_stream_is_accepted(api: Api) -> None:
     body = {"input": "say one two", "stream": True}
     accepting = {"accept": "text/event-stream"}
@@ -119,6 +113,22 @@ async def test_a_cursor_beyond_the_log_of_a_running_response_is_refused(tmp_path
                 gate.release.set()
                 assert (await tail.next() or {})["sequence_number"] == last + 1
                 await live.done()
+
+
+async def test_a_cursor_beyond_the_log_of_an_ended_response_is_refused(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        async with api.open("say one two") as live:
+            await live.done()
+        last, path = live.events[-1]["sequence_number"], f"/v1/responses/{live.id}"
+        reply = await client.get(path, params={"stream": "true", "starting_after": last})
+        assert (reply.status_code, reply.text) == (200, ""), "nothing comes behind the end"
+        for beyond in (last + 1, 10**18 - 1):
+            error = await api.fails(400, "GET", f"{path}?stream=true&starting_after={beyond}")
+            assert (error["code"], error["param"]) == ("cursor_beyond_log", "starting_after")
+        error = await api.fails(400, "GET", f"{path}?stream=true", headers={"last-event-id": str(last + 1)})
+        assert (error["code"], error["param"]) == ("cursor_beyond_log", "Last-Event-ID")
+        assert server.context.runs.feed.total_readers == 0
 
 
 async def test_a_slow_reader_falls_back_to_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
