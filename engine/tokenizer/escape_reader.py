@@ -45,13 +45,14 @@ def looks_in_normalized(backend: Backend, control: frozenset[str]) -> bool:
 def _twin(backend: Backend) -> Backend:
     """A tokenizer with the same ids, which shares the model in memory."""
     added = backend.get_added_tokens_decoder()
-    found = Backend(backend.model)
+    tokens = []
     for _, known in sorted(added.items()):
         flags = {name: getattr(known, name) for name in ("single_word", "lstrip", "rstrip", "special")}
         # Without a normalizer the flag means nothing; beside one that takes out breaks it would.
         normalized = known.normalized and backend.normalizer is not None
-        token = AddedToken(known.content, normalized=normalized, **flags)
-        found.add_special_tokens([token]) if token.special else found.add_tokens([token])
+        tokens.append(AddedToken(known.content, normalized=normalized, **flags))
+    found = Backend(backend.model)
+    found.add_tokens(tokens)
     # The library numbers added tokens in their order, also when it reads them from a file.
     assert found.get_added_tokens_decoder().keys() == added.keys()
     found.pre_tokenizer = backend.pre_tokenizer
@@ -60,15 +61,13 @@ def _twin(backend: Backend) -> Backend:
 
 def _merges(backend: Backend, control: Iterable[str]) -> bool:
     """Whether the model has a control token in its vocabulary and makes it of a broken text."""
+    known = [text for text in control if backend.model.token_to_id(text) is not None]
     unknown = set(backend.encode("\U0010fffd", add_special_tokens=False).ids)
-    for text in control:
-        token_id = backend.token_to_id(text)
-        broken = text[0] + BREAK + text[1:]
-        for around in ("{}", " {} ", "a{}a", "\n{}\n"):
-            ids = backend.encode(around.format(broken), add_special_tokens=False).ids
-            if token_id in ids and token_id not in unknown:
-                return True
-    return False
+    ids = {backend.token_to_id(text) for text in known} - unknown
+    broken = [text[0] + BREAK + text[1:] for text in known]
+    tried = [around.format(text) for text in broken for around in ("{}", " {} ", "a{}a", "\n{}\n")]
+    found = backend.encode_batch_fast(tried, add_special_tokens=False)
+    return any(not ids.isdisjoint(each.ids) for each in found)
 
 
 def _in_turn(sequence: Callable[[list[Any]], Any], *parts: Any) -> Any:

@@ -55,7 +55,7 @@ def conversation(say: Callable[[str], str], name: Callable[[str], str]) -> Rende
     arguments = json.dumps({name("key"): say("value"), "list": [{name("inner"): say("deep")}]})
     call = {"id": name("call"), "type": "function", "function": {"name": name("f"), "arguments": arguments}}
     properties = {name("key"): {"type": "string", "description": say("what"), "enum": [say("one")]}}
-    tool = {"name": name("f"), "description": say("about"), "parameters": {"type": "object"}}
+    tool: dict[str, Any] = {"name": name("f"), "description": say("about"), "parameters": {"type": "object"}}
     tool["parameters"] |= {"properties": properties, "required": [name("key")]}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": say("system")},
