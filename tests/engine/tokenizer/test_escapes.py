@@ -146,10 +146,14 @@ def test_text_without_control_tokens_has_the_ids_that_it_had(name: str) -> None:
     words = [*"ab<>[]|\n\t\u00e9'\"", " ", "<h1>", "a < b", "> quoted", BREAK, QUOTE, QUOTE + "0", "\\u2e00"]
     for _ in range(40):
         said: dict[str, str] = {}
-        asked = conversation(
-            lambda place, said=said: said.setdefault(place, "".join(drawn.choices(words, k=4)) + "."),
-            lambda place, said=said: said.setdefault(place, drawn.choice(keys)),
-        )
+
+        def say(place: str, said: dict[str, str] = said) -> str:
+            return said.setdefault(place, "".join(drawn.choices(words, k=4)) + ".")
+
+        def call(place: str, said: dict[str, str] = said) -> str:
+            return said.setdefault(place, drawn.choice(keys))
+
+        asked = conversation(say, call)
         expected = before.encode_rendered([before.render(asked, row.history)])[0]
         assert now.encode_rendered([now.render(asked, row.history)])[0] == expected, said
 
