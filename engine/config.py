@@ -39,6 +39,7 @@ class EngineConfig:
     num_blocks: int | None = None  # of the full-attention layers; wins over kv_cache_bytes
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # folders of adapters, by name
     chat_template: str | None = None  # the text of a template that replaces the checkpoint's
+    allow_special_tokens: bool = False  # what messages say may become the template's control tokens
     tool_dialect: str | None = None  # a row of the table of dialects, or "none"
     reasoning_dialect: str | None = None
     generation_config: GenerationDefaults = "auto"  # auto: sampling defaults are the checkpoint's

@@ -302,6 +302,9 @@ class Config(BaseModel):
         True, "compute on a CPU by kernels compiled for it at the first start (needs g++ once)"
     )
     chat_template: File | None = _setting(None, "file of a chat template that replaces the model's own")
+    allow_special_tokens: bool = _setting(
+        False, "what clients write in messages and tools may become control tokens, such as <|im_start|>"
+    )
     tool_dialect: str | None = _setting(
         None, "how the model writes tool calls: a dialect's name, or none; default: by its chat template"
     )

@@ -104,6 +104,7 @@ def build_engine(config: Config) -> Engine:
             tick_s=config.tick_s,
             max_waiting=config.max_waiting,
             chat_template=chat_template(config),
+            allow_special_tokens=config.allow_special_tokens,
         )
     shipped = Path(str(files("engine"))) / "tiny" / "checkpoint"
     model = shipped if config.model == SHIPPED_MODEL else config.model
@@ -119,6 +120,7 @@ def build_engine(config: Config) -> Engine:
             max_model_len=config.max_model_len,
             max_waiting=config.max_waiting,
             chat_template=chat_template(config),
+            allow_special_tokens=config.allow_special_tokens,
             tool_dialect=config.tool_dialect,
             reasoning_dialect=config.reasoning_dialect,
             generation_config=config.generation_config,

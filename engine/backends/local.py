@@ -82,7 +82,12 @@ class LocalEngine:
         self._asyncio = asyncio.get_running_loop()
         self._death: asyncio.Future[BaseException] = self._asyncio.create_future()
         folder = await self._in_pool(lambda: find_folder(self._config.model))
-        tokenizer: Future[Tokenizer] = self._pool.submit(Tokenizer.load, folder, self._config.chat_template)
+        tokenizer: Future[Tokenizer] = self._pool.submit(
+            Tokenizer.load,
+            folder,
+            self._config.chat_template,
+            allow_special_tokens=self._config.allow_special_tokens,
+        )
         loaded: asyncio.Future[EngineLoop] = self._asyncio.create_future()
         self._thread = threading.Thread(
             target=self._run, args=(folder, tokenizer, loaded), name="engine", daemon=True

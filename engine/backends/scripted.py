@@ -80,12 +80,13 @@ class ScriptedEngine:
         max_running: int = 256,
         max_waiting: int = 512,
         chat_template: str | None = None,
+        allow_special_tokens: bool = False,
     ) -> None:
         self._script = script or obey
         self._tick_s = tick_s
         self._max_running = max_running
         self._admission = Admission(max_running=max_running, max_waiting=max_waiting)
-        self.tokenizer = scripted_tokenizer(chat_template)
+        self.tokenizer = scripted_tokenizer(chat_template, allow_special_tokens=allow_special_tokens)
         self._encoder = Encoder(self.tokenizer)
         self._dialect: Dialect = dialect_named("hermes")
         self._speech = Speech(self.tokenizer, self._dialect, chunk)

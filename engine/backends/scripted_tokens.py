@@ -33,7 +33,7 @@ Tokens = tuple[int, ...]
 _Piece = tuple[Tokens, bool] | Wait | Fail | Tick  # tokens, and whether the grammar ends after them
 
 
-def scripted_tokenizer(template: str | None = None) -> Tokenizer:
+def scripted_tokenizer(template: str | None = None, *, allow_special_tokens: bool = False) -> Tokenizer:
     """A tokenizer of 256 bytes, ChatML's special tokens and the hermes tags; `template` replaces the shipped
     one."""
     alphabet = {char: value[0] for char, value in BYTE_ALPHABET.items()}
@@ -49,6 +49,7 @@ def scripted_tokenizer(template: str | None = None) -> Tokenizer:
         templates={"default": template or TEMPLATE.read_text(encoding="utf-8")},
         special_tokens={"eos_token": "<|im_end|>"},
         eos_token_ids=(ids["<|im_end|>"], ids["<|endoftext|>"]),
+        allow_special_tokens=allow_special_tokens,
     )
 
 

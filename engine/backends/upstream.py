@@ -78,6 +78,7 @@ class UpstreamEngine:
         max_model_len: int | None = None,
         max_waiting: int = 512,
         chat_template: str | None = None,
+        allow_special_tokens: bool = False,
         tool_dialect: str | None = None,
         reasoning_dialect: str | None = None,
         generation_config: Literal["auto", "none"] = "auto",
@@ -94,6 +95,7 @@ class UpstreamEngine:
         # How many the servers generate for at once is theirs to know.
         self._admission = Admission(max_running=0, max_waiting=max_waiting)
         self._chat_template = chat_template
+        self._allow_special_tokens = allow_special_tokens
         self._tool_dialect = tool_dialect
         self._reasoning_dialect = reasoning_dialect
         self._generation_config = generation_config
@@ -114,7 +116,12 @@ class UpstreamEngine:
         one cannot serve as an upstream."""
         run = asyncio.get_running_loop().run_in_executor
         folder = await run(self._pool, lambda: find_folder(self._model, weights=False))
-        tokenizer = await run(self._pool, lambda: Tokenizer.load(folder, self._chat_template))
+        tokenizer = await run(
+            self._pool,
+            lambda: Tokenizer.load(
+                folder, self._chat_template, allow_special_tokens=self._allow_special_tokens
+            ),
+        )
         dialect = open_dialect(tokenizer, tools=self._tool_dialect, reasoning=self._reasoning_dialect)
         self._peers = Peers(
             self._urls,

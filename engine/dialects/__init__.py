@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from engine.dialects.call_formats import NAME
 from engine.dialects.spec import CallMarks, ChannelMarks, Dialect, History, ReasoningMarks
-from engine.dialects.table import choose_dialect, dialect_named
+from engine.dialects.table import DIALECTS, choose_dialect, dialect_named
 
 __all__ = [
+    "DIALECTS",
     "NAME",
     "CallMarks",
     "ChannelMarks",

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from engine.dialects import History
+from engine.tokenizer.escapes import Escapes, from_ascii_json
 from engine.tokenizer.message_format import answer_arguments, effort_arguments, in_form
 from engine.tokenizer.short_answers import skips_thought
 from engine.tokenizer.template_fallbacks import orders, says_all, told
@@ -31,9 +32,11 @@ def render_template(
     inp: RenderInput,
     special_tokens: Mapping[str, str],
     history: History = History(),  # noqa: B008 (frozen)
+    escapes: Escapes = Escapes(()),  # noqa: B008 (immutable)
 ) -> str:
     """Render one template; raises RenderError for whatever it makes of the messages.
 
+    escapes: how everything that `inp` says is escaped; what the template itself writes is not.
     A template is a program of the checkpoint's author (or of a client, where the server lets it): it sees
     plain data only, in jinja's immutable sandbox.
     """
@@ -42,19 +45,25 @@ def render_template(
     messages = in_form([_message(message) for message in inp.messages], history)
     if not messages:
         raise RenderError("there are no messages to render")
-    tools = _plain(list(inp.tools))
+    completed = _completed_by(source, escapes)
+    # Behind `in_form`, which reads JSON, and in front of `told`, which writes markup of the server's own.
+    messages = [escapes.message(message, completed) for message in messages]
+    tools = escapes.value(_plain(list(inp.tools)), completed)
     messages = told(messages, tools, source, variables_of(source), history.told)
     ending = _mark_final(messages, source) if inp.continue_final_message else None
     effort = "none" if skips_thought(inp) else inp.effort
     said = effort_arguments(effort, variables_of(source)) if effort else {}
     if inp.answer is not None:
-        said |= answer_arguments(inp.answer)
+        said |= escapes.value(answer_arguments(inp.answer), completed)
     now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike
+    asked = {
+        name: escapes.value(value, completed) for name, value in _plain(dict(inp.template_kwargs)).items()
+    }
     variables = {
         "tools": tools or None,
         "add_generation_prompt": inp.add_generation_prompt and not inp.continue_final_message,
         "strftime_now": now.strftime,
-        **{"documents": None, **special_tokens, **said, **_plain(dict(inp.template_kwargs))},
+        **{"documents": None, **special_tokens, **said, **asked},
     }
     kept, refused = [], []
     for ordered in orders(messages):
@@ -127,6 +136,18 @@ def _compile_template(source: str) -> Template:
 
 
 @lru_cache(maxsize=32)
+def _completed_by(source: str, escapes: Escapes) -> frozenset[str]:
+    """What a template's own texts complete to control tokens; nothing for one that does not parse."""
+    import jinja2
+
+    try:
+        tokens = list(_environment().lexer.tokenize(source))
+    except jinja2.TemplateError:
+        return frozenset()
+    return escapes.completions(str(token.value) for token in tokens if token.type in ("data", "string"))
+
+
+@lru_cache(maxsize=32)
 def variables_of(source: str) -> frozenset[str]:
     """The names that a template reads and nobody but its caller sets; none for one that does not parse."""
     import jinja2
@@ -183,9 +204,10 @@ def _environment() -> Environment:
         sort_keys: bool = False,
     ) -> str:
         # jinja's own filter escapes HTML, which no model was trained on
-        return json.dumps(
+        text = json.dumps(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
         )
+        return from_ascii_json(text) if ensure_ascii else text
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]

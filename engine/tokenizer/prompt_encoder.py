@@ -58,12 +58,12 @@ class Encoder:
         self._lock = threading.Lock()
 
     def encode(self, text: str, scope: str | None) -> tuple[int, ...]:
-        """The ids that the tokenizer makes of a text, without special tokens of its own.
+        """The ids that the tokenizer makes of a rendered prompt, without special tokens of its own.
 
         scope: whose text it is. Nobody else is answered sooner for it; None: nothing is remembered.
         """
         if self._cut is None or scope is None:
-            return tuple(self._tokenizer.encode(text))
+            return tuple(self._tokenizer.encode_rendered([text])[0])
         parts = [part for part in self._cut.split(text) if part]
         found: list[array[int] | None] = []
         with self._lock:
@@ -74,7 +74,7 @@ class Encoder:
                 found.append(ids)
         missing = list(dict.fromkeys(part for part, ids in zip(parts, found, strict=True) if ids is None))
         if missing:
-            encoded = self._tokenizer.encode_all(missing)
+            encoded = self._tokenizer.encode_rendered(missing)
             new = {part: array("I", ids) for part, ids in zip(missing, encoded, strict=True)}
             self._remember(scope, new)
             found = [new[part] if ids is None else ids for part, ids in zip(parts, found, strict=True)]

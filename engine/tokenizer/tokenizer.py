@@ -20,6 +20,8 @@ from tokenizers import Tokenizer as Backend
 
 from engine.dialects import History
 from engine.tokenizer.chat_template import render_template
+from engine.tokenizer.escape_reader import escape_reader, looks_in_normalized
+from engine.tokenizer.escapes import BREAK, Escapes, control_strings, is_escaped
 from engine.types import LoadError, RenderError, RenderInput
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -36,8 +38,12 @@ class Tokenizer:
         templates: Mapping[str, str] | None = None,
         special_tokens: Mapping[str, str] | None = None,
         eos_token_ids: Sequence[int] = (),
+        allow_special_tokens: bool = False,
     ) -> None:
-        """`templates` by name ("default", "tool_use"); `special_tokens` by attribute name, for templates."""
+        """`templates` by name ("default", "tool_use"); `special_tokens` by attribute name, for templates.
+
+        allow_special_tokens: what messages say may become control tokens; without it, that is text.
+        """
         backend.no_padding()  # a tokenizer.json may ask for either; neither belongs in a prompt
         backend.no_truncation()
         self._backend = backend
@@ -58,9 +64,16 @@ class Tokenizer:
         # Sentencepiece decoders drop the space that the encoder put before the first word.
         self.strips_first_space = not self._byte_level and bool(kinds & {"Strip", "Metaspace"})
         self._pieces: dict[frozenset[str], list[str | bytes | None]] = {}
+        self.control: frozenset[str] = frozenset()
+        if not allow_special_tokens:
+            self.control = control_strings(self.added_tokens, self.templates.values())
+        normalize = backend.normalizer.normalize_str if looks_in_normalized(backend, self.control) else None
+        self._escapes = Escapes(self.control, normalize)
 
     @classmethod
-    def load(cls, folder: Path, chat_template: str | None = None) -> Tokenizer:
+    def load(
+        cls, folder: Path, chat_template: str | None = None, *, allow_special_tokens: bool = False
+    ) -> Tokenizer:
         """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and the end-of-turn ids of a
         checkpoint.
 
@@ -89,7 +102,13 @@ class Tokenizer:
         if "eos_token" in special and (token_id := backend.token_to_id(special["eos_token"])) is not None:
             eos.append(token_id)
         templates = {"default": chat_template} if chat_template else _read_templates(folder, config)
-        return cls(backend, templates=templates, special_tokens=special, eos_token_ids=eos)
+        return cls(
+            backend,
+            templates=templates,
+            special_tokens=special,
+            eos_token_ids=eos,
+            allow_special_tokens=allow_special_tokens,
+        )
 
     def agrees_with(self, other: Tokenizer) -> bool:
         """Whether every id is the same token to both."""
@@ -102,12 +121,24 @@ class Tokenizer:
         # The batch form gives the interpreter's lock back while it works; with `encode` every stream waits.
         return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same of several texts, without special tokens of its own."""
-        return [
-            list(found.ids)
-            for found in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        ]
+    def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of rendered prompts, or parts of them: control tokens where the template wrote them, and
+        text where a message did. No special tokens of the tokenizer's own."""
+        found: list[list[int]] = [[]] * len(texts)
+        for escaped in (False, True):
+            picked = [at for at, text in enumerate(texts) if is_escaped(text) is escaped]
+            if picked:
+                backend = self._reader if escaped else self._backend
+                # A break in front of everything parts nothing.
+                parts = [texts[at].lstrip(BREAK) for at in picked]
+                encoded = backend.encode_batch_fast(parts, add_special_tokens=False)
+                for at, each in zip(picked, encoded, strict=True):
+                    found[at] = list(each.ids)
+        return found
+
+    @cached_property
+    def _reader(self) -> Backend:
+        return escape_reader(self._backend, self.control)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids: what a Detokenizer streams for them, whole; unknown ids are nothing."""
@@ -190,7 +221,8 @@ class Tokenizer:
         return self.templates.get("tool_use") or self.templates.get("default")
 
     def render(self, inp: RenderInput, history: History = History()) -> str:  # noqa: B008 (frozen)
-        """Render messages as transformers' `apply_chat_template` does; encode it without special tokens.
+        """Render messages as transformers' `apply_chat_template` does, with what they say escaped
+        (`engine.tokenizer.escapes`); for `encode_rendered`.
 
         `history` is the form in which the template wants earlier turns (`Dialect.history`).
 
@@ -205,7 +237,7 @@ class Tokenizer:
             source = self.templates["default"]
         else:
             raise RenderError("this model has no chat template: use completions, or name a template")
-        return render_template(source, inp, self._special_tokens, history)
+        return render_template(source, inp, self._special_tokens, history, self._escapes)
 
 
 class Detokenizer:
