@@ -14,6 +14,7 @@ import orjson
 
 from server.ignored import ignore, unread
 from server.items import Tool, is_offered, tool_shapes
+from server.schema.formats import name_unheeded
 from server.shapes import (
     NAME,
     STRING,
@@ -96,6 +97,7 @@ def _function(value: dict[str, Any], path: str, strict: bool) -> Tool:
         value, path = nested, f"{path}.function"
     parts = tool_shapes()["function"](value, path)
     _name_hints(parts, path)
+    name_unheeded(parts.get("parameters"), f"{path}.parameters", strict=parts.get("strict") is True)
     tool: Tool = {
         "type": "function",
         "name": parts.pop("name"),
