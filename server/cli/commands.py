@@ -1,6 +1,7 @@
 """The command `antiphon`: its commands as one table, their flags, and the exit codes.
 
-A command ends with 0 when it is done, with 1 when a check failed and with 2 when it was refused. Each command
+A command ends with 0 when it is done, with 1 when a check failed (an owner that does not exist, a turn of a
+piped chat that the server refused) and with 2 when it was refused. Each command
 imports the modules that do its work only when it is chosen, so that `--help` stays quick.
 """
 
@@ -11,7 +12,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
     from server.config import Loaded
 
 BEGAN = time.monotonic()
+CHECK_FAILED = 1
 REFUSED = 2
 
 
 class Refusal(Exception):
-    """A command cannot do what it was asked; the message says why, on one line."""
+    """A command cannot do what it was asked; the message says why, on one line. code: the exit code."""
+
+    def __init__(self, why: object, code: int = REFUSED) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.run(options)
     except Refusal as refusal:
         print(f"antiphon: {refusal}", file=sys.stderr)
-        return REFUSED
+        return refusal.code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
@@ -141,14 +148,21 @@ def _load(options: argparse.Namespace) -> Loaded:
 
 def _print(lines: Iterable[str]) -> int:
     """Print what an operator's command has to say. Raises Refusal."""
-    from server.admin import AdminError
-
-    try:
+    with _refusing():
         for line in lines:
             print(line)
-    except AdminError as exc:
-        raise Refusal(exc) from None
     return 0
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turns an AdminError into a Refusal; an owner that does not exist is a check that failed."""
+    from server.admin import AdminError, UnknownOwner
+
+    try:
+        yield
+    except AdminError as exc:
+        raise Refusal(exc, CHECK_FAILED if isinstance(exc, UnknownOwner) else REFUSED) from None
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -364,12 +378,10 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    from server.admin import AdminError, tenants
+    from server.admin import tenants
 
-    try:
+    with _refusing():
         tenants.export(loaded.config, options.owner, sys.stdout.buffer)
-    except AdminError as exc:
-        raise Refusal(exc) from None
     return 0
 
 
