@@ -216,7 +216,12 @@ async def list_responses(request: Request) -> Response:
 
 @router.get(
     "/{response_id}",
-    **documented("Response", query=("stream", "starting_after", "wait", "include"), stream="ResponseEvent"),
+    **documented(
+        "Response",
+        query=("stream", "starting_after", "wait", "include"),
+        headers=("Last-Event-ID",),
+        stream="ResponseEvent",
+    ),
 )
 async def retrieve_response(request: Request, response_id: str) -> Response:
     """A response as it stands, or after `wait` seconds at most (extension) at its end; or (`stream=true`) its
