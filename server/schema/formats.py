@@ -64,6 +64,12 @@ def parse_format(value: Any, param: str, *, nested: bool = False) -> Format:
     if nested or ("schema" not in value and isinstance(value.get("json_schema"), dict)):
         unread(value, ("type", "json_schema"), param)
         path, more = f"{param}.json_schema", ()
+        if nested and value.get("json_schema") is None:
+            message = (
+                f"Missing required parameter: '{path}'. The parts of a format stand one level deeper here "
+                'than on Responses: {"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}.'
+            )
+            refuse(path, message, "missing_required_parameter")
         parts = mapping(value.get("json_schema"), path)
     unread(parts, ("name", "schema", "strict", "description", *more), path)
     return _json_schema(parts, path, needs_schema=not nested)

@@ -20,6 +20,7 @@ from server.shapes import (
     STRING,
     Schema,
     array,
+    check_length,
     described,
     limit_parts,
     mapping,
@@ -138,8 +139,7 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
     """
     if not isinstance(value, list):
         mistyped(param, "an array", value)
-    if len(value) > MAX_TOOLS:
-        refuse(param, f"Invalid '{param}': expected at most {MAX_TOOLS} tools, but got {len(value)}.")
+    check_length(param, len(value), "array", most=MAX_TOOLS)
     try:
         size = len(orjson.dumps(value))
     except orjson.JSONEncodeError as error:
