@@ -102,18 +102,23 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+_ALSO = (
+    "Each setting may also be an environment variable (--db is ANTIPHON_DB) or a line of antiphon.toml (db)."
+)
+
+
 def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
     from server.config import settings
 
-    group = parser.add_argument_group(
-        "settings",
-        "Each may also be an environment variable (--db is ANTIPHON_DB) or a line of antiphon.toml (db).",
-    )
     if not only:
         parser.usage = f"{parser.prog} [FLAGS]"
-    for row in settings():
-        if only and row.name not in only:
-            continue
+    rows = [row for row in settings() if not only or row.name in only]
+    title = ""
+    for row in rows:
+        wanted = "settings" if only else f"settings: {row.subject}"
+        if wanted != title:
+            group = parser.add_argument_group(wanted, None if title else _ALSO)
+            title = wanted
         unit = {"": "", "bytes": " [bytes; 64K, 2M, 4G, 1T]"}.get(row.unit, f" [{row.unit}]")
         default = "" if row.default == "-" else f" (default {row.default})"
         group.add_argument(
@@ -347,7 +352,9 @@ def _webhooks(options: argparse.Namespace) -> int:
 def _add_sealing(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="list|rotate", required=True)
     listing = _add_listing(verbs, "show all keys, never the keys themselves")
-    rotate = verbs.add_parser("rotate", help="seal with a new key from now on; the old ones still open")
+    rotate = verbs.add_parser(
+        "rotate", help="encrypt with a new key from now on; what old keys encrypted stays readable"
+    )
     for verb in (listing, rotate):
         _add_storage_settings(verb)
 
@@ -491,7 +498,7 @@ COMMANDS = {
         ("antiphon backup /backups/antiphon-monday.db",),
     ),
     "export": Command(
-        "write all that an owner can read as JSON lines",
+        "write what an owner can read to standard output, as JSON lines",
         _export,
         _add_export,
         ("antiphon export --owner local > local.jsonl",),
@@ -513,7 +520,7 @@ COMMANDS = {
         ),
     ),
     "sealing": Command(
-        "list the keys that seal reasoning, and rotate them",
+        "list and rotate the keys that encrypt reasoning",
         _sealing,
         _add_sealing,
         ("antiphon sealing list", "antiphon sealing rotate"),

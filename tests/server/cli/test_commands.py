@@ -10,6 +10,7 @@ import shlex
 import signal
 import socket
 import sqlite3
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -21,7 +22,7 @@ import pytest
 
 from server import __version__
 from server.cli.commands import COMMANDS, main
-from server.config import settings
+from server.config import SUBJECTS, settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,6 +64,30 @@ def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().out
     for row in settings():
         assert row.flag in shown
+    places = [shown.index(f"settings: {subject}:") for subject in SUBJECTS.values()]
+    assert places == sorted(places), "they are grouped by their subjects"
+    assert SUBJECTS.keys() <= {row.name for row in settings()}
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if not command.passes_on])
+def test_every_argument_of_every_command_is_explained(name: str) -> None:
+    parser = argparse.ArgumentParser(prog=name)
+    COMMANDS[name].add_arguments(parser)
+    pending = [parser]
+    for each in pending:
+        for action in each._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                pending += action.choices.values()
+            else:
+                assert action.help, f"{each.prog} says nothing of {action.option_strings or action.dest}"
+
+
+def test_a_backup_that_nobody_watches_prints_its_end_only(tmp_path: Path) -> None:
+    assert main(["migrate", "--data", str(tmp_path)]) == 0
+    command = [sys.executable, "-m", "server.cli", "backup", str(tmp_path / "copy"), "--data", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT, env=env, check=True)
+    assert done.stderr == b"" and len(done.stdout.splitlines()) == 2
 
 
 @pytest.mark.parametrize(
