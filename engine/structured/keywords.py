@@ -123,14 +123,14 @@ def _schemas(keyword: str, value: Any, way: _Way) -> Iterator[tuple[Any, _Way]]:
 def _followed(target: str, root: Any) -> tuple[list[tuple[int, str | int]], list[tuple[Any, _Way]]]:
     """What a reference within a schema leads through, as objects and their members, and where it ends; both
     empty where nothing is found."""
-    at, way = root, None
+    at: Any = root
+    way: _Way = None
     members: list[tuple[int, str | int]] = []
     for part in filter(None, unquote(target[1:]).split("/")) if target.startswith("#") else ():
         name = part.replace("~1", "/").replace("~0", "~")
-        step = int(name) if isinstance(at, list) and name.isdecimal() else name
-        if isinstance(at, list) and not (isinstance(step, int) and step < len(at)):
-            return [], []
-        if not isinstance(at, list) and not (isinstance(at, dict) and step in at):
+        step: Any = int(name) if isinstance(at, list) and name.isdecimal() else name
+        found = step in range(len(at)) if isinstance(at, list) else isinstance(at, dict) and step in at
+        if not found:
             return [], []
         members.append((id(at), step))
         at, way = at[step], (way, step)
