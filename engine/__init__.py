@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from engine.benchmark import SIZES, describe_machine, write_random_model
     from engine.llm import LLM, Call, Result
     from engine.llm_options import Options
-    from engine.structured import closed_schema
+    from engine.structured import Unheeded, closed_schema, unheeded
 else:
     __getattr__ = late(
         __name__,
@@ -72,7 +72,7 @@ else:
             "engine.benchmark": ("SIZES", "describe_machine", "write_random_model"),
             "engine.llm": ("LLM", "Call", "Result"),
             "engine.llm_options": ("Options",),
-            "engine.structured": ("closed_schema",),
+            "engine.structured": ("Unheeded", "closed_schema", "unheeded"),
         },
     )
 
@@ -126,6 +126,7 @@ __all__ = [
     "Tick",
     "TokenLogprob",
     "ToolShape",
+    "Unheeded",
     "UpstreamEngine",
     "Wait",
     "beam_search",
@@ -134,6 +135,7 @@ __all__ = [
     "closed_schema",
     "describe_machine",
     "load_late_modules",
+    "unheeded",
     "write_random_model",
 ]
 

@@ -276,6 +276,10 @@ class SamplingDefaults:
     max_new_tokens: int | None = None
 
 
+EFFORT_VARIABLES = frozenset({"reasoning_effort", "enable_thinking", "thinking", "thinking_budget"})
+"""Variables by which chat templates are told whether, and how much, the model is to reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a served model is and can do.
@@ -283,6 +287,7 @@ class ModelInfo:
     `fingerprint` names weights, tokenizer, template and dialect: a run goes on only behind the same one.
     capabilities: calls (they can be enforced), exact_resume, grammar, logprobs, token_ids, ...
     adapters: (name, fingerprint) of those that a request may name, each as if the model were another one.
+    template_variables: the names that the chat template reads beside what it is always given.
     """
 
     name: str
@@ -295,6 +300,12 @@ class ModelInfo:
     dialect: str = "plain"
     modalities: frozenset[str] = frozenset({"text"})
     adapters: tuple[tuple[str, str], ...] = ()
+    template_variables: frozenset[str] = frozenset()
+
+    @property
+    def takes_effort(self) -> bool:
+        """Whether the chat template can be told how much the model is to reason."""
+        return not EFFORT_VARIABLES.isdisjoint(self.template_variables)
 
 
 @dataclass(frozen=True, slots=True)

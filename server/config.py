@@ -174,7 +174,8 @@ class Config(BaseModel):
     port: int = _setting(8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
     api_key: Secrets = _setting(
         (),
-        "a key that is accepted (repeatable); other users see flags: rather api_key_file or `antiphon keys`",
+        "a key that clients may use (repeatable); other users of this machine can read flags, so "
+        "--api-key-file and `antiphon keys create` are safer",
     )
     api_key_file: File | None = _setting(
         None, "file of keys that are accepted, one a line: KEY or OWNER:KEY; # begins a comment"
@@ -220,7 +221,9 @@ class Config(BaseModel):
         "servers share",
     )
     durability: Literal["process", "power"] = _setting(
-        "process", "what running text survives before it is shown; its end survives a loss of power always"
+        "process",
+        "what an event survives from the moment that it is sent: the end of the process, or a loss of power "
+        "(slower); the end of a response survives both",
     )
 
     retention_s: float = _setting(
@@ -253,7 +256,9 @@ class Config(BaseModel):
         (), "name in /v1/models (repeatable: aliases); default: the model's own"
     )
     lora: NamedPaths = _setting(
-        (), "NAME=PATH of a LoRA adapter (folder or Hugging Face id), served as a model NAME (repeatable)"
+        (),
+        "a LoRA adapter that is served beside the model (repeatable), as NAME=PATH: requests ask for the "
+        "model NAME, and PATH is a folder or a Hugging Face id",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto", "type that it computes in; auto: float32 for small models on a CPU, else the checkpoint's"
@@ -270,25 +275,15 @@ class Config(BaseModel):
         "auto", "what keys and values are kept as; fp8: twice the tokens in the same memory, less exact"
     )
     compile: bool = _setting(
-        False, "run by torch.compile what is no Llama, Mistral, Qwen2 or Qwen3; a start takes a minute more"
+        False,
+        "compute models other than Llama, Mistral, Qwen2 and Qwen3 by torch.compile, which makes answers "
+        "quicker and a start a minute longer",
     )
     deterministic: bool = _setting(
         False, "a request's tokens never depend on what else is computed, nor on a crash; slower"
     )
     max_model_len: int | None = _setting(
         None, "longest context; default: the checkpoint's", unit="tokens", gt=0
-    )
-    num_assistant_tokens: int = _setting(
-        8, "tokens guessed ahead and checked in one step; the text stays the same; 0: none", ge=0, le=32
-    )
-    max_ngram_size: int = _setting(
-        3, "guesses come from where this many last tokens stood before", unit="tokens", ge=1, le=16
-    )
-    draft_model: str | None = _setting(
-        None, "folder or Hugging Face id of a small model with the same tokenizer that guesses instead"
-    )
-    assistant_confidence_threshold: float = _setting(
-        0.4, "the draft model stops guessing at a token less probable than this", ge=0, le=1
     )
     max_num_seqs: int = _setting(256, "sequences that are generated at once", unit="sequences", gt=0)
     max_num_batched_tokens: int = _setting(2048, "tokens that one engine step computes", unit="tokens", ge=16)
@@ -299,7 +294,9 @@ class Config(BaseModel):
         None, "threads of one operation on a CPU; default: torch's choice", gt=0
     )
     cpu_kernels: bool = _setting(
-        True, "compute on a CPU by kernels compiled for it at the first start (needs g++ once)"
+        True,
+        "compute on a CPU with the server's own C++ kernels, which the first start compiles with g++; false: "
+        "with those of torch",
     )
     chat_template: File | None = _setting(None, "file of a chat template that replaces the model's own")
     allow_special_tokens: bool = _setting(
@@ -315,6 +312,24 @@ class Config(BaseModel):
         "auto",
         "auto takes unset sampling fields, and the limit of an answer without one (max_new_tokens), from the "
         "checkpoint's generation_config.json",
+    )
+
+    num_assistant_tokens: int = _setting(
+        8, "tokens guessed ahead and checked in one step; the text stays the same; 0: none", ge=0, le=32
+    )
+    max_ngram_size: int = _setting(
+        3,
+        "without a draft model, guesses are what followed where the last tokens of the text stood before; at "
+        "most this many last tokens are looked up",
+        unit="tokens",
+        ge=1,
+        le=16,
+    )
+    draft_model: str | None = _setting(
+        None, "folder or Hugging Face id of a small model with the same tokenizer that guesses instead"
+    )
+    assistant_confidence_threshold: float = _setting(
+        0.4, "the draft model stops guessing at a token less probable than this", ge=0, le=1
     )
 
     # Who runs the model, with `engine = upstream`; `model` is then read for its tokenizer and template only
@@ -380,11 +395,17 @@ class Config(BaseModel):
         unit="s",
         gt=0,
     )
-    step_timeout_s: float = _setting(10.0, "an engine step without progress counts as death", unit="s", gt=0)
+    step_timeout_s: float = _setting(
+        10.0,
+        "an engine that computes one step for longer than this counts as dead, and the server ends",
+        unit="s",
+        gt=0,
+    )
     tick_s: float = _setting(0.0, "pause between chunks of the scripted engine", unit="s", ge=0)
     lease_s: float = _setting(
         10.0,
-        "what a dead server had in hand goes on at others of its database within this; the same for all",
+        "of several servers on one database: when one dies, the others take up its runs after this long; "
+        "give all of them the same value",
         unit="s",
         gt=0,
     )
@@ -438,6 +459,21 @@ def is_loopback(host: str) -> bool:
 # ------------------------------------------------------------------------------------------------------------
 # Settings as rows
 
+SUBJECTS = {
+    "host": "address, keys, browsers and TLS",
+    "data": "what is kept, where and for how long",
+    "engine": "the model",
+    "dtype": "how the model is computed",
+    "max_num_seqs": "how much is computed at once",
+    "chat_template": "how the model is spoken to",
+    "num_assistant_tokens": "speculative decoding",
+    "upstream": "other servers as the engine",
+    "max_body_bytes": "limits",
+    "resume_grace_s": "times",
+    "default_openai_organization": "replies and logs",
+}
+"""What settings are about, by the first one of each subject; they are declared in this order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -450,6 +486,7 @@ class Setting:
     switch: bool  # the flag alone says true
     choices: tuple[str, ...]
     default: str  # printable
+    subject: str  # what it is about, with the settings before and after it
 
     @property
     def env(self) -> str:
@@ -466,6 +503,7 @@ def settings() -> list[Setting]:
     """All settings, in the order in which Config declares them."""
     defaults = Config()
     rows = []
+    subject = ""
     for name, field in Config.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         literal = get_origin(field.annotation) is Literal
@@ -478,6 +516,7 @@ def settings() -> list[Setting]:
                 switch=field.annotation is bool,
                 choices=get_args(field.annotation) if literal else (),
                 default=shown(getattr(defaults, name)),
+                subject=(subject := SUBJECTS.get(name, subject)),
             )
         )
     return rows

@@ -6,12 +6,14 @@ names, by path:
 * a member, at any depth of the body, that the server's schemas do not know, whether it is dropped or (in
   items and tools, where clients keep data of their own) kept and returned;
 * a known field that makes no difference to what this request does, though it may be echoed;
+* a keyword of a JSON Schema that no grammar knows, such as a misspelt one, or a `format` that is not enforced
+  (annotations, `title` and `x-...` among them, are not meant to be);
 * a query parameter that the route did not read, as `?name`.
 
 The header does not name nulls, which mean absent; members of objects whose keys the client chooses
-(`metadata`, JSON Schemas, function arguments); or official parts of items that only record a turn (`status`,
-`annotations`), since those exist to be kept and returned. Code that reads a part of a request calls `ignore`
-or `unread`; outside a request both do nothing.
+(`metadata`, a schema's properties, function arguments); or official parts of items that only record a turn
+(`status`, `annotations`), since those exist to be kept and returned. Code that reads a part of a request
+calls `ignore` or `unread`; outside a request both do nothing.
 """
 
 from __future__ import annotations

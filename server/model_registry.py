@@ -34,6 +34,10 @@ class ServedModel:
     adapter: str | None = None
 
 
+MAX_NAMED = 16
+"""Models that an error names; `/v1/models` has all."""
+
+
 class Models:
     """name -> ServedModel; empty until an engine has started."""
 
@@ -60,12 +64,11 @@ class Models:
             return next(iter(self._table.values()))
         model = self._table.get(name)
         if model is None:
-            raise ApiError(
-                404,
-                f"The model '{name}' does not exist or you do not have access to it.",
-                code="model_not_found",
-                param="model",
-            )
+            listed = ", ".join(f"'{each}'" for each in [*self._table][:MAX_NAMED])
+            more = ", ..." if len(self._table) > MAX_NAMED else ""
+            message = f"The model '{name}' does not exist or you do not have access to it."
+            message += f" This server has {listed}{more}."
+            raise ApiError(404, message, code="model_not_found", param="model")
         return model
 
     def resume_headers(self, name: str | None) -> dict[str, str]:

@@ -58,6 +58,60 @@ def mistyped(path: str, wanted: str, value: Any) -> NoReturn:
 
 
 # ------------------------------------------------------------------------------------------------------------
+# Bounds
+
+BOUND_CODES: Mapping[tuple[str, str], str] = {
+    ("array", "empty"): "empty_array",
+    ("array", "below"): "array_below_min_length",
+    ("array", "above"): "array_above_max_length",
+    ("string", "empty"): "empty_string",
+    ("string", "below"): "string_below_min_length",
+    ("string", "above"): "string_above_max_length",
+    ("object", "above"): "object_above_max_properties",
+    ("integer", "below"): "integer_below_min_value",
+    ("integer", "above"): "integer_above_max_value",
+    ("decimal", "below"): "decimal_below_min_value",
+    ("decimal", "above"): "decimal_above_max_value",
+}
+"""The official codes for a value that is too short, too long, too small or too large, by its kind."""
+
+
+def check_length(path: str, got: int, kind: str, least: int = 0, most: int | None = None) -> None:
+    """Refuse an array or a string (`kind`) with fewer than `least`, or more than `most`, elements or
+    characters; an object with more than `most` properties."""
+    article = "an" if kind in ("array", "object") else "a"
+    found = f"{article} {kind} with length {got}"
+    if got < least:
+        what, found = (f"{kind} too short", found) if got else (f"empty {kind}", f"an empty {kind}")
+        bound, side = f"{article} {kind} with minimum length {least}", "below" if got else "empty"
+    elif most is None or got <= most:
+        return
+    elif kind == "object":
+        what, bound, side = "too many properties", f"an object with at most {most} properties", "above"
+        found = f"an object with {got} properties"
+    else:
+        what, bound, side = f"{kind} too long", f"{article} {kind} with maximum length {most}", "above"
+    message = f"Invalid '{path}': {what}. Expected {bound}, but got {found} instead."
+    refuse(path, message, BOUND_CODES[kind, side])
+
+
+def check_range(path: str, got: float, kind: str, least: float | None, most: float | None) -> None:
+    """Refuse a number (`kind`: integer or decimal) below `least` or above `most`."""
+    if least is not None and got < least:
+        what, bound, side = "below minimum value", f">= {_written(least)}", "below"
+    elif most is not None and got > most:
+        what, bound, side = "above maximum value", f"<= {_written(most)}", "above"
+    else:
+        return
+    message = f"Invalid '{path}': {kind} {what}. Expected a value {bound}, but got {_written(got)} instead."
+    refuse(path, message, BOUND_CODES[kind, side])
+
+
+def _written(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:.15g}"
+
+
+# ------------------------------------------------------------------------------------------------------------
 # Shapes as JSON Schema
 
 _SCHEMA = "json_schema"
@@ -94,10 +148,7 @@ def text(min_length: int = 0, max_length: int | None = None) -> Shape:
     def shape(value: Any, path: str) -> Any:
         if not isinstance(value, str):
             mistyped(path, "a string", value)
-        if len(value) < min_length:
-            refuse(path, f"Invalid '{path}': empty string.")
-        if max_length is not None and len(value) > max_length:
-            refuse(path, f"Invalid '{path}': string too long, expected at most {max_length} characters.")
+        check_length(path, len(value), "string", min_length, max_length)
         return value
 
     bounds = {"minLength": min_length or None, "maxLength": max_length}
@@ -110,8 +161,7 @@ def whole(minimum: int | None = None, maximum: int | None = None) -> Shape:
     def shape(value: Any, path: str) -> Any:
         if not isinstance(value, int) or isinstance(value, bool):
             mistyped(path, "an integer", value)
-        if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
-            refuse(path, f"Invalid '{path}': the number is out of range.")
+        check_range(path, value, "integer", minimum, maximum)
         return value
 
     return described(shape, lambda: {"type": "integer", **_given({"minimum": minimum, "maximum": maximum})})
@@ -207,10 +257,7 @@ def array(item: Shape, min_items: int = 0, max_items: int | None = None) -> Shap
     def shape(value: Any, path: str) -> Any:
         if not isinstance(value, list):
             mistyped(path, "an array", value)
-        if len(value) < min_items:
-            refuse(path, f"Invalid '{path}': expected at least {min_items} element(s).")
-        if max_items is not None and len(value) > max_items:
-            refuse(path, f"Invalid '{path}': expected at most {max_items} elements, but got {len(value)}.")
+        check_length(path, len(value), "array", min_items, max_items)
         return [item(element, f"{path}[{index}]") for index, element in enumerate(value)]
 
     bounds = {"minItems": min_items or None, "maxItems": max_items}
@@ -311,13 +358,48 @@ def either(as_string: Shape, as_array: Shape) -> Shape:
 # Pydantic's errors
 
 
+_WANTED: Mapping[str, str] = {
+    "string_type": "a string",
+    "bool_type": "a boolean",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "list_type": "an array",
+    "tuple_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+"""What was wanted where pydantic says that a value has another type."""
+
+
 def from_pydantic(error: ValidationError) -> ApiError:
     """The official 400 for the first problem that pydantic found."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     path = ""
     for step in first["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
+    try:
+        _refuse_bounds(path, first["type"], first["input"], first.get("ctx", {}))
+        if (wanted := _WANTED.get(first["type"])) is not None:
+            if wanted == "an integer" and isinstance(first["input"], float) and first["input"].is_integer():
+                # What JSON's reader makes of an integer that has more than 64 bits.
+                check_range(path, int(first["input"]), "integer", -(1 << 63), (1 << 63) - 1)
+            mistyped(path, wanted, first["input"])
+    except ApiError as official:
+        return official
     code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     message = first["msg"].removeprefix("Value error, ")
     text = f"Invalid '{shorten(path, 200)}': {message[:1].lower()}{message[1:]}."
     return ApiError(400, text, code=code, param=path)
+
+
+def _refuse_bounds(path: str, problem: str, value: Any, bounds: Mapping[str, Any]) -> None:
+    """Refuse a value of which pydantic says that it is out of bounds; nothing for another problem."""
+    if problem in ("too_short", "too_long", "string_too_short", "string_too_long"):
+        kind = "string" if isinstance(value, str) else "object" if isinstance(value, dict) else "array"
+        check_length(path, len(value), kind, bounds.get("min_length", 0), bounds.get("max_length"))
+    if problem in ("greater_than_equal", "less_than_equal", "less_than"):
+        bound = bounds.get("ge", bounds.get("le", bounds.get("lt")))
+        kind = "integer" if isinstance(bound, int) else "decimal"
+        most = bounds.get("le", bounds["lt"] - 1 if "lt" in bounds and kind == "integer" else None)
+        check_range(path, value, kind, bounds.get("ge"), most)

@@ -500,6 +500,10 @@ class Storage:
         """
         return tenants.purge(self._read, self._write, owner, now, with_keys=with_keys)
 
+    async def owner_known(self, owner: str) -> bool:
+        """Whether a key, live or revoked, or anything that is kept belongs to the owner."""
+        return await self._read(partial(tenants.known, owner=owner))
+
     async def export_responses(
         self, owner: str, *, after: tuple[int, str] | None, limit: int
     ) -> tuple[ExportedResponse, ...]:

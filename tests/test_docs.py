@@ -11,6 +11,7 @@ import pytest
 from server.config import settings
 from server.errors import _TABLE
 from server.process.lifecycle import _REFUSALS
+from server.shapes import BOUND_CODES
 from tests.support.pages import RUN, PageError, read_page, run_page
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +47,7 @@ def error_codes() -> set[str]:
     """Every code that an error of the server can have."""
     codes: set[str | None] = {code for code, _, _ in _REFUSALS.values()}
     codes |= {row.code for row in _TABLE.values()}
+    codes |= set(BOUND_CODES.values())
     places = {"refuse": 2, "_refuse": 2}  # where the code stands among a call's arguments
     for file in (ROOT / "server").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):

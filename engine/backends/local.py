@@ -219,6 +219,7 @@ class LocalEngine:
             defaults=read_sampling_defaults(folder) if auto else SamplingDefaults(),
             capabilities=frozenset(capabilities),
             dialect=self._dialect.name,
+            template_variables=self._tokenizer.template_variables,
             adapters=tuple((name, adapted(own)) for name, own in spec.adapters),
         )
 

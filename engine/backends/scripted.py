@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -109,6 +109,7 @@ class ScriptedEngine:
 
     async def start(self) -> ModelInfo:
         """Ready at once."""
+        self._info = replace(self._info, template_variables=self.tokenizer.template_variables)
         self._end, self._killed = asyncio.get_running_loop().create_future(), False
         return self._info
 

@@ -159,6 +159,7 @@ class UpstreamEngine:
             defaults=read_sampling_defaults(folder) if auto else SamplingDefaults(),
             capabilities=frozenset(name for name, has in offered.items() if has),
             dialect=dialect.name,
+            template_variables=tokenizer.template_variables,
         )
 
     @property

@@ -11,7 +11,14 @@ from engine.late import late
 
 if TYPE_CHECKING:
     from engine.structured.close_schema import closed_schema
+    from engine.structured.keywords import Unheeded, unheeded
 else:
-    __getattr__ = late(__name__, {"engine.structured.close_schema": ("closed_schema",)})
+    __getattr__ = late(
+        __name__,
+        {
+            "engine.structured.close_schema": ("closed_schema",),
+            "engine.structured.keywords": ("Unheeded", "unheeded"),
+        },
+    )
 
-__all__ = ["closed_schema"]
+__all__ = ["Unheeded", "closed_schema", "unheeded"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.parsing import MAX_DEPTH
 from engine.structured.keyword_rules import RULES, Place, refuse
+from engine.structured.keywords import COUNTS, LISTS, NAMED, PLAIN, SINGLE
 from engine.structured.recursion import endless
 from engine.structured.regexes import check_repeats
 from engine.structured.schema_algebra import TYPES, Schema
@@ -35,28 +36,12 @@ MAX_PARTS = 4_000
 MAX_COUNT = 1 << 31  # of characters, items or properties
 MAX_STEPS = 10_000  # of comparing schemas
 
-_PLAIN = frozenset(
-    {"enum", "const", "default", "example", "examples", "required", "dependentRequired", "type"}
-    | {"x-guidance"}
-)
-_NAMED = frozenset(
-    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
-)
-_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_SINGLE = frozenset(
-    {"additionalProperties", "propertyNames", "unevaluatedProperties", "contains", "unevaluatedItems"}
-    | {"additionalItems", "not", "if", "then", "else"}
-)
-_COUNTS = frozenset(
-    {"minLength", "maxLength", "minItems", "maxItems", "minContains", "maxContains"}
-    | {"minProperties", "maxProperties"}
-)
 _FORMS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys((*_NAMED, "dependentRequired"), (dict,)),
-    **dict.fromkeys((*_LISTS, "enum", "required"), (list,)),
-    **dict.fromkeys(_SINGLE, (dict, bool)),
+    **dict.fromkeys((*NAMED, "dependentRequired"), (dict,)),
+    **dict.fromkeys((*LISTS, "enum", "required"), (list,)),
+    **dict.fromkeys(SINGLE, (dict, bool)),
     **dict.fromkeys(("pattern", "format", "$ref"), (str,)),
-    **dict.fromkeys(_COUNTS, (int,)),
+    **dict.fromkeys(COUNTS, (int,)),
     **dict.fromkeys(("minimum", "maximum", "multipleOf"), (int, float)),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (int, float, bool)),
     "items": (dict, bool, list),
@@ -137,9 +122,9 @@ def _rewrite(schema: Any, place: Place) -> Any:
     _check(schema, place)
     out: Schema = {}
     for key, value in schema.items():
-        if key in _PLAIN:
+        if key in PLAIN:
             out[key] = value
-        elif key in _NAMED and isinstance(value, dict):
+        elif key in NAMED and isinstance(value, dict):
             out[key] = {name: _rewrite(part, place.below(key, name)) for name, part in value.items()}
         else:
             try:
@@ -186,18 +171,18 @@ def _check(schema: Schema, place: Place) -> None:
 
 def _fits(keyword: str, value: Any) -> bool:
     """Whether what a keyword's value holds has the form that the standard gives it."""
-    if keyword in _COUNTS:
+    if keyword in COUNTS:
         return 0 <= int(value) < MAX_COUNT
     if keyword == "multipleOf":
         return bool(value > 0)
-    if keyword in _NAMED or keyword == "dependentRequired":
+    if keyword in NAMED or keyword == "dependentRequired":
         lists = keyword in ("dependentRequired", "dependencies")
-        schemas = (dict, bool) if keyword in _NAMED else ()
+        schemas = (dict, bool) if keyword in NAMED else ()
         return all(
             lists and _are(each, str) if isinstance(each, list) else isinstance(each, schemas)
             for each in value.values()
         )
-    if keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
+    if keyword in LISTS or (keyword == "items" and isinstance(value, list)):
         return _are(value, dict, bool)
     return keyword not in ("required", "type") or not isinstance(value, list) or _are(value, str)
 

@@ -12,6 +12,7 @@ from math import comb, perm
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from engine.structured.keywords import FORMATS
 from engine.structured.regexes import found, lookaheads, unreadable
 from engine.structured.schema_algebra import (
     Schema,
@@ -33,9 +34,6 @@ MAX_FINE = 99_999_999_999  # of a number that has such steps: twenty digits in a
 MAX_INTEGER = 9 * 10**18  # of an integer without bounds: readers refuse, or lose, longer ones
 
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-_FORMATS = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-)
 _LISTING = frozenset({"enum", "const", "type", "minimum", "maximum", "title", "description", "default"})
 _LISTED = frozenset({"enum", "const", "title", "description"})
 _COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"})
@@ -76,7 +74,7 @@ def _ref(schema: Schema, place: Place) -> None:
 
 def _format(schema: Schema, place: Place) -> None:
     # An annotation by the standard; where it is known, it is enforced all the same.
-    if schema["format"] not in _FORMATS:
+    if schema["format"] not in FORMATS:
         del schema["format"]
 
 

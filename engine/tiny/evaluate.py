@@ -359,8 +359,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--base-url", help="a server's /v1; without it the model runs in this process")
     parser.add_argument("--model", default="antiphon-tiny", help="the model id to ask a server for")
-    parser.add_argument("--api-key", default=None)
-    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    parser.add_argument("--api-key", default=None, help="a key of that server")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=CHECKPOINT, help="the model's folder (default: the shipped one)"
+    )
     parser.add_argument("--greedy", action="store_true", help="temperature 0 instead of the model's defaults")
     parser.add_argument(
         "--count",
@@ -368,8 +370,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=100,
         help="dialogues per skill (default 100; everyday always has the same 35)",
     )
-    parser.add_argument("--skills", nargs="*", default=[*SKILLS, "everyday"], choices=[*SKILLS, "everyday"])
-    parser.add_argument("--show", type=int, default=0, help="wrong answers to print per skill")
+    parser.add_argument(
+        "--skills",
+        nargs="*",
+        default=[*SKILLS, "everyday"],
+        choices=[*SKILLS, "everyday"],
+        help="what to score it at (default: all)",
+    )
+    parser.add_argument("--show", type=int, default=0, help="wrong answers to print per skill (default 0)")
     options = parser.parse_args(argv)
     skills: list[str] = options.skills
     if options.base_url:

@@ -110,7 +110,7 @@ def answer_format(schema: Any) -> dict[str, Any]:
 def effort_arguments(effort: str, variables: Collection[str]) -> dict[str, Any]:
     """How a template that reads these variables is told the effort; nothing where it cannot be told."""
     level = LEVELS.index(effort) if effort in LEVELS else LEVELS.index("medium")
-    ways: dict[str, Any] = {  # `brief.THINKING`
+    ways: dict[str, Any] = {  # EFFORT_VARIABLES
         "reasoning_effort": LEVELS[min(max(level, LEVELS.index("low")), LEVELS.index("high"))],
         "enable_thinking": level > 0,
         "thinking": level > 0,

@@ -6,18 +6,16 @@ import json
 import math
 import re
 
-from engine.types import RenderInput, Shape
+from engine.types import EFFORT_VARIABLES, RenderInput, Shape
 
 LONGEST = 64  # characters of an answer that is short
-THINKING = frozenset({"reasoning_effort", "enable_thinking", "thinking", "thinking_budget"})
-"""Variables by which templates are told whether, and how much, to think."""
 
 
 def skips_thought(inp: RenderInput) -> bool:
     """Whether the answer is short, and nothing is said about a thought before it, nor tools offered."""
     if inp.answer is None or inp.tools or inp.effort is not None:
         return False
-    return not THINKING & inp.template_kwargs.keys() and is_brief(inp.answer)
+    return not EFFORT_VARIABLES & inp.template_kwargs.keys() and is_brief(inp.answer)
 
 
 def is_brief(shape: Shape) -> bool:

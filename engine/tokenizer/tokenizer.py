@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from engine.dialects import History
-from engine.tokenizer.chat_template import render_template
+from engine.tokenizer.chat_template import render_template, variables_of
 from engine.tokenizer.escape_reader import escape_reader, looks_in_normalized
 from engine.tokenizer.escapes import BREAK, Escapes, control_strings, is_escaped
 from engine.types import LoadError, RenderError, RenderInput
@@ -219,6 +219,11 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The template that messages with tools are rendered by; None when the checkpoint has none."""
         return self.templates.get("tool_use") or self.templates.get("default")
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The names that the templates read and that their caller sets."""
+        return frozenset().union(*map(variables_of, self.templates.values()))
 
     def render(self, inp: RenderInput, history: History = History()) -> str:  # noqa: B008 (frozen)
         """Render messages as transformers' `apply_chat_template` does, with what they say escaped

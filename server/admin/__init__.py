@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from server.admin.backup import run
-from server.admin.database_access import AdminError, address_file, leave_address
+from server.admin.database_access import AdminError, UnknownOwner, address_file, leave_address
 
 if TYPE_CHECKING:  # imported when they are asked for
     from server.admin import keys, sealing_keys, tenants, webhooks
 
 __all__ = [
     "AdminError",
+    "UnknownOwner",
     "address_file",
     "keys",
     "leave_address",

@@ -1,4 +1,7 @@
-"""`antiphon backup`: copies the database to one file, with progress, whether or not a server runs."""
+"""`antiphon backup`: copies the database to one file, with progress, whether or not a server runs.
+
+The progress is shown on a terminal only.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from storage import StorageError, back_up
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out the command; yields the lines to print. Raises AdminError."""
     target = Path(options.file).absolute()
-    with tqdm(desc="backup", unit="B", unit_scale=True, unit_divisor=1024, leave=False) as bar:
+    # Where nobody watches (no terminal) only the lines at the end are printed.
+    with tqdm(desc="backup", unit="B", unit_scale=True, unit_divisor=1024, leave=False, disable=None) as bar:
 
         def progress(copied: int, total: int) -> None:
             bar.total = total

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from server.config import Config
-from storage import FolderHeld, NotFound, Storage, StorageError, make_private_folder, open_storage
+from storage import (
+    FolderHeld,
+    NotFound,
+    Storage,
+    StorageError,
+    inspect_database,
+    make_private_folder,
+    open_storage,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -30,19 +38,28 @@ class AdminError(Exception):
     """An operator's command could not be carried out; the message says why."""
 
 
+class UnknownOwner(AdminError):
+    """No stored key, and nothing that is kept, belongs to the owner that a command names."""
+
+
 def carry_out(
     config: Config,
     in_database: Callable[[Storage], Awaitable[dict[str, Any]]],
     method: str,
     path: str,
     body: dict[str, Any] | None = None,
+    *,
+    makes: bool | None = None,
 ) -> dict[str, Any]:
     """Do `in_database`, or, when a server holds the database, ask it for the same. Raises AdminError.
 
-    method, path, body: the request to that server, whose reply is the result.
+    method, path, body: the request to that server, whose reply is the result. makes: whether this may make a
+    database where there is none, by default what a POST may; what looks or removes must not.
     """
 
     async def run() -> dict[str, Any]:
+        if not (method == "POST" if makes is None else makes):
+            await require_database(config)
         async with opened(config) as storage:
             return await in_database(storage)
 
@@ -53,12 +70,29 @@ def carry_out(
             reply = http.request(method, path, json=body)
         result: dict[str, Any] = orjson.loads(reply.content)
         if reply.status_code != 200:
-            raise AdminError(result["error"]["message"]) from None
+            raise refusal_of(result) from None
         return result
     except NotFound as exc:
         raise AdminError(f"there is no {exc.kind} with id {exc.id!r}") from None
     except (StorageError, ValueError) as exc:
         raise AdminError(exc) from None
+
+
+def refusal_of(reply: dict[str, Any]) -> AdminError:
+    """What a running server's error means to the command that asked it."""
+    error = reply["error"]
+    unknown = (error["code"], error["param"]) == ("not_found", "owner")
+    return (UnknownOwner if unknown else AdminError)(error["message"])
+
+
+async def require_database(config: Config) -> None:
+    """AdminError where there is no database yet; nothing is made."""
+    state = await inspect_database(config.db)
+    if state.schema == "absent" and state.holder is None:
+        raise AdminError(
+            f"there is no database at {state.shown}: give --data (or --db) as the server has it; the first "
+            "`antiphon serve` or `antiphon keys create` makes one"
+        )
 
 
 @asynccontextmanager

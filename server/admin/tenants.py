@@ -11,7 +11,16 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from server.admin.database_access import AdminError, asking, carry_out, opened
+from server.admin.database_access import (
+    AdminError,
+    UnknownOwner,
+    asking,
+    carry_out,
+    opened,
+    refusal_of,
+    require_database,
+)
+from server.api_keys import LOCAL_OWNER
 from server.clock import now_us
 from server.config import Config
 from server.http import conversation_json
@@ -23,6 +32,13 @@ ITEMS_AT_ONCE = 100
 
 SLICE_S = 5.0
 """How long a server purges before it says how far it is; the command then asks again."""
+
+
+async def require_owner(storage: Storage, owner: str) -> None:
+    """UnknownOwner where no stored key, and nothing that is kept, belongs to `owner`. The owner of a server
+    without keys is always known."""
+    if owner != LOCAL_OWNER and not await storage.owner_known(owner):
+        raise UnknownOwner(f"no such owner: no stored key, and nothing that is kept, belongs to {owner!r}")
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -76,7 +92,7 @@ def export(config: Config, owner: str, out: BinaryIO) -> None:
     except FolderHeld:
         with asking(config) as http, http.stream("GET", "/admin/export", params={"owner": owner}) as reply:
             if reply.status_code != 200:
-                raise AdminError(orjson.loads(reply.read())["error"]["message"]) from None
+                raise refusal_of(orjson.loads(reply.read())) from None
             for piece in reply.iter_bytes():
                 out.write(piece)
     except (StorageError, ValueError) as exc:
@@ -85,9 +101,12 @@ def export(config: Config, owner: str, out: BinaryIO) -> None:
 
 
 async def _export_database(config: Config, owner: str, out: BinaryIO) -> None:
-    async with opened(config) as storage, aclosing(exported(storage, owner)) as pieces:
-        async for piece in pieces:
-            out.write(piece)
+    await require_database(config)
+    async with opened(config) as storage:
+        await require_owner(storage, owner)
+        async with aclosing(exported(storage, owner)) as pieces:
+            async for piece in pieces:
+                out.write(piece)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -134,15 +153,19 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
         raise AdminError(f"nothing was removed: --yes says that everything of owner {owner!r} is to go")
     body = {"owner": owner, "before": now_us(), "keys": options.keys}
     total: dict[str, int] = {}
+
+    async def in_database(storage: Storage) -> dict[str, Any]:
+        await require_owner(storage, owner)
+        return await purge(storage, owner, before=body["before"], with_keys=options.keys)
+
     done = False
     while not done:
-        went = carry_out(
-            config,
-            lambda storage: purge(storage, owner, before=body["before"], with_keys=options.keys),
-            "POST",
-            "/admin/purge",
-            body,
-        )
+        try:
+            went = carry_out(config, in_database, "POST", "/admin/purge", body, makes=False)
+        except UnknownOwner:
+            if not total:
+                raise
+            break  # the last of it went by itself
         done = went.pop("done")
         total = {name: total.get(name, 0) + num for name, num in went.items()}
     yield (

@@ -149,7 +149,8 @@ def _remove(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _test(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    result = carry_out(config, lambda storage: test(storage, options.id), "POST", f"{_path(options)}/test")
+    path = f"{_path(options)}/test"
+    result = carry_out(config, lambda storage: test(storage, options.id), "POST", path, makes=False)
     if result["status_code"] is None:
         raise AdminError(f"{options.id} could not be reached ({result['error']})")
     yield f"{options.id} answered {result['event_type']} with status {result['status_code']}"

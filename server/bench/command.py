@@ -41,23 +41,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
         "latency",
         help="an engine in this process: batches sent at once, and decoding compared with the memory's rate",
     )
-    throughput = verbs.add_parser("throughput", help="an engine in this process, under load")
+    throughput = verbs.add_parser(
+        "throughput", help="an engine in this process, under requests that come one by one"
+    )
     serve = verbs.add_parser("serve", help="a server over HTTP, or two beside each other")
     checkpoint = verbs.add_parser(
         "checkpoint", help="write a model of a real size with random weights, for any server"
     )
     checkpoint.add_argument("shape", help="the model's size, such as qwen3-0.6b; an unknown one lists all")
     checkpoint.add_argument("folder", type=Path, help="folder to write, which is made")
-    checkpoint.add_argument("--seed", type=int, default=0)
+    checkpoint.add_argument("--seed", type=int, default=0, help="seed of the weights (default 0)")
 
     latency.add_argument("--batch", type=_counts, default=(1,), help="requests at once: 1,4,16 (default 1)")
     for verb in (throughput, serve):
         loads = verb.add_mutually_exclusive_group()
         loads.add_argument(
-            "--concurrency", type=_counts, default=None, help="requests at once, one load each: 1,4,16"
+            "--concurrency",
+            type=_counts,
+            default=None,
+            help="requests that are kept in flight; each of several numbers is a load: 1,4,16",
         )
         loads.add_argument(
-            "--rate", type=_rates, default=None, help="requests a second at random times, one load each: 2,8"
+            "--rate",
+            type=_rates,
+            default=None,
+            help="requests a second, at random times; each of several is a load: 2,8",
         )
         verb.add_argument(
             "--requests", type=_count, default=None, help="requests of a round (default: by the load)"
@@ -84,14 +92,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
         verb.add_argument(
             "--rounds", type=_count, default=rounds, help=f"how often a load is put (default {rounds})"
         )
-        verb.add_argument("--warmup", type=int, default=None, help="requests before a load that do not count")
+        verb.add_argument(
+            "--warmup",
+            type=int,
+            default=None,
+            help="requests before a load that are not measured (default: by the load)",
+        )
         verb.add_argument(
             "--temperature", type=float, default=0.0, help="temperature of the sampling (default 0)"
         )
         verb.add_argument(
             "--seed", type=int, default=0, help="seed of arrival times, shared prefixes and sampling"
         )
-        verb.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+        verb.add_argument(
+            "--json", type=Path, metavar="FILE", help="write everything that was measured to this file"
+        )
         verb.add_argument("--plot", type=Path, metavar="FILE", help="draw it as a PNG (needs matplotlib)")
     _add_servers(serve)
     return [latency, throughput]
@@ -100,7 +115,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
 def _add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default %(default)s)")
     parser.add_argument("--model", help="a name that it lists (default: the first)")
-    parser.add_argument("--api-key", default=os.environ.get("ANTIPHON_CHAT_KEY"), help="or ANTIPHON_CHAT_KEY")
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("ANTIPHON_CHAT_KEY"),
+        help="a key of the server (or ANTIPHON_CHAT_KEY)",
+    )
     parser.add_argument(
         "--compare", metavar="URL", help="a second server, in turn with the first; prints ratios"
     )

@@ -52,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chat(options: argparse.Namespace) -> int:
-    """Talk until the user has had enough; 1 when the server cannot be reached."""
+    """Talk until the user has had enough.
+
+    1 when the server cannot be reached, or where nobody watches (input is piped) and a turn went wrong.
+    """
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     try:
         http = httpx.Client(base_url=_root(options.url), headers=headers, timeout=httpx.Timeout(10, read=60))
@@ -66,8 +69,9 @@ def chat(options: argparse.Namespace) -> int:
         except (httpx.HTTPError, ChatError) as exc:
             print(f"antiphon: {masked(options.url)}: {exc}", file=sys.stderr)
             return 1
-        _converse(session, interactive=sys.stdin.isatty())
-    return 0
+        interactive = sys.stdin.isatty()
+        all_went_well = _converse(session, interactive=interactive)
+    return 0 if interactive or all_went_well else 1
 
 
 def _root(url: str) -> str:
@@ -75,7 +79,9 @@ def _root(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _converse(session: Session, *, interactive: bool) -> None:
+def _converse(session: Session, *, interactive: bool) -> bool:
+    """Turn after turn, to the end of the input; whether none was refused and none failed."""
+    all_went_well = True
     if interactive:
         print(f"{session.model}. {HELP}.")
     read = _terminal_reader() if interactive else input
@@ -96,11 +102,13 @@ def _converse(session: Session, *, interactive: bool) -> None:
             elif text.startswith("/") and "\n" not in text:
                 print(HELP)
             elif text:
-                session.say(text)
+                all_went_well = session.say(text) and all_went_well
         except (httpx.HTTPError, ChatError) as exc:
             print(f"antiphon: {exc}", file=sys.stderr)
+            all_went_well = False
     if interactive and (command := session.command_to_return()):
         print(f"To go on: {command}")
+    return all_went_well
 
 
 def _terminal_reader() -> Callable[[str], str]:
@@ -178,8 +186,8 @@ class Session:
             words += ["--previous", self._previous]
         return shlex.join(words)
 
-    def say(self, text: str) -> None:
-        """One turn: send, show what comes, remember the response to go on from."""
+    def say(self, text: str) -> bool:
+        """One turn: send, show what comes, remember the response to go on from. False where it failed."""
         body: dict[str, Any] = {"model": self.model, "input": text, "stream": True, "store": True}
         if self._options.instructions:
             body["instructions"] = self._options.instructions
@@ -190,8 +198,10 @@ class Session:
         elif self._previous:
             body["previous_response_id"] = self._previous
         response_id = ""
+        failed = False
         try:
             for event in self._events(body):
+                failed = failed or event["type"] == "response.failed"
                 response_id = response_id or event.get("response", {}).get("id", "")
                 self._show(event)
         except KeyboardInterrupt:
@@ -202,6 +212,7 @@ class Session:
             self._print("", PLAIN)  # the prompt that follows has no colour
             if response_id:
                 self._previous = response_id
+        return not failed
 
     # -- events ----------------------------------------------------------------------------------------------
 

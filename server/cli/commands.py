@@ -1,6 +1,7 @@
 """The command `antiphon`: its commands as one table, their flags, and the exit codes.
 
-A command ends with 0 when it is done, with 1 when a check failed and with 2 when it was refused. Each command
+A command ends with 0 when it is done, with 1 when a check failed (an owner that does not exist, a turn of a
+piped chat that the server refused) and with 2 when it was refused. Each command
 imports the modules that do its work only when it is chosen, so that `--help` stays quick.
 """
 
@@ -11,7 +12,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
     from server.config import Loaded
 
 BEGAN = time.monotonic()
+CHECK_FAILED = 1
 REFUSED = 2
 
 
 class Refusal(Exception):
-    """A command cannot do what it was asked; the message says why, on one line."""
+    """A command cannot do what it was asked; the message says why, on one line. code: the exit code."""
+
+    def __init__(self, why: object, code: int = REFUSED) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.run(options)
     except Refusal as refusal:
         print(f"antiphon: {refusal}", file=sys.stderr)
-        return REFUSED
+        return refusal.code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
@@ -95,18 +102,23 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+_ALSO = (
+    "Each setting may also be an environment variable (--db is ANTIPHON_DB) or a line of antiphon.toml (db)."
+)
+
+
 def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
     from server.config import settings
 
-    group = parser.add_argument_group(
-        "settings",
-        "Each may also be an environment variable (--db is ANTIPHON_DB) or a line of antiphon.toml (db).",
-    )
     if not only:
         parser.usage = f"{parser.prog} [FLAGS]"
-    for row in settings():
-        if only and row.name not in only:
-            continue
+    rows = [row for row in settings() if not only or row.name in only]
+    title = ""
+    for row in rows:
+        wanted = "settings" if only else f"settings: {row.subject}"
+        if wanted != title:
+            group = parser.add_argument_group(wanted, None if title else _ALSO)
+            title = wanted
         unit = {"": "", "bytes": " [bytes; 64K, 2M, 4G, 1T]"}.get(row.unit, f" [{row.unit}]")
         default = "" if row.default == "-" else f" (default {row.default})"
         group.add_argument(
@@ -141,14 +153,21 @@ def _load(options: argparse.Namespace) -> Loaded:
 
 def _print(lines: Iterable[str]) -> int:
     """Print what an operator's command has to say. Raises Refusal."""
-    from server.admin import AdminError
-
-    try:
+    with _refusing():
         for line in lines:
             print(line)
-    except AdminError as exc:
-        raise Refusal(exc) from None
     return 0
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turns an AdminError into a Refusal; an owner that does not exist is a check that failed."""
+    from server.admin import AdminError, UnknownOwner
+
+    try:
+        yield
+    except AdminError as exc:
+        raise Refusal(exc, CHECK_FAILED if isinstance(exc, UnknownOwner) else REFUSED) from None
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -333,7 +352,9 @@ def _webhooks(options: argparse.Namespace) -> int:
 def _add_sealing(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="list|rotate", required=True)
     listing = _add_listing(verbs, "show all keys, never the keys themselves")
-    rotate = verbs.add_parser("rotate", help="seal with a new key from now on; the old ones still open")
+    rotate = verbs.add_parser(
+        "rotate", help="encrypt with a new key from now on; what old keys encrypted stays readable"
+    )
     for verb in (listing, rotate):
         _add_storage_settings(verb)
 
@@ -364,12 +385,10 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    from server.admin import AdminError, tenants
+    from server.admin import tenants
 
-    try:
+    with _refusing():
         tenants.export(loaded.config, options.owner, sys.stdout.buffer)
-    except AdminError as exc:
-        raise Refusal(exc) from None
     return 0
 
 
@@ -479,7 +498,7 @@ COMMANDS = {
         ("antiphon backup /backups/antiphon-monday.db",),
     ),
     "export": Command(
-        "write all that an owner can read as JSON lines",
+        "write what an owner can read to standard output, as JSON lines",
         _export,
         _add_export,
         ("antiphon export --owner local > local.jsonl",),
@@ -501,7 +520,7 @@ COMMANDS = {
         ),
     ),
     "sealing": Command(
-        "list the keys that seal reasoning, and rotate them",
+        "list and rotate the keys that encrypt reasoning",
         _sealing,
         _add_sealing,
         ("antiphon sealing list", "antiphon sealing rotate"),

@@ -19,8 +19,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+import orjson
+
 from engine import EngineError
 from server import __version__
+from server.admin import address_file
 from server.config import FILE_NAME, Config, masked
 from server.model_registry import build_engine
 from storage import StorageError, inspect_database
@@ -31,7 +34,7 @@ Check = Callable[[Config], Awaitable[Finding]]
 
 
 def examine(config: Config) -> int:
-    """Run every check, print a line each; 1 when one failed."""
+    """Run every check, print a line each; 1 when one failed: `antiphon serve` would be refused now."""
     return asyncio.run(_examine(config))
 
 
@@ -72,13 +75,21 @@ async def _database(config: Config) -> Finding:
     if state.schema == "newer":
         return "FAIL", f"{state.shown} was written by a newer version"
     if state.holder is not None:
-        return "note", state.holder
+        return "FAIL", f"{state.holder}{_address(config)}: stop it, or give another --data"
     if state.schema == "absent":
         return "ok", f"{state.shown} holds no tables yet; the first start makes them"
     use = "shared by several servers" if state.shared else "held by nobody"
     if state.schema == "older":
         return "ok", f"{state.shown} is {use} and has an older schema, which the next start migrates"
     return "ok", f"{state.shown} has this version's schema, is {use} and has {state.num_keys} keys"
+
+
+def _address(config: Config) -> str:
+    """Where the server that holds the database listens, as it has left word."""
+    try:
+        return f" and listens on {orjson.loads(address_file(config).read_bytes())['url']}"
+    except (OSError, ValueError):
+        return ""
 
 
 async def _access(config: Config) -> Finding:
@@ -134,10 +145,24 @@ async def _port(config: Config) -> Finding:
     try:
         bind(config.host, config.port).close()
     except OSError as exc:
-        return "note", f"{config.host}:{config.port} cannot be listened on: {exc.strerror or exc}"
-    if not config.loopback and not config.api_key and config.api_key_file is None:
-        return "note", f"{config.host}:{config.port} is free; an address like this needs keys"
+        return "FAIL", f"{config.host}:{config.port} cannot be listened on: {exc.strerror or exc}"
+    if (
+        not config.loopback
+        and not config.api_key
+        and config.api_key_file is None
+        and not await _keyed(config)
+    ):
+        free = f"{config.host}:{config.port} is free"
+        return "FAIL", f"{free}, but an address like this needs keys: antiphon keys create"
     return "ok", f"{config.host}:{config.port} is free"
+
+
+async def _keyed(config: Config) -> bool:
+    """Whether the database has a key."""
+    try:
+        return bool((await inspect_database(config.db)).num_keys)
+    except (StorageError, ValueError):
+        return False
 
 
 async def _model(config: Config) -> Finding:

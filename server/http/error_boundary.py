@@ -46,6 +46,14 @@ CLIENT_LEFT = 499  # nginx's number for a request whose client did not wait; it 
 ECHOED = ("x-client-request-id", "x-request-trace")
 """Headers that a reply repeats as they came: a client's own names for its request."""
 
+UNBUILT = {
+    ("POST", "/v1/responses/compact"): (
+        "compaction is part of the OpenAI API, and this server does not have it. `truncation: auto` keeps a "
+        "long history within the model's context."
+    ),
+}
+"""Routes of the official API that other routes here would half match, and what to do instead."""
+
 _STATUS = {"websocket.accept": 101, "websocket.close": 403}
 """What the first message to a WebSocket's client comes to in HTTP, where the message does not say."""
 
@@ -199,6 +207,8 @@ def _routing_error(exc: Exception, scope: Scope) -> ApiError | None:
     if not isinstance(exc, HTTPException):
         return None
     method, path = _method(scope), scope["path"]
+    if (because := UNBUILT.get((method, path))) is not None:
+        return ApiError(404, f"Invalid URL ({method} {path}): {because}", code="unknown_url")
     if exc.status_code == 404:
         return ApiError(404, f"Invalid URL ({method} {path})", code="unknown_url")
     if exc.status_code == 405:

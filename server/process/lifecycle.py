@@ -41,6 +41,10 @@ STILL_SERVED_POSTS = ("/tool_outputs", "/cancel")
 """POSTs that belong to runs in flight; a draining server still takes them."""
 
 
+class Refused(Exception):
+    """The server cannot start; the message says why on one line."""
+
+
 class ServerLifecycle:
     """Everything one server process holds, from its first moment to its last."""
 
@@ -69,18 +73,24 @@ class ServerLifecycle:
 
     # -- coming ----------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, *, key_required: bool = False) -> None:
         """Open storage and load the model, side by side; then take up what an earlier process left.
 
-        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, the engine's LoadError, or
-        KeyFileError; whatever had started is closed again by `close`.
+        key_required: without a key that would be accepted this is Refused, before the model is loaded.
+        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, the engine's LoadError, KeyFileError
+        or Refused; whatever had started is closed again by `close`.
         """
         from server.runs import Runs
 
         self.keys.reload()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._open_storage())
-            group.create_task(self._start_engine())
+        if key_required:  # only storage knows whether there is one, and a model takes long to load
+            await self._open_storage()
+            await self._require_key()
+            await self._start_engine()
+        else:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._open_storage())
+                group.create_task(self._start_engine())
         assert self._storage is not None and self._engine is not None
         models = Models()
         models.add(self._engine, served_names(self.config))
@@ -107,6 +117,13 @@ class ServerLifecycle:
         synced = self.config.durability == "power"
         self._storage = await open_storage(self.config.db, runner=runner, synced=synced)
         self.keys.attach(self._storage)
+
+    async def _require_key(self) -> None:
+        if not await self.keys.usable():
+            raise Refused(
+                f"{self.config.host} can be reached from other machines, and no key is configured. "
+                "Make one with `antiphon keys create`, or give --api-key-file."
+            )
 
     async def _start_engine(self) -> None:
         if self._engine is None:

@@ -36,7 +36,7 @@ from server.api_keys import KeyFileError
 from server.config import Config, ConfigError
 from server.http import BoundedHttp
 from server.process.app import create_app
-from server.process.lifecycle import ServerLifecycle
+from server.process.lifecycle import Refused, ServerLifecycle
 from server.process.log_lines import Lines
 from server.process.sockets import Listener, raise_descriptor_limit, room
 from server.process.tls import CertificateError, Tls
@@ -99,10 +99,6 @@ def _not_a_cut(record: logging.LogRecord) -> bool:
     return "without completing response" not in record.getMessage()
 
 
-class Refused(Exception):
-    """The server cannot start; the message says why on one line."""
-
-
 class _Process:
     def __init__(
         self,
@@ -161,12 +157,7 @@ class _Process:
         return self._code
 
     async def _start(self, life: ServerLifecycle, sock: socket.socket) -> None:
-        await life.start()
-        if not self._config.loopback and not await life.keys.usable():
-            raise Refused(
-                f"{self._config.host} can be reached from other machines, and no key is configured. "
-                "Make one with `antiphon keys create`, or give --api-key-file."
-            )
+        await life.start(key_required=not self._config.loopback)
         self._ready = True
         # What was imported stays for good; unfrozen, the collector would walk all of it again and again
         # while every stream waits (110 ms a time with torch).

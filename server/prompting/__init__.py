@@ -5,12 +5,14 @@ from __future__ import annotations
 from server.prompting.context_room import name_cut_limit, require_room
 from server.prompting.messages import sampling, to_messages
 from server.prompting.tool_offer import Offer, check, custom_tool_names, offer, steady
+from server.prompting.untold import name_untold
 
 __all__ = [
     "Offer",
     "check",
     "custom_tool_names",
     "name_cut_limit",
+    "name_untold",
     "offer",
     "require_room",
     "sampling",

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.clock import now_us
-from server.errors import invalid_value
 from server.http import (
     Context,
     context,
@@ -39,6 +38,7 @@ from server.routes.responses import new_id
 from server.runs.execution import new_items
 from server.schema import (
     Item,
+    check_length,
     check_metadata,
     check_sizes,
     missing,
@@ -154,8 +154,7 @@ def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Item] | None
         return body, None
     if not isinstance(value, list):
         mistyped("items", "an array", value)
-    if len(value) > MAX_ITEMS:
-        raise invalid_value("items", f"Invalid 'items': at most {MAX_ITEMS} are taken, got {len(value)}.")
+    check_length("items", len(value), "array", most=MAX_ITEMS)
     return body, normalize_input(value, new_id=new_id, param="items")
 
 

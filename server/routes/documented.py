@@ -36,6 +36,40 @@ QUERY: Mapping[str, tuple[Json, str]] = {
 
 PAGE = ("limit", "order", "after")
 
+HEADERS: Mapping[str, str] = {
+    "Idempotency-Key": (
+        "An extension. 1 to 255 characters that name this request: a repeat with the same key and body is "
+        "not carried out again, and gets the first reply, also after a crash."
+    ),
+    "Last-Event-ID": (
+        "Of a stream: the last event that is known, as browsers send it; `starting_after` wins over it."
+    ),
+    "X-Request-Id": "The client's own name for the request, which the reply and the log have too.",
+}
+"""Headers of requests that change a reply, and what each is for."""
+
+REPLY_HEADERS: Mapping[str, str] = {
+    ignored.HEADER: (
+        "An extension. What the request said in vain, by path, between commas; absent where all of it was "
+        "honoured."
+    ),
+    "x-request-id": "The name of this request in the server's log.",
+    "x-antiphon-version": "The server's version.",
+    "openai-version": "The request's own header of this name, else the server's setting.",
+    "openai-processing-ms": "Milliseconds from the request's head to the reply's.",
+    "openai-poll-after-ms": "Of a response that has not ended: when it may be worth to ask again.",
+    "x-antiphon-exact-resume": (
+        "An extension. `false`: a run of this model that is cut off goes on from its last token, but not "
+        "with the very tokens that it would have had."
+    ),
+    "idempotent-replayed": "An extension. `true`: this is the first reply to a request that was sent again.",
+    "retry-after": "Seconds after which the request may succeed.",
+    "x-should-retry": "`true` or `false`: whether SDKs try again by themselves.",
+}
+"""Headers of replies that clients may read, and what each says."""
+
+_ALWAYS = ("x-request-id", "x-antiphon-version", "openai-version", "openai-processing-ms")
+
 
 class RouteDocs(TypedDict):
     """Arguments of a route's decorator."""
@@ -50,19 +84,27 @@ def documented(
     body: str | None = None,
     body_required: bool = True,
     query: tuple[str, ...] = (),
+    headers: tuple[str, ...] = (),
     stream: str | None = None,
     is_open: bool = False,
     media_type: str = "application/json",
 ) -> RouteDocs:
     """A route's entry. reply, body: names of schemas. stream: that of the events, where it can answer with
-    them. query: names among QUERY. is_open: it needs no key."""
+    them. query, headers: names among QUERY and HEADERS. is_open: it needs no key."""
     content = {media_type: {"schema": _named(reply)}}
     if stream is not None:
         content["text/event-stream"] = {"schema": _named(stream)}
-    names = {"description": "Paths of what the request said in vain.", "schema": {"type": "string"}}
-    good = {"description": "Done.", "content": content, "headers": {ignored.HEADER: names}}
-    error = {"application/json": {"schema": _named("Error")}}
-    extra: Json = {"parameters": [_parameter(name) for name in query]}
+    told = ("openai-poll-after-ms", "x-antiphon-exact-resume") if reply == "Response" else ()
+    good = {
+        "description": "Done.",
+        "content": content,
+        "headers": _reply_headers(ignored.HEADER, *_ALWAYS, *told),
+    }
+    error = {
+        "content": {"application/json": {"schema": _named("Error")}},
+        "headers": _reply_headers("retry-after", "x-should-retry", *_ALWAYS),
+    }
+    extra: Json = {"parameters": [*map(_parameter, query), *map(_header, headers)]}
     if body is not None:
         described = {"application/json": {"schema": _named(body)}}
         extra["requestBody"] = {"required": body_required, "content": described}
@@ -72,8 +114,8 @@ def documented(
     return RouteDocs(
         responses={
             200: good,
-            "4XX": {"description": "The request is at fault; `error.code` says how.", "content": error},
-            "5XX": {"description": "The server is at fault, or not ready.", "content": error},
+            "4XX": {"description": "The request is at fault; `error.code` says how.", **error},
+            "5XX": {"description": "The server is at fault, or not ready.", **error},
         },
         openapi_extra=extra,
     )
@@ -86,3 +128,23 @@ def _named(name: str) -> Json:
 def _parameter(name: str) -> Json:
     schema, description = QUERY[name]
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
+
+
+def _header(name: str) -> Json:
+    schema = {"type": "string"}
+    return {"name": name, "in": "header", "required": False, "schema": schema, "description": HEADERS[name]}
+
+
+def _reply_headers(*names: str) -> Json:
+    return {name: {"description": REPLY_HEADERS[name], "schema": {"type": "string"}} for name in names}
+
+
+def add_common_headers(paths: Mapping[str, Mapping[str, Json]]) -> None:
+    """Add to the operations of a document the headers that all of one method have."""
+    for operations in paths.values():
+        for method, operation in operations.items():
+            common = ["X-Request-Id"]
+            if method == "post":
+                common.append("Idempotency-Key")
+                operation["responses"]["200"]["headers"] |= _reply_headers("idempotent-replayed")
+            operation["parameters"] = [*operation.get("parameters", ()), *map(_header, common)]

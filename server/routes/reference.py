@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from server import __version__
 from server.http import json_reply
+from server.routes.documented import add_common_headers
 from server.routes.reference_page import CONTENT_SECURITY_POLICY, page
 from server.schema import components
 
@@ -38,6 +39,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
             separate_input_output_schemas=False,
         )
+        add_common_headers(made["paths"])
         made["components"] = {
             "schemas": dict(components()),
             "securitySchemes": {

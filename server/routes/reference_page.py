@@ -76,6 +76,13 @@ def _operation(operation: Json) -> Iterator[str]:
         )
         yield f"<tr><td>{escape(status)}<td>{kinds}<td>{_prose(reply.get('description', ''))}"
     yield "</table>"
+    told = {
+        name: each for reply in operation["responses"].values() for name, each in reply["headers"].items()
+    }
+    yield "<details><summary>Headers of replies</summary><table>"
+    for name, each in told.items():
+        yield f"<tr><td><code>{escape(name)}</code><td>{_prose(each['description'])}"
+    yield "</table></details>"
 
 
 def _schema(schema: Json) -> Iterator[str]:

@@ -43,6 +43,7 @@ from server.http import (
 )
 from server.ignored import collecting, ignore, unread
 from server.items import answering
+from server.prompting import name_untold
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted
 from server.runs.events import Reader, ReaderLagged, Snapshot, terminal_response
@@ -84,6 +85,7 @@ def new_id(prefix: str) -> str:
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
     parsed, items = await read_as(request, partial(_asked, parse_create))
+    _name_untold(request, parsed)
     if (response_id := keyed(request).response_id) is not None:
         return await _again(request, response_id, stream=parsed.stream)
     return await _start(request, parsed, items)
@@ -96,6 +98,17 @@ def _asked(
     parsed = parse(body)
     items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
     return parsed, items
+
+
+def _name_untold(request: Request, parsed: CreateResponse) -> None:
+    """Name what the request says to a chat template that does not read it. Raises ApiError for an unknown
+    model."""
+    name_untold(
+        context(request).models.get(parsed.model).info,
+        effort=parsed.reasoning.effort if parsed.reasoning else None,
+        effort_param="reasoning.effort",
+        template_kwargs=parsed.chat_template_kwargs,
+    )
 
 
 async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]) -> Response:
@@ -203,7 +216,12 @@ async def list_responses(request: Request) -> Response:
 
 @router.get(
     "/{response_id}",
-    **documented("Response", query=("stream", "starting_after", "wait", "include"), stream="ResponseEvent"),
+    **documented(
+        "Response",
+        query=("stream", "starting_after", "wait", "include"),
+        headers=("Last-Event-ID",),
+        stream="ResponseEvent",
+    ),
 )
 async def retrieve_response(request: Request, response_id: str) -> Response:
     """A response as it stands, or after `wait` seconds at most (extension) at its end; or (`stream=true`) its
@@ -290,6 +308,7 @@ def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[Stored
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
     parsed, items = await read_as(request, partial(_asked, parse_input_tokens), allow_empty=True)
+    _name_untold(request, parsed)
     count = await context(request).runs.count_input(owner(request), parsed, items)
     return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
@@ -344,6 +363,10 @@ def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream
     body = {name: parent[name] for name in INHERITED if parent.get(name) is not None}
     if "conversation" not in body:
         body["previous_response_id"] = stored.id
+    if "tools" in body:  # strict is the default: who asks for it by name is told of more that cannot hold
+        body["tools"] = [
+            {k: v for k, v in tool.items() if (k, v) != ("strict", True)} for tool in body["tools"]
+        ]
     body["reasoning"] = {"effort": parent["reasoning"]["effort"], "context": parent["reasoning"]["context"]}
     choice = parent["tool_choice"]
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":

@@ -10,11 +10,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from server.admin import tenants
+from server.admin import UnknownOwner, tenants
 from server.clock import now_us
+from server.errors import ApiError
 from server.http import context, json_reply, life, query_text, read_body
 from server.ignored import unread
 from server.schema import boolean, missing, mistyped, text
+from storage import Storage
 
 router = APIRouter(prefix="/admin", include_in_schema=False)
 
@@ -23,9 +25,9 @@ router = APIRouter(prefix="/admin", include_in_schema=False)
 async def export(request: Request) -> Response:
     """All that an owner can read, as JSON lines."""
     owner = query_text(request.query_params, "owner") or missing("owner")
-    return StreamingResponse(
-        tenants.exported(context(request).storage, owner), media_type="application/x-ndjson"
-    )
+    storage = context(request).storage
+    await _require(storage, owner)
+    return StreamingResponse(tenants.exported(storage, owner), media_type="application/x-ndjson")
 
 
 @router.post("/purge")
@@ -39,6 +41,7 @@ async def purge(request: Request) -> Response:
         mistyped("before", "an integer", before)
     with_keys = boolean(body.get("keys", False), "keys")
     here = context(request)
+    await _require(here.storage, owner)
     went = await tenants.purge(
         here.storage,
         owner,
@@ -49,3 +52,11 @@ async def purge(request: Request) -> Response:
     )
     life(request).keys.forget()
     return json_reply(orjson.dumps(went))
+
+
+async def _require(storage: Storage, owner: str) -> None:
+    """Raise ApiError 404 for an owner of whom nothing is known."""
+    try:
+        await tenants.require_owner(storage, owner)
+    except UnknownOwner as error:
+        raise ApiError(404, str(error), code="not_found", param="owner") from None

@@ -31,7 +31,7 @@ from server.schema.responses import (
     parse_tool_outputs,
 )
 from server.schema.search import Search, num_requests
-from server.shapes import array, boolean, missing, mistyped, refuse, shorten, text
+from server.shapes import array, boolean, check_length, missing, mistyped, refuse, shorten, text
 
 __all__ = [
     "INCLUDES",
@@ -47,6 +47,7 @@ __all__ = [
     "array",
     "as_output",
     "boolean",
+    "check_length",
     "check_metadata",
     "check_sizes",
     "components",

@@ -15,7 +15,7 @@ from server.schema.chat import MAX_CHOICES, ChatStreamOptions, Name
 from server.schema.fields import SamplingFields, sampling_fields, screen
 from server.schema.formats import asked_shape, parse_format
 from server.schema.search import Search, parse_search
-from server.shapes import from_pydantic, missing, mistyped, refuse
+from server.shapes import check_length, from_pydantic, missing, mistyped, refuse
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
@@ -97,8 +97,7 @@ def _check_beams(request: CompletionRequest) -> None:
 def _prompts(value: Any) -> list[Prompt]:
     """The four official forms: a text, texts, token ids, lists of token ids."""
     several = value if isinstance(value, list) and not _is_ids(value) else [value]
-    if not 0 < len(several) <= MAX_PROMPTS:
-        refuse("prompt", f"Invalid 'prompt': expected 1 to {MAX_PROMPTS} prompts, but got {len(several)}.")
+    check_length("prompt", len(several), "array", 1, MAX_PROMPTS)
     prompts: list[Prompt] = []
     for index, prompt in enumerate(several):
         path = f"prompt[{index}]" if several is value else "prompt"

@@ -78,6 +78,30 @@ _BY_NAME: Mapping[str, Schema] = {
 }
 """Fields of more than one form, and those that are checked by functions."""
 
+_MEANINGS: Mapping[str, str] = {
+    "await_tool_outputs": "With calls of the client's functions the response stays open until "
+    "`POST /v1/responses/{id}/tool_outputs` brings their outputs.",
+    "tool_timeout_s": "How long `await_tool_outputs` waits, in seconds.",
+    "chat_template_kwargs": "Arguments for the model's chat template.",
+    "cache_salt": "Prompts share cached prefixes with those of the same salt only.",
+    "guided_json": "The JSON Schema that the answer is held to.",
+    "guided_regex": "The regular expression that the answer is held to.",
+    "guided_choice": "The texts of which the answer is one.",
+    "guided_grammar": "The grammar, in Lark's syntax, that the answer is held to.",
+    "structured_outputs": "The same by the names `json`, `regex`, `choice`, `grammar`, `structural_tag` and "
+    "`json_object`.",
+    "include_reasoning": "False leaves the model's thought out of the answer.",
+    "continue_final_message": "The answer goes on where the last message, an assistant's, stops.",
+    "add_generation_prompt": "Whether the prompt ends with the beginning of an answer.",
+    "seed": "Equal requests with equal seeds are answered alike.",
+    "ignore_eos": "The answer goes on after the model's own end, to the limit of tokens.",
+    "min_tokens": "Tokens before which the model's own end is not drawn.",
+    "num_assistant_tokens": "Guessed tokens that one step checks; 0 turns speculation off.",
+    "max_ngram_size": "Guesses come from where this many last tokens stood before.",
+    "assistant_confidence_threshold": "Guesses that are less likely than this are not made.",
+}
+"""What extensions are for, where their names do not say it in the words of the field."""
+
 
 def _field(model: type[BaseModel], name: str) -> Schema | None:
     """What a model says of one of its fields; None where it has no such field."""
@@ -120,7 +144,7 @@ def _request(api: str, model: type[BaseModel], *required: str) -> Schema:
         note = {
             "hint": "Taken, without effect: named in `x-antiphon-ignored`.",
             "refused": f"Not supported. {rule.because}".strip(),
-            "extension": "An extension.",
+            "extension": f"An extension. {_MEANINGS.get(name, '')}".strip(),
         }.get(rule.kind)
         taken = schema if name in required else or_null(schema)
         properties[name] = {**taken, "description": note} if note else taken
@@ -292,7 +316,27 @@ _REPLIES: Mapping[str, Schema] = {
             "top_p": NUMBER,
             "truncation": {"enum": ["auto", "disabled"]},
         },
-        {"completed_at": INTEGER, "prompt_cache_key": STRING, "safety_identifier": STRING, "user": STRING},
+        {
+            "completed_at": INTEGER,
+            "prompt_cache_key": STRING,
+            "safety_identifier": STRING,
+            "user": STRING,
+            "prompt_cache_retention": STRING,
+            "frequency_penalty": NUMBER,
+            "presence_penalty": NUMBER,
+            "attempt": {
+                **INTEGER,
+                "description": "An extension, in flight: how often an engine was given it.",
+            },
+            "queue_position": {
+                **INTEGER,
+                "description": "An extension, while queued: its turn; 1 is the next to begin.",
+            },
+            "pending_tool_calls": {
+                **listed(of({"call_id": STRING, "name": STRING})),
+                "description": "An extension, while it waits: the calls whose outputs it is to be given.",
+            },
+        },
     ),
     "ResponseEvent": {
         "description": "The `data:` of one event of a stream.",

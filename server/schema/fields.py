@@ -251,7 +251,7 @@ class SamplingFields(BaseModel):
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
     logit_bias: dict[str, float] | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    stop: list[str] | None = None
+    stop: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
@@ -279,8 +279,6 @@ class SamplingFields(BaseModel):
         stops = [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
             raise ValueError("expected a string or an array of strings")
-        if len(stops) > MAX_STOPS:
-            raise ValueError(f"expected at most {MAX_STOPS} stop strings")
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         if max(map(len, stops), default=0) > MAX_STOP_CHARS:

@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from engine import Shape, closed_schema
-from server.ignored import unread
+from engine import Shape, closed_schema, unheeded
+from server.ignored import ignore, unread
 from server.shapes import (
     STRING,
     array,
@@ -64,6 +64,12 @@ def parse_format(value: Any, param: str, *, nested: bool = False) -> Format:
     if nested or ("schema" not in value and isinstance(value.get("json_schema"), dict)):
         unread(value, ("type", "json_schema"), param)
         path, more = f"{param}.json_schema", ()
+        if nested and value.get("json_schema") is None:
+            message = (
+                f"Missing required parameter: '{path}'. The parts of a format stand one level deeper here "
+                'than on Responses: {"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}.'
+            )
+            refuse(path, message, "missing_required_parameter")
         parts = mapping(value.get("json_schema"), path)
     unread(parts, ("name", "schema", "strict", "description", *more), path)
     return _json_schema(parts, path, needs_schema=not nested)
@@ -85,9 +91,28 @@ def _json_schema(parts: Mapping[str, Any], path: str, *, needs_schema: bool) -> 
         schema = {"type": "object"}
     form: Format = {"type": "json_schema", "name": name, "schema": _bounded(schema, f"{path}.schema")}
     form["strict"] = bool(boolean(strict, f"{path}.strict")) if strict is not None else False
+    name_unheeded(form["schema"], f"{path}.schema", strict=form["strict"])
     if parts.get("description") is not None:
         form["description"] = STRING(parts["description"], f"{path}.description")
     return form
+
+
+def name_unheeded(schema: Any, path: str, *, strict: bool) -> None:
+    """Name the keywords of a JSON Schema at `path` that make no difference, such as misspelt ones.
+
+    A `strict` one promises that the answer fits the whole of it: a keyword that is none is refused there,
+    with ApiError 400 `invalid_schema`.
+    """
+    for each in unheeded(schema):
+        where = path
+        for step in each.path:
+            where += f"[{step}]" if isinstance(step, int) else f".{shorten(step)}"
+        if strict and not each.known:
+            keyword = shorten(str(each.path[-1]))
+            hint = f" Did you mean '{meant}'?" if (meant := each.meant()) is not None else ""
+            message = f"Invalid schema: '{keyword}' at '{where}' is not a keyword of JSON Schema."
+            refuse(where, f"{message}{hint} Without 'strict' it would be ignored.", "invalid_schema")
+        ignore(where)
 
 
 def _bounded(schema: Any, path: str) -> dict[str, Any]:
@@ -148,7 +173,9 @@ def _output(kind: str, value: Any, path: str) -> Shape:
             _name_unread_of_tags(tags, path)
         return Shape("tags", json.dumps(tags))
     if kind == "json":
-        return Shape("json", closed_schema(_bounded(_object(value, path), path)))
+        schema = _bounded(_object(value, path), path)
+        name_unheeded(schema, path, strict=False)
+        return Shape("json", closed_schema(schema))
     return Shape("regex" if kind == "regex" else "lark", text(1)(value, path))
 
 
@@ -184,8 +211,11 @@ def _name_unread_of_tags(tags: Mapping[str, Any], param: str) -> None:
             # The engine refuses a kind that is not among these.
             unread(form, ("type", *_TAG_MEMBERS.get(kind, form)), path)
         todo += [(form.get(name), f"{path}.{name}") for name in _NESTED]
+        for name in _TAG_SCHEMAS & form.keys() if kind in (None, "json_schema") else ():
+            name_unheeded(form[name], f"{path}.{name}", strict=False)
 
 
+_TAG_SCHEMAS = frozenset({"schema", "json_schema"})
 _NESTED = ("format", "content", "elements", "tags", "structures")
 
 

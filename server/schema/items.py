@@ -13,7 +13,7 @@ import orjson
 
 from server.ignored import unread
 from server.items import ASSISTANT_PART, ITEM_TYPES, USER_PART, Item, identifier, words_of
-from server.shapes import missing, mistyped, refuse, shorten
+from server.shapes import check_length, missing, mistyped, refuse, shorten
 
 NewId = Callable[[str], str]
 
@@ -48,13 +48,7 @@ def normalize_input(value: Any, *, new_id: NewId, param: str = "input") -> list[
 
 def check_number(value: Sized, param: str) -> None:
     """Raise ApiError 400 for a list of more than MAX_ITEMS items or messages."""
-    if len(value) > MAX_ITEMS:
-        refuse(
-            param,
-            f"Invalid '{param}': array too long. Expected at most {MAX_ITEMS} elements, "
-            f"but got {len(value)}.",
-            "array_above_max_length",
-        )
+    check_length(param, len(value), "array", most=MAX_ITEMS)
 
 
 def num_parts(items: Iterable[Item]) -> int:

@@ -16,6 +16,7 @@ from server.shapes import (
     NAME,
     STRING,
     array,
+    check_length,
     missing,
     mistyped,
     one_of,
@@ -65,7 +66,7 @@ def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[I
     if not isinstance(messages, list):
         mistyped(param, "an array", messages)
     if not messages:
-        refuse(param, f"Invalid '{param}': empty array. Expected at least 1 message.")
+        check_length(param, 0, "array", least=1)
     check_number(messages, param)
     items: list[Item] = []
     for index, message in enumerate(messages):

@@ -28,7 +28,7 @@ from server.schema.fields import (
 from server.schema.formats import TEXT, asked_shape, parse_format
 from server.schema.items import NewId, check_number, normalize_item
 from server.schema.tools import name_unoffered, parse_tool_choice, parse_tools
-from server.shapes import from_pydantic, mapping, missing, mistyped, record, refuse, shorten
+from server.shapes import check_length, from_pydantic, mapping, missing, mistyped, record, refuse, shorten
 
 MIN_OUTPUT_TOKENS = 16
 MAX_TOOL_TIMEOUT_S = 7 * 24 * 3600
@@ -102,14 +102,14 @@ class StreamOptions(_Part):
 def check_metadata(value: Any, param: str = "metadata") -> dict[str, str]:
     """At most 16 pairs of strings, keys up to 64 and values up to 512 characters; raises ApiError 400."""
     mapping(value, param)
-    if len(value) > 16:
-        refuse(param, f"Invalid '{param}': too many properties; at most 16 are taken, got {len(value)}.")
+    check_length(param, len(value), "object", most=16)
     for key, element in value.items():
         path = f"{param}.{shorten(key)}"
         if not isinstance(element, str):
             mistyped(path, "a string", element)
-        if len(key) > 64 or len(element) > 512:
-            refuse(path, f"Invalid '{path}': keys may have 64 characters and values 512.")
+        if len(key) > 64:
+            refuse(path, f"Invalid '{path}': a key has at most 64 characters, and this one {len(key)}.")
+        check_length(path, len(element), "string", most=512)
     return dict(value)
 
 
@@ -249,6 +249,10 @@ def _parse(api: Api, body: Mapping[str, Any]) -> CreateResponse:
         request = CreateResponse(**values)
     except ValidationError as error:
         raise from_pydantic(error) from None
+    if request.input == [] and not (
+        request.instructions or request.previous_response_id or request.conversation_id
+    ):
+        check_length("input", 0, "array", least=1)  # there would be nothing to answer
     unread(values.get("text") or {}, ("format",), "text")
     unread(values.get("reasoning") or {}, ("effort",), "reasoning")
     request.stream_options.name_ignored(values)
@@ -322,7 +326,7 @@ def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs
         unread(body, ("tool_outputs", "stream"))
         items = [_tool_output(entry, f"tool_outputs[{index}]", new_id) for index, entry in enumerate(several)]
     if not items:
-        refuse("tool_outputs", "Invalid 'tool_outputs': at least one output is needed.")
+        check_length("tool_outputs", 0, "array", least=1)
     seen: set[str] = set()
     for index, item in enumerate(items):
         call_id = item["call_id"]

@@ -14,11 +14,13 @@ import orjson
 
 from server.ignored import ignore, unread
 from server.items import Tool, is_offered, tool_shapes
+from server.schema.formats import name_unheeded
 from server.shapes import (
     NAME,
     STRING,
     Schema,
     array,
+    check_length,
     described,
     limit_parts,
     mapping,
@@ -96,6 +98,7 @@ def _function(value: dict[str, Any], path: str, strict: bool) -> Tool:
         value, path = nested, f"{path}.function"
     parts = tool_shapes()["function"](value, path)
     _name_hints(parts, path)
+    name_unheeded(parts.get("parameters"), f"{path}.parameters", strict=parts.get("strict") is True)
     tool: Tool = {
         "type": "function",
         "name": parts.pop("name"),
@@ -136,8 +139,7 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
     """
     if not isinstance(value, list):
         mistyped(param, "an array", value)
-    if len(value) > MAX_TOOLS:
-        refuse(param, f"Invalid '{param}': expected at most {MAX_TOOLS} tools, but got {len(value)}.")
+    check_length(param, len(value), "array", most=MAX_TOOLS)
     try:
         size = len(orjson.dumps(value))
     except orjson.JSONEncodeError as error:

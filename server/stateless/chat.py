@@ -34,6 +34,7 @@ from server.prompting import (
     Offer,
     check,
     custom_tool_names,
+    name_untold,
     offer,
     require_room,
     sampling,
@@ -110,6 +111,12 @@ def offer_of(request: ChatRequest) -> Offer:
 async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *, scope: str) -> Prompt:
     """The prompt, through the model's chat template. scope: the owner, whose earlier prompts it may build
     upon. Raises the engine's RequestErrors."""
+    name_untold(
+        served.info,
+        effort=request.reasoning_effort,
+        effort_param="reasoning_effort",
+        template_kwargs=request.chat_template_kwargs,
+    )
     much = num_parts(request.items) > THREADED_PARTS
     asked = await aside(much, _render_input, request, offered, time.time())
     return await served.engine.render(replace(asked, scope=scope))

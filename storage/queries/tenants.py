@@ -25,6 +25,7 @@ from storage.tables import (
     conversations,
     deliveries,
     idempotency,
+    metadata,
     responses,
     webhooks,
 )
@@ -44,6 +45,12 @@ def _behind(
     if after is not None:
         query = query.where(or_(created > after[0], and_(created == after[0], id > after[1])))
     return query.order_by(created, id).limit(limit)
+
+
+def known(conn: Connection, owner: str) -> bool:
+    """Whether any row names the owner."""
+    named = (table.c.owner for table in metadata.sorted_tables if "owner" in table.c)
+    return any(conn.execute(select(column).where(column == owner).limit(1)).first() for column in named)
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "create_key", "find_key", "list_keys", "revoke_key",  # the administrator's
     "add_sealing_key", "sealing_keys",  # the server's own
     "sweep", "purge", "export_responses", "export_conversations", "export_conversation_items",
+    "owner_known",  # the administrator's
     "create_conversation", "get_items", "usage",  # name only the caller's own rows; below
     "begin_request", "complete_request", "find_request", "release_request",  # the same; test_idempotency
     "add_webhook", "get_webhook", "list_webhooks", "remove_webhook",  # the administrator's too

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from server.runs.execution.loop import Loop
-from server.runs.execution.probation import MAX_STRIKES, Probation
-from server.runs.execution.restore import Restorer
+from server.runs.execution.recovery_probation import MAX_STRIKES, Probation
+from server.runs.execution.recovery_restore import Restorer
 from server.runs.execution.run import Run, new_items, opening, output_id
 from server.runs.execution.tasks import RunTasks
 

@@ -22,8 +22,8 @@ from server.errors import to_api_error
 from server.items import Item, Route, execution_of
 from server.metrics import Telemetry
 from server.runs.events import Draft, Journal
-from server.runs.execution.probation import Probation
-from server.runs.execution.replay import Diverged, Replay, fingerprint
+from server.runs.execution.recovery_probation import Probation
+from server.runs.execution.recovery_replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
 from server.runs.planning import steps
 from server.webhooks import notice

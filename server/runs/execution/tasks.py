@@ -18,7 +18,7 @@ from server.runs.execution.run import Run
 from storage import RunLost, StorageUnavailable
 
 if TYPE_CHECKING:
-    from server.runs.execution.restore import Restorer
+    from server.runs.execution.recovery_restore import Restorer
     from storage import Storage
 
 log = logging.getLogger("antiphon.runs")

@@ -76,8 +76,9 @@ async def test_an_export_holds_what_its_owner_reads(
                 assert line["response"] == await api.get(line["response"]["id"])
                 own = await api.input_items(line["response"]["id"], order="asc", limit=100)
                 assert line["input"] == own["data"]
-            assert await run(running, "export", "--owner", "nobody") == 0
-            assert len(lines(capsys.readouterr().out)) == 1
+            assert await run(running, "export", "--owner", "nobody") == 1
+            told = capsys.readouterr()
+            assert not told.out and "no such owner" in told.err
     before = exported[:-2]
     assert await asyncio.to_thread(main, ["export", "--owner", "ann", "--data", str(tmp_path)]) == 0
     assert lines(capsys.readouterr().out)[: len(before)] == before
@@ -116,6 +117,28 @@ async def test_a_purge_without_a_server(tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 responses" in capsys.readouterr().out
     async with live_app(tmp_path) as running:
         assert await rows(running.context.storage) == {}
+
+
+async def test_an_owner_that_does_not_exist_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With and without a server; one that has a key, and nothing else, exists."""
+    purge_it = ["purge", "--yes", "--owner"]
+    async with live_app(tmp_path) as running:
+        await make_keys(running)
+        assert await run(running, *purge_it, "nobody") == 1
+        assert "no such owner" in capsys.readouterr().err
+        assert await run(running, *purge_it, "bob") == 0
+        assert await run(running, "export", "--owner", "bob") == 0
+    capsys.readouterr()
+    for command in (["export", "--owner"], purge_it):
+        beside = ["--data", str(tmp_path)]
+        assert await asyncio.to_thread(main, [*command, "nobody", *beside]) == 1
+        told = capsys.readouterr()
+        assert not told.out and "no such owner" in told.err and "'nobody'" in told.err
+        for known in ("ann", "local"):
+            assert await asyncio.to_thread(main, [*command, known, *beside]) == 0
+        capsys.readouterr()
 
 
 async def test_a_long_purge_says_how_far_it_is(server_app: Running) -> None:

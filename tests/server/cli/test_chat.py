@@ -280,3 +280,22 @@ async def test_the_command(tmp_path: Path) -> None:
     refused = subprocess.run([*command, "http://127.0.0.1:9"], capture_output=True, timeout=30)
     assert refused.returncode == 1 and b"127.0.0.1:9" in refused.stderr
     assert PLAIN.encode() not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "typed", "code"),
+    [
+        (("--model", "nobody"), "say a\n", 1),
+        ((), "fail now\nsay b\n", 1),  # the turn after it went well
+        ((), "say a\nsay b\n", 0),
+    ],
+)
+async def test_a_piped_chat_ends_with_1_where_a_turn_was_refused_or_failed(
+    flags: tuple[str, ...], typed: str, code: int, tmp_path: Path
+) -> None:
+    async with live_app(tmp_path) as running:
+        command = [sys.executable, "-m", "server.cli", "chat", "--url", running.base_url, *flags]
+        done = await asyncio.to_thread(
+            subprocess.run, command, input=typed.encode(), capture_output=True, timeout=30
+        )
+    assert done.returncode == code, done

@@ -8,7 +8,9 @@ import json
 import os
 import shlex
 import signal
+import socket
 import sqlite3
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -20,7 +22,7 @@ import pytest
 
 from server import __version__
 from server.cli.commands import COMMANDS, main
-from server.config import settings
+from server.config import SUBJECTS, settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,6 +64,30 @@ def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().out
     for row in settings():
         assert row.flag in shown
+    places = [shown.index(f"settings: {subject}:") for subject in SUBJECTS.values()]
+    assert places == sorted(places), "they are grouped by their subjects"
+    assert SUBJECTS.keys() <= {row.name for row in settings()}
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if not command.passes_on])
+def test_every_argument_of_every_command_is_explained(name: str) -> None:
+    parser = argparse.ArgumentParser(prog=name)
+    COMMANDS[name].add_arguments(parser)
+    pending = [parser]
+    for each in pending:
+        for action in each._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                pending += action.choices.values()
+            else:
+                assert action.help, f"{each.prog} says nothing of {action.option_strings or action.dest}"
+
+
+def test_a_backup_that_nobody_watches_prints_its_end_only(tmp_path: Path) -> None:
+    assert main(["migrate", "--data", str(tmp_path)]) == 0
+    command = [sys.executable, "-m", "server.cli", "backup", str(tmp_path / "copy"), "--data", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT, env=env, check=True)
+    assert done.stderr == b"" and len(done.stdout.splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -138,6 +164,8 @@ def test_a_variable_that_is_no_setting_is_told_once(
 
 def test_keys_are_listed_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     data = ["--data", str(tmp_path)]
+    assert main(["migrate", *data]) == 0
+    capsys.readouterr()
     assert main(["keys", "list", "--json", *data]) == 0
     assert json.loads(capsys.readouterr().out) == []
     assert main(["keys", "create", "--name", "laptop", "--owner", "ann", *data]) == 0
@@ -210,8 +238,52 @@ async def test_doctor_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "has this version's schema, is held by nobody and has 1 keys" in database_line(capsys)
     assert {file.name: file.read_bytes() for file in data.iterdir()} == before
     async with served(data) as server:
-        assert await asyncio.to_thread(main, doctor) == 0
-        assert f"another server (pid {server.inner.pid}) holds" in database_line(capsys)
+        assert await asyncio.to_thread(main, doctor) == 1, "a second server would be refused"
+        told = database_line(capsys)
+        assert told.startswith("FAIL") and f"another server (pid {server.inner.pid}) holds" in told
+        assert f"listens on {server.url}" in told
+
+
+def test_doctor_fails_where_serve_would_be_refused_for_its_address(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    doctor = ["doctor", "--engine", "scripted", "--data", str(tmp_path)]
+
+    def port_line(*flags: str) -> tuple[int, str]:
+        code = main([*doctor, *flags])
+        return code, next(line for line in capsys.readouterr().out.splitlines() if line[6:10] == "port")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, line = port_line("--port", str(taken.getsockname()[1]))
+    assert code == 1 and line.startswith("FAIL") and "cannot be listened on" in line
+    code, line = port_line("--port", "0", "--host", "0.0.0.0")
+    assert code == 1 and line.startswith("FAIL") and "antiphon keys create" in line
+    assert main(["keys", "create", "--data", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert port_line("--port", "0", "--host", "0.0.0.0")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["keys", "list"],
+        ["keys", "list", "--json"],
+        ["keys", "revoke", "key_1"],
+        ["webhooks", "list"],
+        ["webhooks", "test", "hook_1"],
+        ["sealing", "list"],
+        ["export", "--owner", "local"],
+        ["purge", "--owner", "local", "--yes"],
+    ],
+)
+def test_what_looks_or_removes_makes_no_database(
+    argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = tmp_path / "nothing" / "here"
+    assert main([*argv, "--data", str(data)]) == 2
+    told = capsys.readouterr()
+    assert not told.out and f"there is no database at {data / 'antiphon.db'}" in told.err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -454,18 +526,21 @@ async def test_a_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:
 async def test_a_taken_port_is_refused(tmp_path: Path) -> None:
     async with served(tmp_path / "a") as server:
         port = server.url.rpartition(":")[2]
-        async with start("serve", "--engine", "scripted", "--port", port, "--data", str(tmp_path)) as second:
+        async with start("serve", "--model", "/nowhere", "--port", port, "--data", str(tmp_path)) as second:
             code, lines = await errors_of(second)
         assert code == 2
         assert len(lines) == 1 and f"port {port}" in lines[0]
 
 
 async def test_a_public_address_needs_a_key(tmp_path: Path) -> None:
-    flags = ("serve", "--engine", "scripted", "--port", "0", "--host", "0.0.0.0", "--data", str(tmp_path))
+    """That is told before the model is loaded, here one that would be missed."""
+    flags = ("serve", "--model", "/nowhere", "--port", "0", "--host", "0.0.0.0", "--data", str(tmp_path))
     async with start(*flags) as refused:
         code, lines = await errors_of(refused)
     assert code == 2
-    assert any("no key is configured" in line for line in lines)
+    assert [line for line in lines if line.startswith("antiphon: ")] == [
+        line for line in lines if "no key is configured" in line
+    ]
     async with served(tmp_path, "--host", "0.0.0.0", "--api-key", "sk-1") as server:
         assert "0.0.0.0" in server.banner
         server.signal(signal.SIGTERM)

@@ -152,7 +152,9 @@ async def test_deleting_an_item_answers_with_the_conversation(client: httpx.Asyn
 async def test_limits(client: httpx.AsyncClient) -> None:
     path = f"/v1/conversations/{await make(client)}"
     many = said(*("x" * 21))
-    await refused(await client.post("/v1/conversations", json={"items": many}), 400, "items")
+    too_many = await client.post("/v1/conversations", json={"items": many})
+    await refused(too_many, 400, "items")
+    assert too_many.json()["error"]["code"] == "array_above_max_length"
     await refused(await client.post(f"{path}/items", json={"items": many}), 400, "items")
     assert (await client.post(f"{path}/items", json={"items": many[:20]})).status_code == 200
     await refused(await client.post(f"{path}/items", json={}), 400, "items")

@@ -231,3 +231,48 @@ async def test_it_needs_no_key_and_can_be_turned_off(tmp_path: Path) -> None:
         assert (
             (await client.get("/docs")).status_code == (await client.get("/openapi.json")).status_code == 404
         )
+
+
+async def test_headers_and_members_of_this_server_are_documented(tmp_path: Path) -> None:
+    """Whatever real replies have beside the official API is in the document."""
+
+    def told(operation: Json, status: int) -> set[str]:
+        kind = "200" if status == 200 else f"{status // 100}XX"
+        return {name.lower() for name in operation["responses"][kind]["headers"]}
+
+    async with live_app(tmp_path) as running, http_client(running) as client:
+        found = (await client.get("/openapi.json")).json()
+        create = found["paths"]["/v1/responses"]["post"]
+        retrieve = found["paths"]["/v1/responses/{response_id}"]["get"]
+        members = found["components"]["schemas"]["Response"]["properties"]
+
+        async def answer(operation: Json, method: str, path: str, **how: Any) -> httpx.Response:
+            reply = await client.request(method, path, **how)
+            usual = {"content-type", "content-length", "transfer-encoding", "date", "cache-control"}
+            usual |= {"connection", "x-accel-buffering"}
+            assert set(reply.headers) <= usual | told(operation, reply.status_code), path
+            for name in how.get("headers", {}):
+                assert name in {each["name"] for each in operation["parameters"]}, name
+            return reply
+
+        key = {"Idempotency-Key": "k", "X-Request-Id": "mine"}
+        waits = {"tools": [TOOL], "background": True, "await_tool_outputs": True, "no_such_field": 1}
+        body = {"input": CALL, **waits}
+        made = (await answer(create, "POST", "/v1/responses", json=body, headers=key)).json()
+        again = await answer(create, "POST", "/v1/responses", json=body, headers=key)
+        assert again.headers["idempotent-replayed"] == "true"
+        conflict = await answer(create, "POST", "/v1/responses", json={"input": "x"}, headers=key)
+        assert conflict.status_code >= 400 and "x-should-retry" in conflict.headers
+        path = f"/v1/responses/{made['id']}"
+        async with client.stream("GET", f"{path}?stream=true") as stream:
+            async for line in stream.aiter_lines():
+                if "response.output_item.done" in line:
+                    break
+        while "pending_tool_calls" not in (waiting := await answer(retrieve, "GET", path)).json():
+            pass
+        assert "openai-poll-after-ms" in waiting.headers
+        assert waiting.json().keys() <= members.keys() and {"attempt", "queue_position"} <= members.keys()
+        check("Response", waiting.json())
+        await client.post(f"{path}/cancel")
+        resumed = {"headers": {"Last-Event-ID": "0"}}
+        assert (await answer(retrieve, "GET", f"{path}?stream=true", **resumed)).status_code == 200

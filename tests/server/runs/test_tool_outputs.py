@@ -493,6 +493,15 @@ async def test_allowed_tools_hold_in_a_continuation(tmp_path: Path) -> None:
         assert "get_weather" not in prompts(engine)[-1]
 
 
+async def test_a_keyword_that_was_only_named_does_not_stop_the_continuation(api: Api) -> None:
+    """`strict` is the default of functions: only who asks for it by name is refused a misspelt keyword."""
+    misspelt = {**WEATHER, "parameters": {**WEATHER["parameters"], "propertys": {}}}
+    misspelt.pop("strict", None)
+    first = await api.create(call(), tools=[misspelt])
+    second = await api.outputs(first["id"], {calls(first)[0]["call_id"]: "rain"})
+    assert (second["status"], second["tools"]) == ("completed", first["tools"])
+
+
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_turn_that_ends_inside_a_call_asks_nobody_for_an_answer(api: Api, waits: bool) -> None:
     """The model drew the end of its turn where an argument was to go on, with no grammar to forbid it."""

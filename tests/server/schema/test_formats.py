@@ -197,7 +197,7 @@ BAD_SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "array", "uni
         ({"guided_json": {"anyOf": [{"const": index} for index in range(8_000)]}}, "guided_json",
          "invalid_schema"),
         ({"guided_regex": "a(?=b)"}, "guided_regex", "invalid_schema"),
-        ({"guided_choice": []}, "guided_choice", "invalid_value"),
+        ({"guided_choice": []}, "guided_choice", "empty_array"),
         ({"guided_choice": ["a", 1]}, "guided_choice[1]", "invalid_type"),
         ({"guided_grammar": "start: nothing"}, "guided_grammar", "invalid_schema"),
         ({"guided_json": POINT, "guided_regex": "a"}, "guided_regex", "invalid_value"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from server.errors import ApiError
 from server.ignored import collecting
 from server.items import ITEM_TYPES
 from server.schema.chat import parse_chat
@@ -310,6 +311,9 @@ def test_null_is_absent_and_not_named(name: str) -> None:
         assert found.header() == usual.header()
 
 
+FORMAT: Json = {"type": "json_schema", "name": "n"}
+MISSPELT: Json = {"type": "object", "properties": {"a": {"typ": "string"}}}
+
 HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
     (create, {"prompt_cache_key": "k"}, "prompt_cache_key"),
     (create, {"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
@@ -338,7 +342,23 @@ HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
     (parse_chat, {"reasoning_effort": "low"}, ""),
     (parse_chat, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
     (parse_completion, {"user": "u"}, "user"),
-]
+    (parse_completion, {"guided_json": {"oneof": []}}, "guided_json.oneof"),
+    (create, {"guided_json": '{"items": [{"typ": 1}], "title": "t"}'}, "guided_json.items[0].typ"),
+    (create, {"structured_outputs": {"json": {"maximun": 3}}}, "structured_outputs.json.maximun"),
+    (create, {"text": {"format": {**FORMAT, "schema": MISSPELT}}}, "text.format.schema.properties.a.typ"),
+    (create, {"text": {"format": {**FORMAT, "schema": {"format": "ipv5"}, "strict": True}}},
+     "text.format.schema.format"),
+    (create, {"tools": [{"type": "function", "name": "f", "parameters": MISSPELT}]},
+     "tools[0].parameters.properties.a.typ"),
+    (create, {"text": {"format": {"type": "structural_tag", "triggers": ["<"],
+                                  "structures": [{"begin": "<a>", "schema": {"typ": 1}, "end": "</a>"}]}}},
+     "text.format.structures[0].schema.typ"),
+    (parse_chat, {"response_format": {"type": "json_schema",
+                                      "json_schema": {"name": "n", "schema": MISSPELT}}},
+     "response_format.json_schema.schema.properties.a.typ"),
+    (parse_chat, {"tools": [{"type": "function", "function": {"name": "f", "parameters": MISSPELT}}]},
+     "tools[0].function.parameters.properties.a.typ"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("parse", "fields", "named"), HINTS)
@@ -370,3 +390,41 @@ def test_what_an_assistant_message_says_twice_is_named_where_it_differs() -> Non
     with collecting() as found:
         parse_chat({"messages": [{**message, "refusal": None, "reasoning": "b"}]})
     assert found.header() == ""
+
+
+@pytest.mark.parametrize(
+    ("parse", "body", "param"),
+    [
+        (
+            create,
+            {"input": "x", "text": {"format": {**FORMAT, "schema": {"propertys": {}}, "strict": True}}},
+            "text.format.schema.propertys",
+        ),
+        (
+            create,
+            {
+                "input": "x",
+                "tools": [{"type": "function", "name": "f", "parameters": {"propertys": {}}, "strict": True}],
+            },
+            "tools[0].parameters.propertys",
+        ),
+        (
+            parse_chat,
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"propertys": {}}, "strict": True},
+                },
+            },
+            "response_format.json_schema.schema.propertys",
+        ),
+    ],
+)
+def test_a_strict_schema_with_a_misspelt_keyword_is_refused(
+    parse: Callable[[Mapping[str, Any]], Any], body: Json, param: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(body)
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, "invalid_schema", param)
+    assert "Did you mean 'properties'?" in refused.value.message
