@@ -11,12 +11,22 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from server.access import OPERATOR, Actor
 from server.admin.database_access import AdminError, asking, carry_out, opened
 from server.clock import now_us
 from server.config import Config
 from server.http import conversation_json
 from server.runs.events import snapshot
-from storage import FolderHeld, NotFound, Purged, Storage, StorageError, StoredResponse
+from storage import (
+    AuditEntry,
+    AuditFilter,
+    FolderHeld,
+    NotFound,
+    Purged,
+    Storage,
+    StorageError,
+    StoredResponse,
+)
 
 RESPONSES_AT_ONCE = 8
 ITEMS_AT_ONCE = 100
@@ -29,9 +39,10 @@ SLICE_S = 5.0
 # Export
 
 
-async def exported(storage: Storage, owner: str) -> AsyncGenerator[bytes]:
+async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[bytes]:
     """All that an owner can read, as JSON lines in pieces: conversations, responses, and a last line that
-    says that it is whole. Each object is as it was when its line was written."""
+    says that it is whole. Each object is as it was when its line was written. The audit log is told first."""
+    await storage.add_audit(by.did("project.exported", owner, owner))
     counts = {"conversations": 0, "responses": 0}
     after: tuple[int, str] | None = None
     while page := await storage.export_conversations(owner, after=after, limit=ITEMS_AT_ONCE):
@@ -85,7 +96,7 @@ def export(config: Config, owner: str, out: BinaryIO) -> None:
 
 
 async def _export_database(config: Config, owner: str, out: BinaryIO) -> None:
-    async with opened(config) as storage, aclosing(exported(storage, owner)) as pieces:
+    async with opened(config) as storage, aclosing(exported(storage, owner, OPERATOR)) as pieces:
         async for piece in pieces:
             out.write(piece)
 
@@ -98,6 +109,7 @@ async def purge(
     storage: Storage,
     owner: str,
     *,
+    by: Actor,
     before: int,
     with_keys: bool,
     limit_s: float = float("inf"),
@@ -105,12 +117,14 @@ async def purge(
 ) -> dict[str, Any]:
     """Remove everything that an owner had at `before` (microseconds), for `limit_s` seconds at most.
 
-    The reply says what went and whether it is `done`; if not, begin again. cut: told which runs in flight
-    went.
+    The reply says what went and whether it is `done`; if not, begin again with the same `before`. cut: told
+    which runs in flight went.
     """
+    entry = by.did("project.purged", owner, owner, before=before, keys=with_keys)
+    first = None if await _is_noted(storage, entry) else entry
     until = time.monotonic() + limit_s
     total, done = Purged(), True
-    async with aclosing(storage.purge(owner, before, with_keys=with_keys)) as steps:
+    async with aclosing(storage.purge(owner, before, entry=first, with_keys=with_keys)) as steps:
         async for step in steps:
             total += step
             cut(step.runs)
@@ -127,6 +141,13 @@ async def purge(
     }
 
 
+async def _is_noted(storage: Storage, entry: AuditEntry) -> bool:
+    """Whether the audit log tells of this very purge already, which then only goes on."""
+    same = AuditFilter(actions=(entry.action,), targets=(entry.target,), actors=(entry.actor,))
+    latest = await storage.list_audit(same, limit=1)
+    return any(one.entry.details == entry.details for one in latest.data)
+
+
 def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon purge`; yields the lines to print. Raises AdminError."""
     owner = options.owner
@@ -138,7 +159,7 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     while not done:
         went = carry_out(
             config,
-            lambda storage: purge(storage, owner, before=body["before"], with_keys=options.keys),
+            lambda storage: purge(storage, owner, by=OPERATOR, before=body["before"], with_keys=options.keys),
             "POST",
             "/admin/purge",
             body,

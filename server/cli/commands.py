@@ -279,14 +279,31 @@ def _add_listing(verbs: Any, help: str) -> argparse.ArgumentParser:
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="create|list|revoke", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="create|list|rotate|update|revoke", required=True)
     create = verbs.add_parser("create", help="make a key and print it, this once")
     create.add_argument("--name", default="", help="what the key is for")
     create.add_argument("--owner", default=None, help="whose data it may see (default: a new owner)")
     listing = _add_listing(verbs, "show all keys, never the keys themselves")
-    revoke = verbs.add_parser("revoke", help="end a key")
-    revoke.add_argument("id", help="the key's id, as `antiphon keys list` shows it")
-    for verb in (create, listing, revoke):
+    rotate = verbs.add_parser("rotate", help="make a key's successor and print it; both live for a while")
+    rotate.add_argument(
+        "--grace", default="1d", help="how long the old key is still accepted: 7d, 12h, 0s (default: 1d)"
+    )
+    update = verbs.add_parser("update", help="change a key's name, scopes or end")
+    update.add_argument("--name", default=None, help="what the key is for")
+    revoke = verbs.add_parser("revoke", help="end a key at once")
+    for verb in (create, update):
+        verb.add_argument(
+            "--scope",
+            action="append",
+            default=[],
+            help="what it may do, such as responses, files.read, model:NAME, tool:function, admin "
+            "(repeatable, or with commas; default: all, which is everything but admin)",
+        )
+    for verb in (create, rotate, update):
+        verb.add_argument("--expires", default=None, help="when it ends: 90d, 12h (default: never)")
+    for verb in (rotate, update, revoke):
+        verb.add_argument("id", help="the key's id, as `antiphon keys list` shows it")
+    for verb in (create, listing, rotate, update, revoke):
         _add_storage_settings(verb)
 
 
@@ -462,12 +479,15 @@ COMMANDS = {
         "score the shipped model at what it was made for", _eval_tiny, lambda parser: None, passes_on=True
     ),
     "keys": Command(
-        "create, list and revoke API keys",
+        "create, list, rotate, change and revoke API keys",
         _keys,
         _add_keys,
         (
             "antiphon keys create --name laptop       prints the key, this once",
             "antiphon keys create --owner local       for what was made before there were keys",
+            "antiphon keys create --owner own_... --scope responses,models --expires 90d",
+            "antiphon keys create --scope admin       for the API of administrators",
+            "antiphon keys rotate key_... --grace 7d",
             "antiphon keys list --json",
             "antiphon keys revoke key_...",
         ),

@@ -12,7 +12,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http import EventStream, context, json_reply, owner, read_as, while_connected
+from server.access import require_use
+from server.http import EventStream, context, json_reply, owner, principal, read_as, while_connected
 from server.routes.documented import documented
 from server.schema import parse_chat
 from server.stateless import begin, prepare_chat
@@ -22,13 +23,14 @@ router = APIRouter(prefix="/v1")
 
 @router.post(
     "/chat/completions",
-    **documented("ChatCompletion", body="CreateChatCompletion", stream="ChatCompletionChunk"),
+    **documented("ChatCompletion", "chat.write", body="CreateChatCompletion", stream="ChatCompletionChunk"),
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answer with a chat completion, or (`stream`) with its chunks."""
     here = context(request)
     asked = await read_as(request, parse_chat)
     served = here.models.get(asked.model)
+    require_use(principal(request), served.name, asked.tools)
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter())

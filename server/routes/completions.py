@@ -12,7 +12,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http import EventStream, context, json_reply, owner, read_as, while_connected
+from server.access import require_use
+from server.http import EventStream, context, json_reply, owner, principal, read_as, while_connected
 from server.routes.documented import documented
 from server.schema import parse_completion
 from server.stateless import begin, prepare_completion
@@ -20,12 +21,15 @@ from server.stateless import begin, prepare_completion
 router = APIRouter(prefix="/v1")
 
 
-@router.post("/completions", **documented("Completion", body="CreateCompletion", stream="Completion"))
+@router.post(
+    "/completions", **documented("Completion", "chat.write", body="CreateCompletion", stream="Completion")
+)
 async def create_completion(request: Request) -> Response:
     """Answer with completions, or (`stream`) with their chunks."""
     here = context(request)
     asked = await read_as(request, parse_completion)
     served = here.models.get(asked.model)
+    require_use(principal(request), served.name)
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter())

@@ -1,7 +1,8 @@
 """Adds to a route what FastAPI cannot read off it for the OpenAPI document.
 
 Handlers take the plain request, so the document's query parameters, bodies, replies, errors and keys are
-stated here. Bodies and replies are only named; their schemas are in `server.schema.description`.
+stated here. Bodies and replies are only named; their schemas are in `server.schema.description`. The scope
+that a key needs for a route is declared here too, and read by the door before the route is reached.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from server import ignored
-from server.http import MAX_PAGE
+from server.access import OPEN
+from server.http import MAX_PAGE, SCOPE
 from server.schema import INCLUDES, STATUSES
 
 Json = dict[str, Any]
@@ -44,29 +46,40 @@ class RouteDocs(TypedDict):
     openapi_extra: dict[str, Any]
 
 
+class RouteScope(TypedDict):
+    """Arguments of the decorator of a route that the document does not show."""
+
+    openapi_extra: dict[str, Any]
+
+
+def needs(scope: str) -> RouteScope:
+    """The declaration of a route that the document does not show: which scope its key must have."""
+    return RouteScope(openapi_extra={SCOPE: scope})
+
+
 def documented(
     reply: str,
+    scope: str,
     *,
     body: str | None = None,
     body_required: bool = True,
     query: tuple[str, ...] = (),
     stream: str | None = None,
-    is_open: bool = False,
     media_type: str = "application/json",
 ) -> RouteDocs:
-    """A route's entry. reply, body: names of schemas. stream: that of the events, where it can answer with
-    them. query: names among QUERY. is_open: it needs no key."""
+    """A route's entry. reply, body: names of schemas. scope: what its key must have, or OPEN where none is
+    needed. stream: that of the events, where it can answer with them. query: names among QUERY."""
     content = {media_type: {"schema": _named(reply)}}
     if stream is not None:
         content["text/event-stream"] = {"schema": _named(stream)}
     names = {"description": "Paths of what the request said in vain.", "schema": {"type": "string"}}
     good = {"description": "Done.", "content": content, "headers": {ignored.HEADER: names}}
     error = {"application/json": {"schema": _named("Error")}}
-    extra: Json = {"parameters": [_parameter(name) for name in query]}
+    extra: Json = {"parameters": [_parameter(name) for name in query], SCOPE: scope}
     if body is not None:
         described = {"application/json": {"schema": _named(body)}}
         extra["requestBody"] = {"required": body_required, "content": described}
-    if not is_open:
+    if scope != OPEN:
         # The last is none: on loopback no key is needed until there is one.
         extra["security"] = [{"bearer": []}, {"x-api-key": []}, {}]
     return RouteDocs(

@@ -10,25 +10,27 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from server.access import OPERATOR_ONLY
 from server.admin import tenants
 from server.clock import now_us
-from server.http import context, json_reply, life, query_text, read_body
+from server.http import actor, context, json_reply, life, query_text, read_body
 from server.ignored import unread
+from server.routes.documented import needs
 from server.schema import boolean, missing, mistyped, text
 
 router = APIRouter(prefix="/admin", include_in_schema=False)
 
 
-@router.get("/export")
+@router.get("/export", **needs(OPERATOR_ONLY))
 async def export(request: Request) -> Response:
     """All that an owner can read, as JSON lines."""
     owner = query_text(request.query_params, "owner") or missing("owner")
     return StreamingResponse(
-        tenants.exported(context(request).storage, owner), media_type="application/x-ndjson"
+        tenants.exported(context(request).storage, owner, actor(request)), media_type="application/x-ndjson"
     )
 
 
-@router.post("/purge")
+@router.post("/purge", **needs(OPERATOR_ONLY))
 async def purge(request: Request) -> Response:
     """Remove an owner's everything; where that takes long, only a part, and the reply says so."""
     body = await read_body(request)
@@ -42,6 +44,7 @@ async def purge(request: Request) -> Response:
     went = await tenants.purge(
         here.storage,
         owner,
+        by=actor(request),
         before=before,
         with_keys=with_keys,
         limit_s=tenants.SLICE_S,

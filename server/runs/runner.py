@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from engine import EngineUnavailable, Place
+from server.access import Principal, require_use
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
 from server.item_ids import identify, may_be_known
@@ -201,18 +202,19 @@ class Runs:
 
     async def create(
         self,
-        owner: str,
+        principal: Principal,
         request: CreateResponse,
         input_items: Sequence[Item],
         keyed: KeyedRequest | None = None,
     ) -> Started:
         """Plan a request and start its run; the start transaction is durable when this returns.
 
-        keyed: what makes the request the same as another one; it is recorded with the start. Raises ApiError,
-        the engine's RequestErrors, QueueFull and EngineUnavailable, ConversationLocked, RequestKnown,
-        StorageUnavailable.
+        keyed: what makes the request the same as another one; it is recorded with the start. Raises ApiError
+        (403 where the principal may not use the model or a tool), the engine's RequestErrors, QueueFull and
+        EngineUnavailable, ConversationLocked, RequestKnown, StorageUnavailable.
         """
         served = self._models.get(request.model)
+        require_use(principal, served.name, request.tools)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
         with ExitStack() as stack:
@@ -221,13 +223,13 @@ class Runs:
             place = None
             if not request.background:
                 place = stack.enter_context(served.engine.admission.enter())
-            started = await self._create(owner, request, input_items, served, place, keyed)
+            started = await self._create(principal, request, input_items, served, place, keyed)
             stack.pop_all()  # the run's task gives it back
             return started
 
     async def _create(
         self,
-        owner: str,
+        principal: Principal,
         request: CreateResponse,
         input_items: Sequence[Item],
         served: ServedModel,
@@ -235,6 +237,7 @@ class Runs:
         keyed: KeyedRequest | None,
     ) -> Started:
         """Plan and begin; see `create`."""
+        owner = principal.owner
         num_bytes = check_sizes(input_items, self._config.max_item_bytes)
         if request.store or keyed is not None or request.conversation_id is not None:
             num_bytes += len(orjson.dumps([request.instructions, request.tools]))
@@ -249,7 +252,7 @@ class Runs:
             planned = await make_plan(
                 request,
                 items,
-                owner=owner,
+                principal=principal,
                 storage=self._storage,
                 served=served,
                 registry=self._registry,
@@ -279,9 +282,13 @@ class Runs:
             except NotFound as unknown:
                 raise not_found(request, unknown) from None
 
-    async def count_input(self, owner: str, request: CreateResponse, input_items: Sequence[Item]) -> int:
+    async def count_input(
+        self, principal: Principal, request: CreateResponse, input_items: Sequence[Item]
+    ) -> int:
         """How many prompt tokens a request would have. Raises ApiError."""
+        owner = principal.owner
         served = self._models.get(request.model)
+        require_use(principal, served.name, request.tools)
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         return await count_input(
             request,

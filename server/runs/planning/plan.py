@@ -23,6 +23,7 @@ from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts,
 from server.threads import THREADED_PARTS, aside
 
 if TYPE_CHECKING:
+    from server.access import Principal
     from server.encrypted_reasoning import SealedBy
     from server.model_registry import ServedModel
     from server.runs.planning.pasts import Pasts
@@ -54,7 +55,7 @@ class RunPlan:
     took from the beginning of the context. fingerprint: of the model that the plan was made for. hidden: its
     client asked for store=false, and it is stored all the same, for the repeats of its request alone.
     answer: kind and source of the shape that an answer must have. sealed_by: what seals its reasoning, where
-    that is wanted.
+    that is wanted. key_id: of the API key that started it, None without one.
     """
 
     response_id: str
@@ -86,6 +87,7 @@ class RunPlan:
     answer: tuple[str, str] | None = None
     effort: str | None = None
     sealed_by: SealedBy | None = None
+    key_id: str | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -222,7 +224,7 @@ def _means(ref: Mapping[str, Any], name: str, route: Route) -> bool:
 
 
 async def make_plan(
-    request: CreateResponse, input_items: Sequence[Item], *, owner: str, storage: Storage, served:
+    request: CreateResponse, input_items: Sequence[Item], *, principal: Principal, storage: Storage, served:
     ServedModel, registry: Registry, now: int, tool_timeout_s: float, keyed: bool = False,
     sealed_by: SealedBy | None = None, pasts: Pasts | None = None,
 ) -> Planned:  # fmt: skip
@@ -232,6 +234,7 @@ async def make_plan(
     stored, hidden where it asks not to be. Raises ApiError 400/404 and RequestError for what cannot be
     honoured, PromptTooLong when truncation is disabled.
     """
+    owner = principal.owner
     context = await load_context(
         request, input_items, owner=owner, storage=storage, served=served, as_of=now, pasts=pasts
     )
@@ -247,7 +250,7 @@ async def make_plan(
     name_cut_limit(
         plan.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
     )
-    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by)
+    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=principal.key_id)
     first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
     check_request(first, served.info)
     kept = tuple(drop_oldest(context.items, num_dropped))

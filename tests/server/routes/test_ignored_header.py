@@ -44,6 +44,8 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("POST", "/detokenize"): {"tokens": [5]},
     ("POST", "/admin/keys"): {"owner": "somebody"},
     ("GET", "/admin/keys"): None,
+    ("POST", "/admin/keys/{key_id}"): {"name": "another"},
+    ("POST", "/admin/keys/{key_id}/rotate"): {},
     ("DELETE", "/admin/keys/{key_id}"): None,
     ("POST", "/admin/webhooks"): {"url": "http://127.0.0.1:9/told"},
     ("GET", "/admin/webhooks"): None,
