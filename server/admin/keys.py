@@ -13,6 +13,7 @@ from typing import Any
 
 from server.access import ADMIN, LOCAL_OWNER, OPERATOR, Actor, hash_key, new_key, read_scopes
 from server.admin.database_access import AdminError, carry_out
+from server.admin.durations import MAX_S as MAX_S
 from server.admin.durations import seconds_of
 from server.admin.listing import Columns, list_lines, shown_time
 from server.clock import now_us
@@ -74,7 +75,7 @@ def _new(owner: str, name: str, scopes: tuple[str, ...], expires_in_s: int | Non
 
 
 def _created(by: Actor, new: NewKey) -> AuditEntry:
-    told = {"name": new.name, "scopes": new.scopes, "expires_at": _unix(new.expires_at)}
+    told = {"name": new.name, "scopes": new.scopes, "expires_at": unix(new.expires_at)}
     return by.did("api_key.created", new.id, new.owner, **told)
 
 
@@ -86,7 +87,7 @@ async def rotate(
     old = await storage.get_key(id)
     key, new = _new(old.owner, old.name, old.scopes, expires_in_s)
     until = new.created_at + grace_s * 1_000_000
-    entry = by.did("api_key.rotated", id, old.owner, successor=new.id, accepted_until=_unix(until))
+    entry = by.did("api_key.rotated", id, old.owner, successor=new.id, accepted_until=unix(until))
     return MadeKey(await storage.rotate_key(id, new, until, entry=entry), key)
 
 
@@ -127,15 +128,16 @@ def as_json(key: StoredKey) -> dict[str, Any]:
         "name": key.name,
         "hint": f"...{key.hint}",
         "scopes": list(key.scopes),
-        "created_at": _unix(key.created_at),
-        "expires_at": _unix(key.expires_at),
-        "last_used_at": _unix(key.last_used_at),
+        "created_at": unix(key.created_at),
+        "expires_at": unix(key.expires_at),
+        "last_used_at": unix(key.last_used_at),
         "replaces": key.replaces,
-        "revoked_at": _unix(key.revoked_at),
+        "revoked_at": unix(key.revoked_at),
     }
 
 
-def _unix(at: int | None) -> int | None:
+def unix(at: int | None) -> int | None:
+    """Microseconds since the epoch as seconds; None stays None."""
     return None if at is None else at // 1_000_000
 
 

@@ -314,6 +314,54 @@ def _keys(options: argparse.Namespace) -> int:
     return _print(keys.run(loaded.config, options))
 
 
+def _add_owners(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="create|list|rename|archive", required=True)
+    create = verbs.add_parser(
+        "create", help="make an owner and print its id, for `antiphon keys create --owner`"
+    )
+    listing = _add_listing(verbs, "show all owners, archived ones too")
+    rename = verbs.add_parser("rename", help="give an owner another name; its id stays")
+    archive = verbs.add_parser("archive", help="revoke all keys of an owner for good; its data stays")
+    for verb in (rename, archive):
+        verb.add_argument("id", help="the owner's id, as `antiphon owners list` shows it")
+    for verb in (create, rename):
+        verb.add_argument("name", help="what people call it")
+    for verb in (create, listing, rename, archive):
+        _add_storage_settings(verb)
+
+
+def _owners(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import projects
+
+    return _print(projects.run(loaded.config, options))
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="list|verify", required=True)
+    listing = _add_listing(verbs, "show the latest entries, the newest last")
+    listing.add_argument(
+        "--limit", type=int, choices=range(1, 101), default=20, metavar="N", help="how many (default: 20)"
+    )
+    for flag, help in (
+        ("--type", "only entries of this type, such as api_key.created (repeatable)"),
+        ("--actor", "only what this key, or `operator`, did (repeatable)"),
+        ("--target", "only what was done to the key, owner or webhook of this id (repeatable)"),
+    ):
+        listing.add_argument(flag, action="append", default=[], help=help)
+    verify = verbs.add_parser("verify", help="check that nothing was changed or removed")
+    verify.add_argument("--expect", metavar="NUMBER:HASH", help="the last line of an earlier `audit verify`")
+    for verb in (listing, verify):
+        _add_storage_settings(verb)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import audit
+
+    return _print(audit.run(loaded.config, options))
+
+
 def _add_webhooks(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="add|list|remove|test", required=True)
     add = verbs.add_parser("add", help="add an endpoint and print its signing secret, this once")
@@ -490,6 +538,25 @@ COMMANDS = {
             "antiphon keys rotate key_... --grace 7d",
             "antiphon keys list --json",
             "antiphon keys revoke key_...",
+        ),
+    ),
+    "owners": Command(
+        "create, list, rename and archive owners, whose keys see the same data",
+        _owners,
+        _add_owners,
+        (
+            "antiphon owners create Sales              prints an id, for: keys create --owner own_...",
+            "antiphon owners archive own_...",
+        ),
+    ),
+    "audit": Command(
+        "show what was done to keys, owners and webhooks, and check that nothing is missing",
+        _audit,
+        _add_audit,
+        (
+            "antiphon audit list --type api_key.created",
+            "antiphon audit verify",
+            "antiphon audit verify --expect 17:9f86d081...",
         ),
     ),
     "backup": Command(

@@ -1,7 +1,8 @@
 """Admits requests by their API key, and only to what the key's scopes allow.
 
 Every route declares the scope that it needs (`server.routes.documented`); it is looked up here, before the
-request's body is read. Routes under `/admin/` need the admin token instead of a key. Health, version and
+request's body is read. Routes under `/admin/` need the admin token instead of a key, and those
+under `/v1/organization/` take it too. Health, version and
 documentation paths need no key, and neither does `/metrics` on a server that listens on loopback only.
 """
 
@@ -74,11 +75,14 @@ class Admission:
 
     async def _principal(self, scope: Scope) -> Principal:
         key = presented_key(Headers(scope=scope))
-        if not scope["path"].startswith(ADMIN_PATHS):
-            return await self._life.keys.principal(key)
-        if not hmac.compare_digest((key or "").encode(), self._life.admin_token.encode()):
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path.startswith((ADMIN_PATHS, ORGANIZATION_PATHS)) and hmac.compare_digest(
+            (key or "").encode(), self._life.admin_token.encode()
+        ):
+            return THE_OPERATOR
+        if path.startswith(ADMIN_PATHS):
             raise unauthorized("This route needs the admin token that the server left in its data folder.")
-        return THE_OPERATOR
+        return await self._life.keys.principal(key)
 
     def _needed(self, scope: Scope) -> str | None:
         """The scope that a request needs; None where no route takes it, which the router will say."""

@@ -11,6 +11,7 @@ from server.routes import (
     health,
     keys,
     models,
+    organization,
     reference,
     responses,
     sealing,
@@ -19,12 +20,15 @@ from server.routes import (
     webhooks,
 )
 
-ROUTERS: tuple[APIRouter, ...] = tuple(
-    family.router
-    for family in (
-        *(health, models, responses, conversations, chat, completions, tokenize),
-        *(keys, webhooks, sealing, tenants),
-    )
+ROUTERS: tuple[APIRouter, ...] = (
+    *(
+        family.router
+        for family in (
+            *(health, models, responses, conversations, chat, completions, tokenize),
+            *(keys, webhooks, sealing, tenants),
+        )
+    ),
+    *organization.ROUTERS,
 )
 
 REFERENCE: APIRouter = reference.router

@@ -1,4 +1,4 @@
-"""/admin/export and /admin/purge: what the commands of these names ask of a server that holds the database.
+"""/admin/export, /admin/purge, /admin/owners: what these commands ask of a server that holds the database.
 
 Reached with the admin token only, which the server leaves in its data folder for its own user.
 """
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from server.access import OPERATOR_ONLY
-from server.admin import tenants
+from server.admin import projects, tenants
 from server.clock import now_us
 from server.http import actor, context, json_reply, life, query_text, read_body
 from server.ignored import unread
@@ -19,6 +19,12 @@ from server.routes.documented import needs
 from server.schema import boolean, missing, mistyped, text
 
 router = APIRouter(prefix="/admin", include_in_schema=False)
+
+
+@router.get("/owners", **needs(OPERATOR_ONLY))
+async def list_owners(request: Request) -> Response:
+    """All owners, archived ones too."""
+    return json_reply(orjson.dumps(await projects.list_all(context(request).storage)))
 
 
 @router.get("/export", **needs(OPERATOR_ONLY))

@@ -97,8 +97,8 @@ def _number(conn: Connection, id: str) -> int:
 
 def examine(conn: Connection) -> AuditState:
     """Follows the chain from its beginning to its end."""
-    row = conn.execute(select(audit_head.c.number, audit_head.c.hash)).first()
-    last, head = (0, START) if row is None else (row.number, row.hash)
+    found = conn.execute(select(audit_head.c.number, audit_head.c.hash)).first()
+    last, head = (0, START) if found is None else (found.number, found.hash)
     number, hash = 0, START
     while True:
         query = select(audit).where(audit.c.number > number).order_by(audit.c.number).limit(ROWS_AT_ONCE)

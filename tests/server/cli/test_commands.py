@@ -89,7 +89,7 @@ def test_refusals_are_one_line_and_exit_2(
         (["serve", "--model", "A", "--model", "B"], "--model is given more than once"),
         (["serve", "--deterministic", "--deterministic", "false"], "--deterministic is given more than once"),
         (["serve", "--nonsense"], "--nonsense"),
-        (["keys"], "create|list|revoke"),
+        (["keys"], "create|list|rotate|update|revoke"),
         (["keys", "revoke"], "antiphon keys revoke --help"),
         (["config", "--dtype", "int3"], "--dtype"),
         (["nonsense"], "antiphon --help"),
