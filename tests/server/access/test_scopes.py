@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from server.access import GROUPS, Scopes, read_scopes, tool_scope
@@ -102,3 +104,11 @@ def test_what_is_no_scope_is_refused(written: list[str], says: str) -> None:
 )
 def test_the_scope_of_a_tool(tool: dict[str, str], scope: str) -> None:
     assert tool_scope(tool) == scope
+
+
+def test_the_guide_has_every_group() -> None:
+    """The table of `docs/keys.md` is the one that the server goes by."""
+    guide = (Path(__file__).parents[3] / "docs" / "keys.md").read_text("utf-8")
+    for group, (reading, writing) in GROUPS.items():
+        row = " | ".join(("", f"`{group}`", reading, writing, "")).strip()
+        assert " ".join(row.split()) in " ".join(guide.replace("| |", "| | ").split()), group
