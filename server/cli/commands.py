@@ -541,7 +541,7 @@ COMMANDS = {
         ),
     ),
     "owners": Command(
-        "create, list, rename and archive owners, whose keys see the same data",
+        "create, list, rename and archive owners of data",
         _owners,
         _add_owners,
         (
@@ -550,7 +550,7 @@ COMMANDS = {
         ),
     ),
     "audit": Command(
-        "show what was done to keys, owners and webhooks, and check that nothing is missing",
+        "show the audit log, and check that it is whole",
         _audit,
         _add_audit,
         (

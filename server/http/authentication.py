@@ -75,7 +75,7 @@ class Admission:
 
     async def _principal(self, scope: Scope) -> Principal:
         key = presented_key(Headers(scope=scope))
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = scope["path"]
         if path.startswith((ADMIN_PATHS, ORGANIZATION_PATHS)) and hmac.compare_digest(
             (key or "").encode(), self._life.admin_token.encode()
         ):
@@ -88,9 +88,7 @@ class Admission:
         """The scope that a request needs; None where no route takes it, which the router will say."""
         if scope["type"] == "websocket":
             scope = {**scope, "type": "http", "method": "POST"}  # it begins the same work
-        # The root path, if the server has one, is no part of a route's.
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if (found := self._plain.get((scope["method"], path))) is not None:
+        if (found := self._plain.get((scope["method"], scope["path"]))) is not None:
             return found
         matching = (route for route in self._routes if route.matches(scope)[0] is Match.FULL)
         return next(map(declared_scope, matching), None)

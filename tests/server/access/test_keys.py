@@ -164,3 +164,28 @@ async def test_metrics_need_their_scope_where_others_can_reach_them(tmp_path: Pa
             headers = {"authorization": f"Bearer {made.key}"}
             statuses.append((await client.get("/metrics", headers=headers)).status_code)
         assert statuses == [403, 200]
+
+
+async def test_no_reply_that_shows_a_key_is_kept(server_app: Running, client: httpx.AsyncClient) -> None:
+    admin = await keys.make(server_app.context.storage, OPERATOR, name="ops", scopes=("admin",))
+    server_app.life.keys.forget()
+    headers = {"authorization": f"Bearer {admin.key}", "idempotency-key": "once"}
+    path, body = "/v1/organization/admin_api_keys", {"name": "second"}
+    assert (await client.post(path, json=body, headers=headers)).status_code == 200
+    again = await client.post(path, json=body, headers=headers)
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "idempotency_reply_not_kept")
+
+
+async def test_the_admin_token_is_good_for_the_organization_too(
+    server_app: Running, client: httpx.AsyncClient
+) -> None:
+    """So the commands ask a running server at the official paths; without keys, nobody else gets there."""
+    path = "/v1/organization/projects"
+    token = {"authorization": f"Bearer {server_app.life.admin_token}"}
+    listed = await client.get(path, headers=token)
+    assert [project["id"] for project in listed.json()["data"]] == ["local"]
+    assert (await client.get(path)).status_code == 403
+    assert (await client.get("/v1/models", headers=token)).status_code == 200  # no key is needed there
+    await keys.make(server_app.context.storage, OPERATOR, name="")
+    server_app.life.keys.forget()
+    assert (await client.get("/v1/models", headers=token)).status_code == 401
