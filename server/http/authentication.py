@@ -9,11 +9,12 @@ documentation paths need no key, and neither does `/metrics` on a server that li
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access import THE_OPERATOR, Principal, unauthorized
@@ -47,14 +48,17 @@ class Admission:
         """routes: all that the application has, in the order in which it asks them."""
         self._app = app
         self._life = life
-        self._routes = routes
-        # Most requests are for paths without parameters: for them a table will do.
-        self._plain = {
-            (method, route.path): declared_scope(route)
-            for route in reversed(routes)
-            if isinstance(route, Route) and "{" not in route.path
-            for method in route.methods or ()
-        }
+        self._plain: dict[tuple[str, str], str] = {}
+        self._patterns: dict[str, list[tuple[re.Pattern[str], str]]] = {}
+        # A WebSocket needs what a POST to its path needs. One at a path without any is for nobody.
+        for route in sorted(routes, key=lambda route: not isinstance(route, Route)):
+            assert isinstance(route, Route | WebSocketRoute), f"{route} cannot say which scope it needs"
+            for method in getattr(route, "methods", None) or ("POST",):
+                if "{" in route.path:
+                    found = self._patterns.setdefault(method, [])
+                    found.append((route.path_regex, declared_scope(route)))
+                else:
+                    self._plain.setdefault((method, route.path), declared_scope(route))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit or raise ApiError (401, 403, 503)."""
@@ -86,12 +90,11 @@ class Admission:
 
     def _needed(self, scope: Scope) -> str | None:
         """The scope that a request needs; None where no route takes it, which the router will say."""
-        if scope["type"] == "websocket":
-            scope = {**scope, "type": "http", "method": "POST"}  # it begins the same work
-        if (found := self._plain.get((scope["method"], scope["path"]))) is not None:
+        method, path = scope.get("method", "POST"), scope["path"]  # a WebSocket begins what a POST does
+        if (found := self._plain.get((method, path))) is not None:
             return found
-        matching = (route for route in self._routes if route.matches(scope)[0] is Match.FULL)
-        return next(map(declared_scope, matching), None)
+        patterns = self._patterns.get(method, ())
+        return next((needed for pattern, needed in patterns if pattern.match(path)), None)
 
 
 def declared_scope(route: BaseRoute) -> str:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute, Match, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from server.access import ADMIN, GROUPS, OPEN, OPERATOR_ONLY
-from server.http import OPEN_PATHS, declared_scope
+from server.access import ADMIN, GROUPS, OPEN, OPERATOR, OPERATOR_ONLY
+from server.admin import keys
+from server.errors import ApiError
+from server.http import OPEN_PATHS, Admission, declared_scope
 from server.routes import REFERENCE, ROUTERS
-from tests.support.running import Running
+from tests.support.running import Running, running_app
 
 ROUTES: list[BaseRoute] = [route for router in (*ROUTERS, REFERENCE) for route in router.routes]
 
@@ -137,3 +142,32 @@ async def test_a_plan_keeps_the_id_of_its_key(server_app: Running, client: httpx
     stored = await storage.get_response("ann", made.json()["id"])
     [key] = await storage.list_keys()
     assert RunPlan.load(stored.plan).key_id == key.id
+
+
+async def test_a_websocket_needs_what_a_post_to_its_path_needs(tmp_path: Path) -> None:
+    """One at a path of its own is for nobody until it declares a scope."""
+
+    async def socket(websocket: WebSocket) -> None: ...
+
+    async def passed(scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    async with running_app(tmp_path) as running:
+        sockets = [WebSocketRoute("/v1/responses", socket), WebSocketRoute("/v1/other", socket)]
+        door = Admission(passed, running.life, [*sockets, *ROUTES])
+        outcomes = {}
+        for name, scopes in (("writes", ("responses.write",)), ("reads", ("responses.read",))):
+            made = await keys.make(running.context.storage, OPERATOR, name="", scopes=scopes)
+            running.life.keys.forget()
+            headers = [(b"authorization", f"Bearer {made.key}".encode())]
+            for path in ("/v1/responses", "/v1/other"):
+                try:
+                    await door({"type": "websocket", "path": path, "headers": headers}, None, None)  # type: ignore[arg-type]
+                    outcomes[name, path] = "in"
+                except ApiError as error:
+                    outcomes[name, path] = error.message.rpartition(": ")[2]
+    assert outcomes == {
+        ("writes", "/v1/responses"): "in",
+        ("reads", "/v1/responses"): "responses.write.",
+        ("writes", "/v1/other"): "undeclared.",
+        ("reads", "/v1/other"): "undeclared.",
+    }
