@@ -28,6 +28,7 @@ from server.schema import Item, refuse
 from storage import SealingKey
 
 if TYPE_CHECKING:
+    from server.access import Actor
     from storage import Storage
 
 log = logging.getLogger("antiphon.sealing")
@@ -72,15 +73,17 @@ class Sealing:
             return await self._make()
         return newest
 
-    async def rotate(self) -> SealingKey:
+    async def rotate(self, by: Actor) -> SealingKey:
         """Have a new key seal from now on: here at once, elsewhere within FRESH_S."""
         await self._read()
-        return await self._make()
+        return await self._make(by)
 
-    async def _make(self) -> SealingKey:
+    async def _make(self, by: Actor | None = None) -> SealingKey:
         """The key behind those that are known: whoever makes it first, all get the same."""
         number = max(self._keys, default=0) + 1
-        await self._storage.add_sealing_key(SealingKey(number, secrets.token_bytes(SECRET_BYTES), now_us()))
+        made = SealingKey(number, secrets.token_bytes(SECRET_BYTES), now_us())
+        entry = None if by is None else by.did("sealing_key.created", str(number))
+        await self._storage.add_sealing_key(made, entry)
         await self._read()
         return self._keys[max(self._keys)]
 

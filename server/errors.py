@@ -37,9 +37,11 @@ from storage import (
     EventsExpired,
     FolderHeld,
     ItemConflict,
+    KeyEnded,
     NotFound,
     NotWaiting,
     OutputConflict,
+    OwnerArchived,
     RequestKnown,
     SchemaTooNew,
     StorageError,
@@ -198,6 +200,10 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         "tool_output_conflict",
         lambda e: f"Call '{e.call_id}' was answered already, with another output.",
         param="tool_outputs",
+    ),
+    KeyEnded: _Row(400, "key_ended", lambda e: f"Key '{e.key_id}' has expired or is revoked."),
+    OwnerArchived: _Row(
+        400, "project_archived", lambda e: f"Project '{e.owner}' is archived and cannot be changed any more."
     ),
     RequestKnown: _Row(
         409,

@@ -178,6 +178,41 @@ class ToolOutput:
     kind: str = "function_call_output"
 
 
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """An API key to be stored: its SHA-256 in `hash`; the rest as in `StoredKey`."""
+
+    id: str
+    owner: str
+    name: str
+    hash: bytes
+    hint: str
+    created_at: int
+    scopes: tuple[str, ...]
+    expires_at: int | None = None
+    limits: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One thing that was done to keys, owners, webhooks or the data of an owner, and by whom.
+
+    actor: the id of an API key, or a word for who holds none. action: such as `api_key.created`. target: the
+    id of what it was done to. owner: the owner that this belongs to, if it belongs to one. details: a JSON
+    object. request_id, ip: of the request that asked for it; None for the command line.
+    """
+
+    id: str
+    at: int
+    actor: str
+    action: str
+    target: str
+    owner: str | None = None
+    details: bytes = b"{}"
+    request_id: str | None = None
+    ip: str | None = None
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Read
 
@@ -313,14 +348,82 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """An API key: never the key itself. `owner` is the tenant that it speaks for."""
+    """An API key: never the key itself. `owner` is the tenant that it speaks for.
+
+    scopes: what it may do, in words that storage never reads. expires_at: from then on it is refused.
+    last_used_at: to within minutes. replaces: the id of the key whose successor it is. limits: the JSON
+    object of its own limits, as the server wrote it; None: it has none of its own.
+    """
 
     id: str
     owner: str
     name: str
     hint: str  # its last characters, to tell keys apart
     created_at: int
-    revoked_at: int | None
+    revoked_at: int | None = None
+    scopes: tuple[str, ...] = ()
+    expires_at: int | None = None
+    last_used_at: int | None = None
+    replaces: str | None = None
+    limits: bytes | None = None
+
+    def live(self, now: int) -> bool:
+        """Whether it is accepted at `now`: neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOwner:
+    """An owner, that is, a tenant; the API calls it a project. limits: as those of a key, for all its keys
+    together. archived_at: since then it has no live key and gets none."""
+
+    id: str
+    name: str
+    created_at: int
+    archived_at: int | None = None
+    limits: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKey:
+    """A key that was presented, and the owner that it speaks for."""
+
+    key: StoredKey
+    owner: StoredOwner
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAudit:
+    """An entry of the audit log at its place. hash: SHA-256 of the entry and of the hash before it."""
+
+    number: int  # from 1, without gaps
+    entry: AuditEntry
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which entries of the audit log are asked for; an empty tuple, or None, asks for any.
+
+    since, before: microseconds since the epoch, `since` included and `before` not.
+    """
+
+    since: int | None = None
+    before: int | None = None
+    actions: tuple[str, ...] = ()
+    actors: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AuditState:
+    """What an examination of the audit log found: the number and hash of its last entry, and the number of
+    the first entry that is not what was written, or is not there (None: all are)."""
+
+    number: int
+    hash: bytes
+    broken: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,6 +599,8 @@ class StorageError(Exception):
     +- OutputConflict         a second, different output for one call
     +- ItemConflict           an item of this id exists, with another body
     +- RequestKnown           a request with this key has started a run already
+    +- KeyEnded               the key is revoked or expired: it has no future to change
+    +- OwnerArchived          the owner takes no keys any more
     +- TooManyQueued          the owner has as many runs in the queue as it may have
     +- RunLost                the fence no longer holds: somebody else owns the run, or it is gone
     +- FolderHeld             another server holds the data folder
@@ -578,6 +683,22 @@ class ItemConflict(StorageError):
 
 class RequestKnown(StorageError):
     """A request with the same key came first; nothing was written: look at what came of it."""
+
+
+class KeyEnded(StorageError):
+    """The API key `key_id` is revoked or expired."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(f"the key {key_id} is revoked or expired")
+        self.key_id = key_id
+
+
+class OwnerArchived(StorageError):
+    """The owner is archived: it takes no keys and no changes."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(f"the owner {owner} is archived")
+        self.owner = owner
 
 
 class TooManyQueued(StorageError):

@@ -33,18 +33,23 @@ from storage.queries import (
     waiting,
     webhooks,
 )
-from storage.queries.keys import api_keys, sealing_keys
+from storage.queries.keys import api_keys, audit, owners, sealing_keys
 from storage.records import (
+    AuditEntry,
+    AuditFilter,
+    AuditState,
     CommitStats,
     Delivery,
     DueDeliveries,
     ExportedResponse,
     FleetView,
+    FoundKey,
     HistoryItem,
     KeyedRequest,
     KnownRequest,
     Limits,
     NewItem,
+    NewKey,
     NewResponse,
     Order,
     Page,
@@ -56,9 +61,11 @@ from storage.records import (
     RunGlance,
     SealingKey,
     StorageUnavailable,
+    StoredAudit,
     StoredConversation,
     StoredItem,
     StoredKey,
+    StoredOwner,
     StoredResponse,
     StoredWebhook,
     Swept,
@@ -149,6 +156,16 @@ class Storage:
     async def _write_late(self, job: Callable[[Connection], T]) -> T:
         """For what may be lost with the machine, because it will be done again."""
         return await self._writer.submit(job, durable=False)
+
+    async def _audited(self, job: Callable[[Connection], T], entry: AuditEntry) -> T:
+        """A change and its entry in the audit log: both are written, or neither."""
+
+        def both(conn: Connection) -> T:
+            result = job(conn)
+            audit.append(conn, entry)
+            return result
+
+        return await self._write(both)
 
     # -- runs ------------------------------------------------------------------------------------------------
 
@@ -491,14 +508,18 @@ class Storage:
 
     # -- tenants ---------------------------------------------------------------------------------------------
 
-    def purge(self, owner: str, now: int, *, with_keys: bool = False) -> AsyncGenerator[Purged]:
+    def purge(
+        self, owner: str, now: int, *, entry: AuditEntry | None, with_keys: bool = False
+    ) -> AsyncGenerator[Purged]:
         """Removes everything that an owner had at `now`, whoever refers to it, in short transactions: one for
         each value that it yields.
 
-        Runs in flight are cut: their next append is lost. with_keys: its keys are revoked first. A purge that
-        was stopped anywhere is simply begun again.
+        Runs in flight are cut: their next append is lost. with_keys: its keys are revoked first. entry: of
+        the audit log, committed before anything goes; None for what goes on with a purge that is noted there.
+        A purge that was stopped anywhere is simply begun again.
         """
-        return tenants.purge(self._read, self._write, owner, now, with_keys=with_keys)
+        note = None if entry is None else partial(audit.append, entry=entry)
+        return tenants.purge(self._read, self._write, owner, now, note, with_keys=with_keys)
 
     async def owner_known(self, owner: str) -> bool:
         """Whether a key, live or revoked, or anything that is kept belongs to the owner."""
@@ -526,37 +547,146 @@ class Storage:
 
     # -- keys ------------------------------------------------------------------------------------------------
 
-    async def create_key(self, id: str, owner: str, name: str, hash: bytes, hint: str, now: int) -> StoredKey:
-        """Stores a key's hash for the owner that it speaks for."""
-        return await self._write(
-            partial(api_keys.create, id=id, owner=owner, name=name, hash=hash, hint=hint, now=now)
-        )
+    async def create_key(self, new: NewKey, *, entry: AuditEntry, owner_name: str | None = None) -> StoredKey:
+        """Stores a key's hash, and its owner if this is the owner's first key, under `owner_name` or its id.
+
+        entry: of the audit log, here as in every other change. OwnerArchived.
+        """
+        return await self._audited(partial(api_keys.create, new=new, owner_name=owner_name), entry)
 
     async def list_keys(self) -> tuple[StoredKey, ...]:
         """All keys, revoked ones included, oldest first."""
         return await self._read(api_keys.list_)
 
-    async def revoke_key(self, id: str, now: int) -> bool:
-        """Ends a key; False if there is no live key of this id."""
-        return await self._write(partial(api_keys.revoke, id=id, now=now))
+    async def any_key(self) -> bool:
+        """Whether there is a key that is not revoked, expired or not."""
+        return await self._read(api_keys.any_)
 
-    async def find_key(self, hash: bytes) -> StoredKey | None:
-        """The live key with this hash."""
+    async def page_of_keys(
+        self,
+        *,
+        limit: int,
+        order: Order = "asc",
+        after: str | None = None,
+        owner: str | None = None,
+        scope: str | None = None,
+    ) -> Page[StoredKey]:
+        """One page of the keys that are not revoked, by time. owner, scope: only those of this owner, and
+        those that have this very scope. NotFound("key") for `after`."""
+        return await self._read(
+            partial(api_keys.page, owner=owner, scope=scope, limit=limit, order=order, after=after)
+        )
+
+    async def get_key(self, id: str) -> StoredKey:
+        """One key, whether or not it is live. NotFound("key")."""
+        return await self._read(partial(api_keys.get, id=id))
+
+    async def revoke_key(self, id: str, now: int, *, entry: AuditEntry) -> StoredKey:
+        """Ends a key. NotFound("key") if there is none of this id that is not revoked."""
+        return await self._audited(partial(api_keys.revoke, id=id, now=now), entry)
+
+    async def change_key(
+        self, id: str, now: int, changes: Mapping[str, object], *, entry: AuditEntry
+    ) -> StoredKey:
+        """Replaces some of a live key's `name`, `scopes` (a tuple), `expires_at` and `limits`.
+
+        NotFound("key"), KeyEnded.
+        """
+        return await self._audited(partial(api_keys.change, id=id, now=now, values=changes), entry)
+
+    async def rotate_key(self, id: str, successor: NewKey, until: int, *, entry: AuditEntry) -> StoredKey:
+        """Stores the successor of a live key and lets that one be accepted until `until` at most.
+
+        The successor takes over owner, scopes and limits. NotFound("key"), KeyEnded.
+        """
+        return await self._audited(partial(api_keys.rotate, id=id, successor=successor, until=until), entry)
+
+    async def find_key(self, hash: bytes) -> FoundKey | None:
+        """The key with this hash and its owner, unless it is revoked; it may have expired."""
         return await self._read(partial(api_keys.find, hash=hash))
+
+    async def touch_keys(self, used: Mapping[str, int]) -> None:
+        """Notes when keys were last used: id -> microseconds. May be lost with the machine."""
+        await self._write_late(partial(api_keys.touch, used=dict(used)))
+
+    # -- owners ----------------------------------------------------------------------------------------------
+
+    async def create_owner(self, id: str, name: str, now: int, *, entry: AuditEntry) -> StoredOwner:
+        """Stores an owner that has no key yet; one of this id that is there stays as it is."""
+        return await self._audited(partial(owners.ensure, id=id, name=name, now=now), entry)
+
+    async def ensure_owners(self, ids: Sequence[str], now: int) -> None:
+        """Stores those of these owners that are not there yet, each under its id as its name."""
+        await self._write(partial(owners.ensure_all, ids=tuple(ids), now=now))
+
+    async def get_owner(self, id: str) -> StoredOwner:
+        """One owner. NotFound("project")."""
+        return await self._read(partial(owners.get, id=id))
+
+    async def list_owners(
+        self, *, limit: int, after: str | None = None, archived: bool = False
+    ) -> Page[StoredOwner]:
+        """One page, oldest first. archived: with those that are. NotFound("project") for `after`."""
+        return await self._read(partial(owners.list_, limit=limit, after=after, archived=archived))
+
+    async def rename_owner(self, id: str, name: str, *, entry: AuditEntry) -> StoredOwner:
+        """Gives an owner another name. NotFound("project"), OwnerArchived."""
+        return await self._audited(partial(owners.rename, id=id, name=name), entry)
+
+    async def limit_owner(self, id: str, limits: bytes | None, *, entry: AuditEntry) -> StoredOwner:
+        """Replaces the limits of an owner, a JSON object. NotFound("project"), OwnerArchived."""
+        return await self._audited(partial(owners.limit, id=id, limits=limits), entry)
+
+    async def archive_owner(self, id: str, now: int, *, entry: AuditEntry) -> StoredOwner:
+        """Revokes the keys of an owner, which gets none any more; its data stays. NotFound, OwnerArchived."""
+        return await self._audited(partial(owners.archive, id=id, now=now), entry)
+
+    # -- the audit log ---------------------------------------------------------------------------------------
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Adds an entry for what changes nothing, such as an export."""
+        await self._write(partial(audit.append, entry=entry))
+
+    async def list_audit(
+        self, wanted: AuditFilter, *, limit: int, after: str | None = None, before: str | None = None
+    ) -> Page[StoredAudit]:
+        """One page, newest first: behind the entry `after`, or the nearest ahead of the entry `before`.
+
+        NotFound("audit log") for an id that is no entry's.
+        """
+        return await self._read(partial(audit.list_, wanted=wanted, limit=limit, after=after, before=before))
+
+    async def examine_audit(self) -> AuditState:
+        """Whether the audit log is whole: follows its chain of hashes from the beginning to the end."""
+        return await self._read(audit.examine)
+
+    async def audit_hash(self, number: int) -> bytes | None:
+        """The hash of one entry of the audit log; None where there is none of this number."""
+        return await self._read(partial(audit.hash_at, number=number))
+
+    # -- keys that seal --------------------------------------------------------------------------------------
 
     async def sealing_keys(self) -> tuple[SealingKey, ...]:
         """All keys that seal, oldest first."""
         return await self._read(sealing_keys.list_)
 
-    async def add_sealing_key(self, key: SealingKey) -> bool:
-        """Stores a key, to seal from now on; False where there is one of its number already."""
-        return await self._write(partial(sealing_keys.add, key=key))
+    async def add_sealing_key(self, key: SealingKey, entry: AuditEntry | None = None) -> bool:
+        """Stores a key, to seal from now on; False where there is one of its number already, and nothing
+        changes. entry: of the audit log, where a person asked for the key."""
+
+        def add(conn: Connection) -> bool:
+            added = sealing_keys.add(conn, key)
+            if added and entry is not None:
+                audit.append(conn, entry)
+            return added
+
+        return await self._write(add)
 
     # -- webhooks --------------------------------------------------------------------------------------------
 
-    async def add_webhook(self, webhook: StoredWebhook) -> None:
-        """Stores an endpoint that is told of its owner's ends from now on."""
-        await self._write(partial(webhooks.add, webhook=webhook))
+    async def add_webhook(self, webhook: StoredWebhook, *, entry: AuditEntry) -> None:
+        """Stores an endpoint that is told of its owner's ends from now on. entry: of the audit log."""
+        await self._audited(partial(webhooks.add, webhook=webhook), entry)
 
     async def list_webhooks(self) -> tuple[StoredWebhook, ...]:
         """The webhooks of all owners, oldest first."""
@@ -566,13 +696,13 @@ class Storage:
         """One webhook. NotFound("webhook")."""
         return await self._read(partial(webhooks.get, id=id))
 
-    async def remove_webhook(self, id: str) -> None:
+    async def remove_webhook(self, id: str, *, entry: AuditEntry) -> None:
         """Forgets a webhook and what it was still to be told. NotFound("webhook")."""
-        await self._write(partial(webhooks.remove, id=id))
+        await self._audited(partial(webhooks.remove, id=id), entry)
 
-    async def disable_webhook(self, id: str, now: int) -> None:
+    async def disable_webhook(self, id: str, now: int, *, entry: AuditEntry) -> None:
         """Tells a webhook nothing any more, but keeps it to be seen."""
-        await self._write(partial(webhooks.disable, id=id, now=now))
+        await self._audited(partial(webhooks.disable, id=id, now=now), entry)
 
     async def due_deliveries(self, now: int) -> DueDeliveries:
         """Which webhooks have deliveries that are due, when the next one is, and how many there are."""

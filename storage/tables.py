@@ -256,6 +256,21 @@ run_inputs = Table(
     Column("created_at", BigInteger, nullable=False),
 )
 
+# The tenants. A row comes with an owner's first key; rows of data name their owner without it. limits: a JSON
+# object that the server writes and reads. archived_at: since then it takes no keys.
+owners = Table(
+    "owners",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("archived_at", BigInteger),
+    Column("limits", LargeBinary),
+    Index("owners_by_time", "created_at", "id"),
+)
+
+# scopes: what the key may do, with commas between. last_used_at: written once in minutes, not with each use.
+# replaces: the key whose successor it is. limits: as those of its owner, for this key alone.
 api_keys = Table(
     "api_keys",
     metadata,
@@ -266,7 +281,43 @@ api_keys = Table(
     Column("hint", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("revoked_at", BigInteger),
+    Column("scopes", Text, nullable=False, server_default="all"),
+    Column("expires_at", BigInteger),
+    Column("last_used_at", BigInteger),
+    Column("replaces", Text),
+    Column("limits", LargeBinary),
     Index("api_keys_by_hash", "hash", unique=True),
+    Index("api_keys_by_owner", "owner", "created_at", "id"),
+)
+
+# What was done to keys, owners, webhooks and the data of owners, one row each, never changed and never
+# removed. number: from 1, without gaps. hash: over the row and the hash before it.
+audit = Table(
+    "audit",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("owner", Text),
+    Column("details", LargeBinary, nullable=False),
+    Column("request_id", Text),
+    Column("ip", Text),
+    Column("hash", LargeBinary, nullable=False),
+    Index("audit_by_id", "id", unique=True),
+    Index("audit_by_target", "target", "number"),
+)
+
+# One row: the last entry of the audit log. Whoever appends holds it until the commit, so that two processes
+# never append at the same place.
+audit_head = Table(
+    "audit_head",
+    metadata,
+    Column("one", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
 )
 
 # Keys that seal what clients keep for us. Numbers count up and the highest one seals; the others still open.

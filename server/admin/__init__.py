@@ -8,14 +8,16 @@ from server.admin.backup import run
 from server.admin.database_access import AdminError, UnknownOwner, address_file, leave_address
 
 if TYPE_CHECKING:  # imported when they are asked for
-    from server.admin import keys, sealing_keys, tenants, webhooks
+    from server.admin import audit, keys, projects, sealing_keys, tenants, webhooks
 
 __all__ = [
     "AdminError",
     "UnknownOwner",
     "address_file",
+    "audit",
     "keys",
     "leave_address",
+    "projects",
     "run",
     "sealing_keys",
     "tenants",

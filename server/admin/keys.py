@@ -1,51 +1,123 @@
-"""`antiphon keys`: makes, lists and revokes API keys, whether or not a server runs."""
+"""`antiphon keys`: makes, lists, rotates and revokes API keys, whether or not a server runs.
+
+What can be done is here as functions of the storage, which the command line and the HTTP routes share.
+"""
 
 from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from server.access import ADMIN, LOCAL_OWNER, OPERATOR, Actor, hash_key, new_key, read_scopes
 from server.admin.database_access import AdminError, carry_out
+from server.admin.durations import MAX_S as MAX_S
+from server.admin.durations import seconds_of
 from server.admin.listing import Columns, list_lines, shown_time
-from server.api_keys import LOCAL_OWNER, hash_key, new_key
 from server.clock import now_us
 from server.config import Config
-from storage import Storage, StoredKey
+from storage import AuditEntry, NewKey, Storage, StoredKey
 
 PATH = "/admin/keys"
+
+ADMIN_OWNER = "admin"
+"""The owner of keys that may do nothing but administer, unless they are made for another one. It has no
+data."""
+
+GRACE_S = 24 * 3600
+"""How long a rotated key goes on being accepted unless the command says so, in seconds."""
 
 # ------------------------------------------------------------------------------------------------------------
 # What can be done
 
 
-async def create(storage: Storage, *, name: str, owner: str | None) -> dict[str, Any]:
-    """Make a key; the reply is the only place where `key` ever stands. `first`: there was no live one."""
-    key = new_key()
-    first = not any(other.revoked_at is None for other in await storage.list_keys())
-    stored = await storage.create_key(
-        f"key_{secrets.token_hex(12)}",
-        owner or f"own_{secrets.token_hex(12)}",
-        name,
-        hash_key(key),
-        key[-4:],
-        now_us(),
+@dataclass(frozen=True, slots=True)
+class MadeKey:
+    """A key that was just made. key: itself; nobody can see it again."""
+
+    stored: StoredKey
+    key: str
+
+
+async def make(
+    storage: Storage,
+    by: Actor,
+    *,
+    name: str,
+    owner: str | None = None,
+    scopes: Sequence[str] = (),
+    expires_in_s: int | None = None,
+) -> MadeKey:
+    """Make a key. owner: None makes a new one, or takes ADMIN_OWNER where it may only administer. scopes:
+    none means `all`. ValueError for what is no scope; OwnerArchived."""
+    read = read_scopes(scopes)
+    own = ADMIN_OWNER if read == (ADMIN,) else f"own_{secrets.token_hex(12)}"
+    key, new = _new(owner or own, name, read, expires_in_s)
+    return MadeKey(await storage.create_key(new, entry=_created(by, new)), key)
+
+
+def _new(owner: str, name: str, scopes: tuple[str, ...], expires_in_s: int | None) -> tuple[str, NewKey]:
+    """A key that nobody has seen yet, and what is stored of it."""
+    key, now = new_key(), now_us()
+    new = NewKey(
+        id=f"key_{secrets.token_hex(12)}",
+        owner=owner,
+        name=name,
+        hash=hash_key(key),
+        hint=key[-4:],
+        created_at=now,
+        scopes=scopes,
+        expires_at=None if expires_in_s is None else now + expires_in_s * 1_000_000,
     )
-    return {**as_json(stored), "key": key, "first": first}
+    return key, new
 
 
-async def list_all(storage: Storage) -> dict[str, Any]:
-    """The keys of all owners, oldest first, revoked ones included; never the keys themselves."""
-    return {"object": "list", "data": [as_json(key) for key in await storage.list_keys()]}
+def _created(by: Actor, new: NewKey) -> AuditEntry:
+    told = {"name": new.name, "scopes": new.scopes, "expires_at": unix(new.expires_at)}
+    return by.did("api_key.created", new.id, new.owner, **told)
 
 
-async def revoke(storage: Storage, id: str) -> dict[str, Any]:
-    """End a key. `last`: no live one is left. AdminError where there is no live key of this id."""
-    if not await storage.revoke_key(id, now_us()):
-        raise AdminError(f"there is no live key with id {id!r}")
-    last = all(key.revoked_at is not None for key in await storage.list_keys())
-    return {"id": id, "object": "key", "revoked": True, "last": last}
+async def rotate(
+    storage: Storage, by: Actor, id: str, *, grace_s: int = GRACE_S, expires_in_s: int | None = None
+) -> MadeKey:
+    """Make a key's successor, with its owner, name, scopes and limits; the key itself is accepted for another
+    `grace_s` seconds at most. expires_in_s: of the successor. NotFound, KeyEnded, OwnerArchived."""
+    old = await storage.get_key(id)
+    key, new = _new(old.owner, old.name, old.scopes, expires_in_s)
+    until = new.created_at + grace_s * 1_000_000
+    entry = by.did("api_key.rotated", id, old.owner, successor=new.id, accepted_until=unix(until))
+    return MadeKey(await storage.rotate_key(id, new, until, entry=entry), key)
+
+
+async def change(
+    storage: Storage,
+    by: Actor,
+    id: str,
+    *,
+    name: str | None = None,
+    scopes: Sequence[str] | None = None,
+    expires_in_s: int | None = None,
+) -> StoredKey:
+    """Change a live key; what is None stays. ValueError for what is no scope; NotFound, KeyEnded."""
+    now = now_us()
+    changes: dict[str, object] = {}
+    if name is not None:
+        changes["name"] = name
+    if scopes is not None:
+        changes["scopes"] = read_scopes(scopes)
+    if expires_in_s is not None:
+        changes["expires_at"] = now + expires_in_s * 1_000_000
+    owner = (await storage.get_key(id)).owner
+    told = {**changes, "expires_in_seconds": expires_in_s} if expires_in_s is not None else changes
+    return await storage.change_key(id, now, changes, entry=by.did("api_key.updated", id, owner, **told))
+
+
+async def end(storage: Storage, by: Actor, id: str) -> StoredKey:
+    """Revoke a key. NotFound if there is none of this id that is not revoked."""
+    owner = (await storage.get_key(id)).owner
+    return await storage.revoke_key(id, now_us(), entry=by.did("api_key.deleted", id, owner))
 
 
 def as_json(key: StoredKey) -> dict[str, Any]:
@@ -55,9 +127,52 @@ def as_json(key: StoredKey) -> dict[str, Any]:
         "owner": key.owner,
         "name": key.name,
         "hint": f"...{key.hint}",
-        "created_at": key.created_at // 1_000_000,
-        "revoked_at": key.revoked_at and key.revoked_at // 1_000_000,
+        "scopes": list(key.scopes),
+        "created_at": unix(key.created_at),
+        "expires_at": unix(key.expires_at),
+        "last_used_at": unix(key.last_used_at),
+        "replaces": key.replaces,
+        "revoked_at": unix(key.revoked_at),
     }
+
+
+def unix(at: int | None) -> int | None:
+    """Microseconds since the epoch as seconds; None stays None."""
+    return None if at is None else at // 1_000_000
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The same, as the command line and /admin/keys ask for it
+
+
+async def create(storage: Storage, by: Actor, **asked: Any) -> dict[str, Any]:
+    """Make a key (`make`); the reply is the only place where `key` ever stands. `first`: there was no live
+    one."""
+    first = not await storage.any_key()
+    made = await make(storage, by, **asked)
+    return {**as_json(made.stored), "key": made.key, "first": first}
+
+
+async def succeed(storage: Storage, by: Actor, id: str, **asked: Any) -> dict[str, Any]:
+    """Rotate a key (`rotate`); `old`: the key that is replaced, as it stands then."""
+    made = await rotate(storage, by, id, **asked)
+    return {**as_json(made.stored), "key": made.key, "old": as_json(await storage.get_key(id))}
+
+
+async def update(storage: Storage, by: Actor, id: str, **asked: Any) -> dict[str, Any]:
+    """Change a key (`change`)."""
+    return as_json(await change(storage, by, id, **asked))
+
+
+async def list_all(storage: Storage) -> dict[str, Any]:
+    """The keys of all owners, oldest first, revoked ones included; never the keys themselves."""
+    return {"object": "list", "data": [as_json(key) for key in await storage.list_keys()]}
+
+
+async def revoke(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
+    """End a key. `last`: no live one is left. NotFound where there is no key of this id to end."""
+    await end(storage, by, id)
+    return {"id": id, "object": "key", "revoked": True, "last": not await storage.any_key()}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -70,8 +185,13 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    body = {"name": options.name, "owner": options.owner}
-    made = carry_out(config, lambda storage: create(storage, **body), "POST", PATH, body)
+    body = {
+        "name": options.name,
+        "owner": options.owner,
+        "scopes": _words(options.scope),
+        "expires_in_s": _seconds(options.expires),
+    }
+    made = carry_out(config, lambda storage: create(storage, OPERATOR, **body), "POST", PATH, body)
     yield made["key"]
     yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
     if made["first"]:
@@ -82,9 +202,38 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
     return list_lines(config, options, PATH, list_all, COLUMNS)
 
 
+def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    body = {"grace_s": _seconds(options.grace), "expires_in_s": _seconds(options.expires)}
+    made = carry_out(
+        config,
+        lambda storage: succeed(storage, OPERATOR, options.id, **body),
+        "POST",
+        f"{PATH}/{options.id}/rotate",
+        body,
+    )
+    yield made["key"]
+    yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
+    yield f"{options.id} is accepted until {shown_time(made['old'], 'expires_at')} UTC"
+
+
+def _update(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    body = {
+        "name": options.name,
+        "scopes": _words(options.scope) if options.scope else None,
+        "expires_in_s": _seconds(options.expires),
+    }
+    if all(value is None for value in body.values()):
+        raise AdminError("nothing to change: give --name, --scope or --expires")
+    path = f"{PATH}/{options.id}"
+    changed = carry_out(
+        config, lambda storage: update(storage, OPERATOR, options.id, **body), "POST", path, body
+    )
+    yield f"{changed['id']} has the scopes {','.join(changed['scopes'])}"
+
+
 def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
     path = f"{PATH}/{options.id}"
-    done = carry_out(config, lambda storage: revoke(storage, options.id), "DELETE", path)
+    done = carry_out(config, lambda storage: revoke(storage, OPERATOR, options.id), "DELETE", path)
     yield f"{options.id} is revoked"
     if done["last"]:
         yield (
@@ -106,12 +255,32 @@ def _first(owner: str) -> Iterator[str]:
         )
 
 
+def _words(given: Sequence[str]) -> list[str]:
+    """Scopes, from flags that may each hold several with commas between."""
+    return [word for each in given for word in each.split(",") if word]
+
+
+def _seconds(duration: str | None) -> int | None:
+    return None if duration is None else seconds_of(duration)
+
+
+def _state(key: dict[str, Any]) -> str:
+    if key["revoked_at"]:
+        return "revoked"
+    if key["expires_at"] is None:
+        return "live"
+    ended = key["expires_at"] * 1_000_000 <= now_us()
+    return "expired" if ended else f"until {shown_time(key, 'expires_at')}"
+
+
 COLUMNS: Columns = {
     "ID": lambda key: key["id"],
     "KEY": lambda key: key["hint"],
-    "STATE": lambda key: "revoked" if key["revoked_at"] else "live",
+    "STATE": _state,
     "CREATED": shown_time,
+    "USED": lambda key: "never" if key["last_used_at"] is None else shown_time(key, "last_used_at"),
     "OWNER": lambda key: key["owner"],
+    "SCOPES": lambda key: ",".join(key["scopes"]),
     "NAME": lambda key: key["name"],
 }
-_VERBS = {"create": _create, "list": _list, "revoke": _revoke}
+_VERBS = {"create": _create, "list": _list, "rotate": _rotate, "update": _update, "revoke": _revoke}

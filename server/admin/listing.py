@@ -38,6 +38,6 @@ def list_lines(
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def shown_time(object: dict[str, Any]) -> str:
-    """When an object was created, in UTC."""
-    return datetime.fromtimestamp(object["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
+def shown_time(object: dict[str, Any], at: str = "created_at") -> str:
+    """When an object was created, or the time of its field `at`, in UTC."""
+    return datetime.fromtimestamp(object[at], UTC).strftime("%Y-%m-%d %H:%M")

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
+from server.access import OPERATOR
 from server.admin.database_access import carry_out
 from server.admin.listing import Columns, list_lines, shown_time
 from server.config import Config
@@ -36,7 +37,7 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
     async def rotate(storage: Storage) -> dict[str, Any]:
-        return as_json(await Sealing(storage, config.sealing_key_s).rotate(), seals=True)
+        return as_json(await Sealing(storage, config.sealing_key_s).rotate(OPERATOR), seals=True)
 
     made = carry_out(config, rotate, "POST", PATH)
     yield f"key {made['number']} seals from now on; the keys before it still open"

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from server.access import LOCAL_OWNER, OPERATOR, Actor
 from server.admin.database_access import (
     AdminError,
     UnknownOwner,
@@ -20,12 +21,20 @@ from server.admin.database_access import (
     refusal_of,
     require_database,
 )
-from server.api_keys import LOCAL_OWNER
 from server.clock import now_us
 from server.config import Config
 from server.http import conversation_json
 from server.runs.events import snapshot
-from storage import FolderHeld, NotFound, Purged, Storage, StorageError, StoredResponse
+from storage import (
+    AuditEntry,
+    AuditFilter,
+    FolderHeld,
+    NotFound,
+    Purged,
+    Storage,
+    StorageError,
+    StoredResponse,
+)
 
 RESPONSES_AT_ONCE = 8
 ITEMS_AT_ONCE = 100
@@ -45,9 +54,10 @@ async def require_owner(storage: Storage, owner: str) -> None:
 # Export
 
 
-async def exported(storage: Storage, owner: str) -> AsyncGenerator[bytes]:
+async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[bytes]:
     """All that an owner can read, as JSON lines in pieces: conversations, responses, and a last line that
-    says that it is whole. Each object is as it was when its line was written."""
+    says that it is whole. Each object is as it was when its line was written. The audit log is told first."""
+    await storage.add_audit(by.did("project.exported", owner, owner))
     counts = {"conversations": 0, "responses": 0}
     after: tuple[int, str] | None = None
     while page := await storage.export_conversations(owner, after=after, limit=ITEMS_AT_ONCE):
@@ -104,7 +114,7 @@ async def _export_database(config: Config, owner: str, out: BinaryIO) -> None:
     await require_database(config)
     async with opened(config) as storage:
         await require_owner(storage, owner)
-        async with aclosing(exported(storage, owner)) as pieces:
+        async with aclosing(exported(storage, owner, OPERATOR)) as pieces:
             async for piece in pieces:
                 out.write(piece)
 
@@ -117,6 +127,7 @@ async def purge(
     storage: Storage,
     owner: str,
     *,
+    by: Actor,
     before: int,
     with_keys: bool,
     limit_s: float = float("inf"),
@@ -124,12 +135,14 @@ async def purge(
 ) -> dict[str, Any]:
     """Remove everything that an owner had at `before` (microseconds), for `limit_s` seconds at most.
 
-    The reply says what went and whether it is `done`; if not, begin again. cut: told which runs in flight
-    went.
+    The reply says what went and whether it is `done`; if not, begin again with the same `before`. cut: told
+    which runs in flight went.
     """
+    entry = by.did("project.purged", owner, owner, before=before, keys=with_keys)
+    first = None if await _is_noted(storage, entry) else entry
     until = time.monotonic() + limit_s
     total, done = Purged(), True
-    async with aclosing(storage.purge(owner, before, with_keys=with_keys)) as steps:
+    async with aclosing(storage.purge(owner, before, entry=first, with_keys=with_keys)) as steps:
         async for step in steps:
             total += step
             cut(step.runs)
@@ -146,6 +159,13 @@ async def purge(
     }
 
 
+async def _is_noted(storage: Storage, entry: AuditEntry) -> bool:
+    """Whether the audit log tells of this very purge already, which then only goes on."""
+    same = AuditFilter(actions=(entry.action,), targets=(entry.target,), actors=(entry.actor,))
+    latest = await storage.list_audit(same, limit=1)
+    return any(one.entry.details == entry.details for one in latest.data)
+
+
 def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon purge`; yields the lines to print. Raises AdminError."""
     owner = options.owner
@@ -156,7 +176,7 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
     async def in_database(storage: Storage) -> dict[str, Any]:
         await require_owner(storage, owner)
-        return await purge(storage, owner, before=body["before"], with_keys=options.keys)
+        return await purge(storage, owner, by=OPERATOR, before=body["before"], with_keys=options.keys)
 
     done = False
     while not done:

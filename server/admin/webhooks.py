@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from server.access import OPERATOR, Actor
 from server.admin.database_access import AdminError, carry_out
 from server.admin.listing import Columns, list_lines, shown_time
 from server.clock import now_us
@@ -30,7 +31,7 @@ MAX_URL = 2048
 
 
 async def add(
-    storage: Storage, *, url: str, owner: str, event_types: Sequence[str], allow_http: bool
+    storage: Storage, by: Actor, *, url: str, owner: str, event_types: Sequence[str], allow_http: bool
 ) -> dict[str, Any]:
     """Add a webhook; the reply is the only place where `signing_secret` ever stands.
 
@@ -48,7 +49,9 @@ async def add(
         event_types=tuple(type for type in EVENT_TYPES if type in event_types or not event_types),
         created_at=now_us(),
     )
-    await storage.add_webhook(webhook)
+    # A URL may hold a secret of its receiver; the log is read by more people than the database.
+    entry = by.did("webhook.created", webhook.id, owner, url=masked(url), event_types=webhook.event_types)
+    await storage.add_webhook(webhook, entry=entry)
     return {**as_json(webhook), "signing_secret": "whsec_" + base64.b64encode(webhook.secret).decode()}
 
 
@@ -57,9 +60,10 @@ async def list_all(storage: Storage) -> dict[str, Any]:
     return {"object": "list", "data": [as_json(webhook) for webhook in await storage.list_webhooks()]}
 
 
-async def remove(storage: Storage, id: str) -> dict[str, Any]:
+async def remove(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
     """Remove a webhook and what it was still to be told. Raises NotFound."""
-    await storage.remove_webhook(id)
+    webhook = await storage.get_webhook(id)
+    await storage.remove_webhook(id, entry=by.did("webhook.deleted", id, webhook.owner))
     return {"id": id, "object": "webhook_endpoint", "deleted": True}
 
 
@@ -134,7 +138,7 @@ def _add(config: Config, options: argparse.Namespace) -> Iterator[str]:
         "event_types": options.event,
         "allow_http": options.allow_http,
     }
-    made = carry_out(config, lambda storage: add(storage, **body), "POST", PATH, body)
+    made = carry_out(config, lambda storage: add(storage, OPERATOR, **body), "POST", PATH, body)
     yield made["signing_secret"]
     yield f"id {made['id']}, owner {made['owner']}. The secret is not shown again."
 
@@ -144,7 +148,7 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _remove(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    carry_out(config, lambda storage: remove(storage, options.id), "DELETE", _path(options))
+    carry_out(config, lambda storage: remove(storage, OPERATOR, options.id), "DELETE", _path(options))
     yield f"{options.id} is removed"
 
 

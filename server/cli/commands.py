@@ -298,14 +298,31 @@ def _add_listing(verbs: Any, help: str) -> argparse.ArgumentParser:
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="create|list|revoke", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="create|list|rotate|update|revoke", required=True)
     create = verbs.add_parser("create", help="make a key and print it, this once")
     create.add_argument("--name", default="", help="what the key is for")
     create.add_argument("--owner", default=None, help="whose data it may see (default: a new owner)")
     listing = _add_listing(verbs, "show all keys, never the keys themselves")
-    revoke = verbs.add_parser("revoke", help="end a key")
-    revoke.add_argument("id", help="the key's id, as `antiphon keys list` shows it")
-    for verb in (create, listing, revoke):
+    rotate = verbs.add_parser("rotate", help="make a key's successor and print it; both live for a while")
+    rotate.add_argument(
+        "--grace", default="1d", help="how long the old key is still accepted: 7d, 12h, 0s (default: 1d)"
+    )
+    update = verbs.add_parser("update", help="change a key's name, scopes or end")
+    update.add_argument("--name", default=None, help="what the key is for")
+    revoke = verbs.add_parser("revoke", help="end a key at once")
+    for verb in (create, update):
+        verb.add_argument(
+            "--scope",
+            action="append",
+            default=[],
+            help="what it may do, such as responses, files.read, model:NAME, tool:function, admin "
+            "(repeatable, or with commas; default: all, which is everything but admin)",
+        )
+    for verb in (create, rotate, update):
+        verb.add_argument("--expires", default=None, help="when it ends: 90d, 12h (default: never)")
+    for verb in (rotate, update, revoke):
+        verb.add_argument("id", help="the key's id, as `antiphon keys list` shows it")
+    for verb in (create, listing, rotate, update, revoke):
         _add_storage_settings(verb)
 
 
@@ -314,6 +331,54 @@ def _keys(options: argparse.Namespace) -> int:
     from server.admin import keys
 
     return _print(keys.run(loaded.config, options))
+
+
+def _add_owners(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="create|list|rename|archive", required=True)
+    create = verbs.add_parser(
+        "create", help="make an owner and print its id, for `antiphon keys create --owner`"
+    )
+    listing = _add_listing(verbs, "show all owners, archived ones too")
+    rename = verbs.add_parser("rename", help="give an owner another name; its id stays")
+    archive = verbs.add_parser("archive", help="revoke all keys of an owner for good; its data stays")
+    for verb in (rename, archive):
+        verb.add_argument("id", help="the owner's id, as `antiphon owners list` shows it")
+    for verb in (create, rename):
+        verb.add_argument("name", help="what people call it")
+    for verb in (create, listing, rename, archive):
+        _add_storage_settings(verb)
+
+
+def _owners(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import projects
+
+    return _print(projects.run(loaded.config, options))
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="list|verify", required=True)
+    listing = _add_listing(verbs, "show the latest entries, the newest last")
+    listing.add_argument(
+        "--limit", type=int, choices=range(1, 101), default=20, metavar="N", help="how many (default: 20)"
+    )
+    for flag, help in (
+        ("--type", "only entries of this type, such as api_key.created (repeatable)"),
+        ("--actor", "only what this key, or `operator`, did (repeatable)"),
+        ("--target", "only what was done to the key, owner or webhook of this id (repeatable)"),
+    ):
+        listing.add_argument(flag, action="append", default=[], help=help)
+    verify = verbs.add_parser("verify", help="check that nothing was changed or removed")
+    verify.add_argument("--expect", metavar="NUMBER:HASH", help="the last line of an earlier `audit verify`")
+    for verb in (listing, verify):
+        _add_storage_settings(verb)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import audit
+
+    return _print(audit.run(loaded.config, options))
 
 
 def _add_webhooks(parser: argparse.ArgumentParser) -> None:
@@ -481,14 +546,36 @@ COMMANDS = {
         "score the shipped model at what it was made for", _eval_tiny, lambda parser: None, passes_on=True
     ),
     "keys": Command(
-        "create, list and revoke API keys",
+        "create, list, rotate, change and revoke API keys",
         _keys,
         _add_keys,
         (
             "antiphon keys create --name laptop       prints the key, this once",
             "antiphon keys create --owner local       for what was made before there were keys",
+            "antiphon keys create --owner own_... --scope responses,models --expires 90d",
+            "antiphon keys create --scope admin       for the API of administrators",
+            "antiphon keys rotate key_... --grace 7d",
             "antiphon keys list --json",
             "antiphon keys revoke key_...",
+        ),
+    ),
+    "owners": Command(
+        "create, list, rename and archive owners of data",
+        _owners,
+        _add_owners,
+        (
+            "antiphon owners create Sales              prints an id, for: keys create --owner own_...",
+            "antiphon owners archive own_...",
+        ),
+    ),
+    "audit": Command(
+        "show the audit log, and check that it is whole",
+        _audit,
+        _add_audit,
+        (
+            "antiphon audit list --type api_key.created",
+            "antiphon audit verify",
+            "antiphon audit verify --expect 17:9f86d081...",
         ),
     ),
     "backup": Command(

@@ -7,7 +7,7 @@ exceptions into error replies, and streams.
 from __future__ import annotations
 
 from server.http.arrivals import Arrivals
-from server.http.authentication import Admission
+from server.http.authentication import OPEN_PATHS, SCOPE, Admission, declared_scope
 from server.http.body import read_as, read_body
 from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
@@ -28,12 +28,14 @@ from server.http.query_params import (
     timestamp,
 )
 from server.http.replies import conversation_json, json_reply, page_json
-from server.http.request import context, life, owner, while_connected
+from server.http.request import actor, context, life, owner, principal, while_connected
 from server.http.sse import EventStream, StreamCut
 from server.http.state import Context, Phase
 
 __all__ = [
     "MAX_PAGE",
+    "OPEN_PATHS",
+    "SCOPE",
     "Admission",
     "Arrivals",
     "Boundary",
@@ -48,9 +50,11 @@ __all__ = [
     "Phase",
     "RootPath",
     "StreamCut",
+    "actor",
     "choice",
     "context",
     "conversation_json",
+    "declared_scope",
     "flag",
     "include",
     "integer",
@@ -61,6 +65,7 @@ __all__ = [
     "owner",
     "page_args",
     "page_json",
+    "principal",
     "query_text",
     "read_as",
     "read_body",

@@ -1,18 +1,23 @@
-"""Admits requests by their API key and notes which owner each belongs to.
+"""Admits requests by their API key, and only to what the key's scopes allow.
 
-Routes under `/admin/` need the admin token instead. Health, version and documentation paths need no key, and
-neither does `/metrics` on a server that listens on loopback only.
+Every route declares the scope that it needs (`server.routes.documented`); it is looked up here, before the
+request's body is read. Routes under `/admin/` need the admin token instead of a key, and those
+under `/v1/organization/` take it too. Health, version and
+documentation paths need no key, and neither does `/metrics` on a server that listens on loopback only.
 """
 
 from __future__ import annotations
 
 import hmac
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.api_keys import unauthorized
+from server.access import THE_OPERATOR, Principal, unauthorized
 
 if TYPE_CHECKING:
     from server.http.state import ServerState
@@ -21,6 +26,10 @@ if TYPE_CHECKING:
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/openapi.json", "/docs"})
 METRICS_PATH = "/metrics"
 ADMIN_PATHS = "/admin/"
+ORGANIZATION_PATHS = "/v1/organization/"
+
+SCOPE = "x-antiphon-scope"
+"""Under this name a route's entry in the OpenAPI document says which scope it needs."""
 
 
 def presented_key(headers: Headers) -> str | None:
@@ -32,26 +41,34 @@ def presented_key(headers: Headers) -> str | None:
 
 
 class Admission:
-    """ASGI: lets a request or a WebSocket in when the server serves and its key is good; leaves
-    `request.state.owner` behind."""
+    """ASGI: lets a request or a WebSocket in when the server serves and its key is good for the route;
+    leaves `request.state.principal` behind."""
 
-    def __init__(self, app: ASGIApp, life: ServerState) -> None:
+    def __init__(self, app: ASGIApp, life: ServerState, routes: Sequence[BaseRoute]) -> None:
+        """routes: all that the application has, in the order in which it asks them."""
         self._app = app
         self._life = life
+        self._plain: dict[tuple[str, str], str] = {}
+        self._patterns: dict[str, list[tuple[re.Pattern[str], str]]] = {}
+        # A WebSocket needs what a POST to its path needs. One at a path without any is for nobody.
+        for route in sorted(routes, key=lambda route: not isinstance(route, Route)):
+            assert isinstance(route, Route | WebSocketRoute), f"{route} cannot say which scope it needs"
+            for method in getattr(route, "methods", None) or ("POST",):
+                if "{" in route.path:
+                    found = self._patterns.setdefault(method, [])
+                    found.append((route.path_regex, declared_scope(route)))
+                else:
+                    self._plain.setdefault((method, route.path), declared_scope(route))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Admit or raise ApiError (401, 503)."""
+        """Admit or raise ApiError (401, 403, 503)."""
         if scope["type"] != "lifespan" and not self._is_open(scope):
             # A WebSocket is there to begin work, as a POST is.
             self._life.admit(scope.get("method", "POST"), scope["path"])
-            key = presented_key(Headers(scope=scope))
-            if scope["path"].startswith(ADMIN_PATHS):
-                if not hmac.compare_digest((key or "").encode(), self._life.admin_token.encode()):
-                    raise unauthorized(
-                        "This route needs the admin token that the server left in its data folder."
-                    )
-            else:
-                scope.setdefault("state", {})["owner"] = await self._life.keys.owner(key)
+            principal = await self._principal(scope)
+            if (needed := self._needed(scope)) is not None:
+                principal.require(needed)
+            scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
@@ -59,3 +76,28 @@ class Admission:
         return scope["type"] == "http" and (
             path in OPEN_PATHS or (path == METRICS_PATH and self._life.config.loopback)
         )
+
+    async def _principal(self, scope: Scope) -> Principal:
+        key = presented_key(Headers(scope=scope))
+        path = scope["path"]
+        if path.startswith((ADMIN_PATHS, ORGANIZATION_PATHS)) and hmac.compare_digest(
+            (key or "").encode(), self._life.admin_token.encode()
+        ):
+            return THE_OPERATOR
+        if path.startswith(ADMIN_PATHS):
+            raise unauthorized("This route needs the admin token that the server left in its data folder.")
+        return await self._life.keys.principal(key)
+
+    def _needed(self, scope: Scope) -> str | None:
+        """The scope that a request needs; None where no route takes it, which the router will say."""
+        method, path = scope.get("method", "POST"), scope["path"]  # a WebSocket begins what a POST does
+        if (found := self._plain.get((method, path))) is not None:
+            return found
+        patterns = self._patterns.get(method, ())
+        return next((needed for pattern, needed in patterns if pattern.match(path)), None)
+
+
+def declared_scope(route: BaseRoute) -> str:
+    """The scope that a route declares; one that declares none is for nobody."""
+    extra = getattr(route, "openapi_extra", None) or {}
+    return str(extra.get(SCOPE, "undeclared"))

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
-from server.http.authentication import ADMIN_PATHS
+from server.http.authentication import ADMIN_PATHS, ORGANIZATION_PATHS
 from server.http.body import load_body
 from server.http.request import while_connected
 from storage import KeyedRequest, KnownRequest, RequestKnown, StorageUnavailable
@@ -41,6 +41,9 @@ MAX_KEPT_BYTES = 1 << 20
 
 RUN_ROUTES = frozenset({"/v1/responses"})
 """Where all that a request does is to start a run, in whose transaction it is recorded."""
+
+PRIVATE_PATHS = (ADMIN_PATHS, ORGANIZATION_PATHS)
+"""Where replies hold keys and secrets, which are shown once and never stored."""
 
 LAST_FRAME = b"data: [DONE]\n\n"
 """How a stream outside of the Responses API ends, unless it failed."""
@@ -106,7 +109,7 @@ class IdempotencyMiddleware:
         body = await load_body(Request(scope, receive), digest=_digest)
         scope["state"]["body"] = body
         request = KeyedRequest(
-            owner=scope["state"].get("owner", ""),
+            owner=scope["state"]["principal"].owner,
             route=scope["path"],
             key=key,
             body_hash=body.digest,
@@ -237,7 +240,7 @@ class _Kept:
             return
         self._take(message.get("body", b""))
         if not message.get("more_body", False) and self._is_result:
-            small = self._num_bytes <= MAX_KEPT_BYTES and not self._request.route.startswith(ADMIN_PATHS)
+            small = self._num_bytes <= MAX_KEPT_BYTES and not self._request.route.startswith(PRIVATE_PATHS)
             headers, body = orjson.dumps(list(self._headers.items())), b"".join(self._parts)
             await self._storage.complete_request(
                 self._request, self._status, headers, body if small else None

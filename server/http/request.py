@@ -1,4 +1,4 @@
-"""Gives routes the server's long-lived objects and a request's owner, and ties work to the client's presence.
+"""Gives routes the server's long-lived objects and a request's principal, and ties work to the client.
 
 `while_connected` cancels the work of a reply that is not streamed when the client leaves.
 """
@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from server.access import Actor, Principal
 from server.errors import ApiError
 from server.http.state import Context, ServerState
 
@@ -31,10 +33,25 @@ def context(request: Request) -> Context:
     return found
 
 
+def principal(request: Request) -> Principal:
+    """Who makes the request, and what they may do."""
+    found: Principal = request.state.principal
+    return found
+
+
 def owner(request: Request) -> str:
     """Whose request this is: the owner that scopes every row it may see."""
-    found: str = request.state.owner
-    return found
+    return principal(request).owner
+
+
+def actor(request: Request) -> Actor:
+    """Who makes the request, as the audit log names them."""
+    who = principal(request)
+    try:
+        ip = str(ipaddress.ip_address(request.client.host if request.client else ""))
+    except ValueError:
+        ip = None
+    return Actor(who.key_id or who.owner, request.state.request_id, ip)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

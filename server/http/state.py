@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from server.api_keys import Keys
+    from server.access import Keys
     from server.config import Config
     from server.encrypted_reasoning import Sealing
     from server.errors import ApiError

@@ -42,6 +42,8 @@ def create_app(life: ServerLifecycle) -> FastAPI:
         expose_headers=["*"],
     )
     proxies = Middleware(ProxyHeadersMiddleware, trusted_hosts=trusted_hosts(config.trusted_proxy))
+    routers = (*ROUTERS, *([REFERENCE] if config.docs else []))
+    routes = [route for router in routers for route in router.routes]
     app = FastAPI(
         title="Antiphon",
         docs_url=None,
@@ -56,7 +58,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
             Middleware(HostAndOrigin, config=config),
             *([cors] if config.cors_origin else []),
             Middleware(Boundary, life=life),
-            Middleware(Admission, life=life),
+            Middleware(Admission, life=life, routes=routes),
             Middleware(IdempotencyMiddleware, life=life),
             Middleware(NameIgnored),
         ],
@@ -64,7 +66,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
     )
     app.state.life = life
     app.router.default = _no_such_route
-    for router in (*ROUTERS, *([REFERENCE] if life.config.docs else [])):
+    for router in routers:
         app.include_router(router)
     return app
 

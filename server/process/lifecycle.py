@@ -15,7 +15,8 @@ import socket
 from collections.abc import Awaitable, Iterator
 
 from engine import Engine
-from server.api_keys import Keys
+from server.access import LOCAL_OWNER, Keys
+from server.clock import now_us
 from server.config import Config
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
@@ -116,6 +117,7 @@ class ServerLifecycle:
         runner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         synced = self.config.durability == "power"
         self._storage = await open_storage(self.config.db, runner=runner, synced=synced)
+        await self._storage.ensure_owners(sorted({LOCAL_OWNER, *self.keys.owners}), now_us())
         self.keys.attach(self._storage)
 
     async def _require_key(self) -> None:
@@ -207,6 +209,7 @@ class ServerLifecycle:
             await self._deliveries.close()
         if self._engine is not None:
             await self._engine.close()
+        await self.keys.close()
         if self._storage is not None:
             await self._storage.close()
 

@@ -31,8 +31,8 @@ from fastapi import FastAPI
 from engine import Engine, EngineError
 from engine import load_late_modules as engine_late_modules
 from server import __version__
+from server.access import KeyFileError
 from server.admin import address_file, leave_address
-from server.api_keys import KeyFileError
 from server.config import Config, ConfigError
 from server.http import BoundedHttp
 from server.process.app import create_app

@@ -10,6 +10,7 @@ from server.routes import (
     health,
     keys,
     models,
+    organization,
     reference,
     responses,
     sealing,
@@ -18,12 +19,15 @@ from server.routes import (
     webhooks,
 )
 
-ROUTERS: tuple[APIRouter, ...] = tuple(
-    family.router
-    for family in (
-        *(health, models, responses, conversations, completions, tokenize),
-        *(keys, webhooks, sealing, tenants),
-    )
+ROUTERS: tuple[APIRouter, ...] = (
+    *(
+        family.router
+        for family in (
+            *(health, models, responses, conversations, completions, tokenize),
+            *(keys, webhooks, sealing, tenants),
+        )
+    ),
+    *organization.ROUTERS,
 )
 
 REFERENCE: APIRouter = reference.router

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine import Place
-from server.http import EventStream, context, json_reply, owner, read_as, while_connected
+from server.access import Principal
+from server.http import EventStream, context, json_reply, principal, read_as, while_connected
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.routes.documented import documented
@@ -28,20 +29,22 @@ Asked = TypeVar("Asked", ChatRequest, CompletionRequest, contravariant=True)
 
 class _Prepare(Protocol[Asked]):
     async def __call__(
-        self, request: Asked, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
+        self, request: Asked, served: ServedModel, place: Place, *, principal: Principal, telemetry: Telemetry
     ) -> Completion: ...
 
 
 @router.post(
     "/chat/completions",
-    **documented("ChatCompletion", body="CreateChatCompletion", stream="ChatCompletionChunk"),
+    **documented("ChatCompletion", "chat.write", body="CreateChatCompletion", stream="ChatCompletionChunk"),
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answer with a chat completion, or (`stream`) with its chunks."""
     return await _answer(request, parse_chat, prepare_chat, "chat.completion", "chat.completion.chunk")
 
 
-@router.post("/completions", **documented("Completion", body="CreateCompletion", stream="Completion"))
+@router.post(
+    "/completions", **documented("Completion", "chat.write", body="CreateCompletion", stream="Completion")
+)
 async def create_completion(request: Request) -> Response:
     """Answer with completions, or (`stream`) with their chunks."""
     return await _answer(request, parse_completion, prepare_completion, "text_completion", "text_completion")
@@ -61,7 +64,7 @@ async def _answer(
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter())
-        preparing = prepare(asked, served, place, owner=owner(request), telemetry=here.telemetry)
+        preparing = prepare(asked, served, place, principal=principal(request), telemetry=here.telemetry)
         completion = await while_connected(request, preparing)
         if not asked.stream:
             return json_reply(await while_connected(request, completion.whole(whole)))

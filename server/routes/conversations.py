@@ -57,7 +57,9 @@ MAX_ITEMS = 20
 """Items that one request may add."""
 
 
-@router.post("", **documented("Conversation", body="CreateConversation", body_required=False))
+@router.post(
+    "", **documented("Conversation", "conversations.write", body="CreateConversation", body_required=False)
+)
 async def create_conversation(request: Request) -> Response:
     """Create one, with its first items if there are any."""
     body, items = await read_as(request, _read, allow_empty=True)
@@ -70,14 +72,16 @@ async def create_conversation(request: Request) -> Response:
     return json_reply(conversation_json(stored))
 
 
-@router.get("/{conversation_id}", **documented("Conversation"))
+@router.get("/{conversation_id}", **documented("Conversation", "conversations.read"))
 async def get_conversation(request: Request, conversation_id: str) -> Response:
     """The conversation, without its items."""
     stored = await context(request).storage.get_conversation(owner(request), conversation_id)
     return json_reply(conversation_json(stored))
 
 
-@router.post("/{conversation_id}", **documented("Conversation", body="UpdateConversation"))
+@router.post(
+    "/{conversation_id}", **documented("Conversation", "conversations.write", body="UpdateConversation")
+)
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     """Replace the metadata; null empties it."""
     body = await read_body(request)
@@ -91,7 +95,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     return json_reply(conversation_json(stored))
 
 
-@router.delete("/{conversation_id}", **documented("Deleted"))
+@router.delete("/{conversation_id}", **documented("Deleted", "conversations.write"))
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
     """Make the id unknown; the items that responses refer to stay theirs."""
     await context(request).storage.delete_conversation(owner(request), conversation_id, now_us())
@@ -100,7 +104,10 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
     )
 
 
-@router.post("/{conversation_id}/items", **documented("Items", body="AddItems", query=("include",)))
+@router.post(
+    "/{conversation_id}/items",
+    **documented("Items", "conversations.write", body="AddItems", query=("include",)),
+)
 async def add_items(request: Request, conversation_id: str) -> Response:
     """Append items; answers with what was added, in the order of the request."""
     include(request.query_params)
@@ -116,7 +123,7 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     return json_reply(page)
 
 
-@router.get("/{conversation_id}/items", **documented("Items", query=(*PAGE, "include")))
+@router.get("/{conversation_id}/items", **documented("Items", "conversations.read", query=(*PAGE, "include")))
 async def list_items(request: Request, conversation_id: str) -> Response:
     """One page of the items, newest first unless `order=asc`."""
     include(request.query_params)
@@ -127,7 +134,9 @@ async def list_items(request: Request, conversation_id: str) -> Response:
     return json_reply(page_json(bodies, ids, has_more=page.has_more))
 
 
-@router.get("/{conversation_id}/items/{item_id}", **documented("Item", query=("include",)))
+@router.get(
+    "/{conversation_id}/items/{item_id}", **documented("Item", "conversations.read", query=("include",))
+)
 async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """One item, bare."""
     include(request.query_params)
@@ -135,7 +144,7 @@ async def get_item(request: Request, conversation_id: str, item_id: str) -> Resp
     return json_reply(item.body)
 
 
-@router.delete("/{conversation_id}/items/{item_id}", **documented("Conversation"))
+@router.delete("/{conversation_id}/items/{item_id}", **documented("Conversation", "conversations.write"))
 async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """Take an item out; answers with the conversation."""
     stored = await context(request).storage.delete_conversation_item(

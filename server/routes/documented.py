@@ -1,7 +1,8 @@
 """Adds to a route what FastAPI cannot read off it for the OpenAPI document.
 
 Handlers take the plain request, so the document's query parameters, bodies, replies, errors and keys are
-stated here. Bodies and replies are only named; their schemas are in `server.schema.description`.
+stated here. Bodies and replies are only named; their schemas are in `server.schema.description`. The scope
+that a key needs for a route is declared here too, and read by the door before the route is reached.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from server import ignored
-from server.http import MAX_PAGE
+from server.access import OPEN
+from server.http import MAX_PAGE, SCOPE
 from server.schema import INCLUDES, STATUSES
 
 Json = dict[str, Any]
@@ -78,19 +80,31 @@ class RouteDocs(TypedDict):
     openapi_extra: dict[str, Any]
 
 
+class RouteScope(TypedDict):
+    """Arguments of the decorator of a route that the document does not show."""
+
+    openapi_extra: dict[str, Any]
+
+
+def needs(scope: str) -> RouteScope:
+    """The declaration of a route that the document does not show: which scope its key must have."""
+    return RouteScope(openapi_extra={SCOPE: scope})
+
+
 def documented(
     reply: str,
+    scope: str,
     *,
     body: str | None = None,
     body_required: bool = True,
     query: tuple[str, ...] = (),
     headers: tuple[str, ...] = (),
     stream: str | None = None,
-    is_open: bool = False,
     media_type: str = "application/json",
 ) -> RouteDocs:
     """A route's entry. reply, body: names of schemas. stream: that of the events, where it can answer with
-    them. query, headers: names among QUERY and HEADERS. is_open: it needs no key."""
+    them. query, headers: names among QUERY and HEADERS. scope: what its key must have, or OPEN where none is
+    needed."""
     content = {media_type: {"schema": _named(reply)}}
     if stream is not None:
         content["text/event-stream"] = {"schema": _named(stream)}
@@ -104,11 +118,11 @@ def documented(
         "content": {"application/json": {"schema": _named("Error")}},
         "headers": _reply_headers("retry-after", "x-should-retry", *_ALWAYS),
     }
-    extra: Json = {"parameters": [*map(_parameter, query), *map(_header, headers)]}
+    extra: Json = {"parameters": [*map(_parameter, query), *map(_header, headers)], SCOPE: scope}
     if body is not None:
         described = {"application/json": {"schema": _named(body)}}
         extra["requestBody"] = {"required": body_required, "content": described}
-    if not is_open:
+    if scope != OPEN:
         # The last is none: on loopback no key is needed until there is one.
         extra["security"] = [{"bearer": []}, {"x-api-key": []}, {}]
     return RouteDocs(

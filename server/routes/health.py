@@ -7,15 +7,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server import __version__
+from server.access import OPEN
 from server.http import life
 from server.metrics import CONTENT_TYPE
-from server.routes.documented import documented
+from server.routes.documented import documented, needs
 
 router = APIRouter()
 
 
-@router.head("/health", include_in_schema=False)
-@router.get("/health", **documented("Status", is_open=True))
+@router.head("/health", **needs(OPEN), include_in_schema=False)
+@router.get("/health", **documented("Status", OPEN))
 async def health(request: Request) -> Response:
     """200 while the process can do its work, loading and draining included; 503 once it is about to end."""
     here = life(request)
@@ -24,8 +25,8 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": here.phase})
 
 
-@router.head("/ready", include_in_schema=False)
-@router.get("/ready", **documented("Ready", is_open=True))
+@router.head("/ready", **needs(OPEN), include_in_schema=False)
+@router.get("/ready", **documented("Ready", OPEN))
 async def ready(request: Request) -> Response:
     """200 when a new request would be served: the engine runs and the database answers."""
     here = life(request)
@@ -35,13 +36,13 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready", "models": [model.name for model in here.context.models]})
 
 
-@router.get("/version", **documented("Version", is_open=True))
+@router.get("/version", **documented("Version", OPEN))
 async def version(request: Request) -> Response:
     """The version of the server."""
     return JSONResponse({"version": __version__})
 
 
-@router.get("/metrics", **documented("", media_type="text/plain"))
+@router.get("/metrics", **documented("", "metrics.read", media_type="text/plain"))
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     return Response(life(request).telemetry.exposition(), media_type=CONTENT_TYPE)

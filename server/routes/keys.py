@@ -5,46 +5,105 @@ Reached with the admin token only, which the server leaves in its data folder fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.admin import AdminError, keys
-from server.errors import ApiError
-from server.http import context, json_reply, life, read_body
+from server.access import OPERATOR_ONLY
+from server.admin import keys
+from server.errors import invalid_value
+from server.http import actor, context, json_reply, life, read_body
 from server.ignored import unread
-from server.schema import mistyped
+from server.routes.documented import needs
+from server.shapes import array, text, whole
 
 router = APIRouter(prefix="/admin/keys", include_in_schema=False)
 
+MAX_NAME = 256
 
-@router.post("")
+
+@router.post("", **needs(OPERATOR_ONLY))
 async def create_key(request: Request) -> Response:
     """Make a key."""
     body = await read_body(request, allow_empty=True)
-    unread(body, ("name", "owner"))
-    name, owner = body.get("name") or "", body.get("owner") or None
-    for field, value in (("name", name), ("owner", owner)):
-        if value is not None and not isinstance(value, str):
-            mistyped(field, "a string", value)
-    made = await keys.create(context(request).storage, name=name, owner=owner)
+    unread(body, ("name", "owner", "scopes", "expires_in_s"))
+    asked = {
+        "name": _text(body, "name") or "",
+        "owner": _text(body, "owner") or None,
+        "scopes": _scopes(body) or [],
+        "expires_in_s": _seconds(body, "expires_in_s"),
+    }
+    try:
+        made = await keys.create(context(request).storage, actor(request), **asked)
+    except ValueError as error:
+        raise invalid_value("scopes", str(error)) from None
     life(request).keys.forget()
     return json_reply(orjson.dumps(made))
 
 
-@router.get("")
+@router.get("", **needs(OPERATOR_ONLY))
 async def list_keys(request: Request) -> Response:
     """All keys, revoked ones too."""
     return json_reply(orjson.dumps(await keys.list_all(context(request).storage)))
 
 
-@router.delete("/{key_id}")
+@router.post("/{key_id}", **needs(OPERATOR_ONLY))
+async def update_key(request: Request, key_id: str) -> Response:
+    """Change a key's name, scopes or end."""
+    body = await read_body(request, allow_empty=True)
+    unread(body, ("name", "scopes", "expires_in_s"))
+    asked = {
+        "name": _text(body, "name"),
+        "scopes": _scopes(body),
+        "expires_in_s": _seconds(body, "expires_in_s"),
+    }
+    try:
+        changed = await keys.update(context(request).storage, actor(request), key_id, **asked)
+    except ValueError as error:
+        raise invalid_value("scopes", str(error)) from None
+    life(request).keys.forget()
+    return json_reply(orjson.dumps(changed))
+
+
+@router.post("/{key_id}/rotate", **needs(OPERATOR_ONLY))
+async def rotate_key(request: Request, key_id: str) -> Response:
+    """Make a key's successor, and let the key itself be accepted a while longer."""
+    body = await read_body(request, allow_empty=True)
+    unread(body, ("grace_s", "expires_in_s"))
+    grace_s = _seconds(body, "grace_s", least=0)
+    made = await keys.succeed(
+        context(request).storage,
+        actor(request),
+        key_id,
+        grace_s=keys.GRACE_S if grace_s is None else grace_s,
+        expires_in_s=_seconds(body, "expires_in_s"),
+    )
+    life(request).keys.forget()
+    return json_reply(orjson.dumps(made))
+
+
+@router.delete("/{key_id}", **needs(OPERATOR_ONLY))
 async def revoke_key(request: Request, key_id: str) -> Response:
     """End a key, at once on this server."""
-    try:
-        done = await keys.revoke(context(request).storage, key_id)
-    except AdminError:
-        raise ApiError(404, f"There is no live key with id '{key_id}'.", code="not_found") from None
+    done = await keys.revoke(context(request).storage, actor(request), key_id)
     life(request).keys.forget()
     return json_reply(orjson.dumps(done))
+
+
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    return None if value is None else text(0, MAX_NAME)(value, name)
+
+
+def _scopes(body: Mapping[str, Any]) -> list[str] | None:
+    value = body.get("scopes")
+    return None if value is None else array(text(1))(value, "scopes")
+
+
+def _seconds(body: Mapping[str, Any], name: str, least: int = 1) -> int | None:
+    value = body.get(name)
+    return None if value is None else whole(least, keys.MAX_S)(value, name)

@@ -8,7 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.http import context
+from server.access import require_use
+from server.http import context, principal
 from server.model_registry import ServedModel
 from server.routes.documented import documented
 
@@ -29,15 +30,17 @@ def model_object(model: ServedModel) -> dict[str, Any]:
     }
 
 
-@router.get("/models", **documented("Models"))
+@router.get("/models", **documented("Models", "models.read"))
 async def list_models(request: Request) -> Response:
-    """Every name, the default model first."""
-    return JSONResponse(
-        {"object": "list", "data": [model_object(model) for model in context(request).models]}
-    )
+    """Every name that the key may use, the default model first."""
+    scopes = principal(request).scopes
+    usable = [model for model in context(request).models if scopes.allow(f"model:{model.name}")]
+    return JSONResponse({"object": "list", "data": [model_object(model) for model in usable]})
 
 
-@router.get("/models/{model_id:path}", **documented("Model"))
+@router.get("/models/{model_id:path}", **documented("Model", "models.read"))
 async def get_model(model_id: str, request: Request) -> Response:
     """One model; ids may hold slashes."""
-    return JSONResponse(model_object(context(request).models.get(model_id)))
+    model = context(request).models.get(model_id)
+    require_use(principal(request), model.name)
+    return JSONResponse(model_object(model))

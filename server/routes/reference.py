@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from server import __version__
+from server.access import OPEN
 from server.http import json_reply
-from server.routes.documented import add_common_headers
+from server.routes.documented import add_common_headers, needs
 from server.routes.reference_page import CONTENT_SECURITY_POLICY, page
 from server.schema import components
 
@@ -51,13 +52,13 @@ def document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-@router.get("/openapi.json")
+@router.get("/openapi.json", **needs(OPEN))
 async def openapi(request: Request) -> Response:
     """The document."""
     return json_reply(orjson.dumps(document(request.app)))
 
 
-@router.get("/docs")
+@router.get("/docs", **needs(OPEN))
 async def docs(request: Request) -> Response:
     """The document as a page, whole, without scripts and without a request to anywhere."""
     headers = {

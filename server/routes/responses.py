@@ -36,6 +36,7 @@ from server.http import (
     owner,
     page_args,
     page_json,
+    principal,
     read_as,
     read_body,
     timestamp,
@@ -81,7 +82,7 @@ def new_id(prefix: str) -> str:
 # Creating
 
 
-@router.post("", **documented("Response", body="CreateResponse", stream="ResponseEvent"))
+@router.post("", **documented("Response", "responses.write", body="CreateResponse", stream="ResponseEvent"))
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
     parsed, items = await read_as(request, partial(_asked, parse_create))
@@ -115,7 +116,7 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
     here = context(request)
     headers = here.models.resume_headers(parsed.model)
     key = keyed(request)
-    started = await here.runs.create(owner(request), parsed, items, key.request)
+    started = await here.runs.create(principal(request), parsed, items, key.request)
     key.started(started.response_id)
     if parsed.stream:
         return _stream(request, started.reader, headers=headers)
@@ -199,7 +200,10 @@ def _require_events(reader: Reader, stored: StoredResponse) -> None:
 # Reading
 
 
-@router.get("", **documented("Responses", query=(*PAGE, "status", "created_after", "created_before")))
+@router.get(
+    "",
+    **documented("Responses", "responses.read", query=(*PAGE, "status", "created_after", "created_before")),
+)
 async def list_responses(request: Request) -> Response:
     """The owner's stored responses, newest first (extension)."""
     query, here = request.query_params, context(request)
@@ -218,6 +222,7 @@ async def list_responses(request: Request) -> Response:
     "/{response_id}",
     **documented(
         "Response",
+        "responses.read",
         query=("stream", "starting_after", "wait", "include"),
         headers=("Last-Event-ID",),
         stream="ResponseEvent",
@@ -273,7 +278,9 @@ def _starting_after(request: Request) -> int:
     return int(last) if last else -1
 
 
-@router.get("/{response_id}/input_items", **documented("Items", query=(*PAGE, "scope", "include")))
+@router.get(
+    "/{response_id}/input_items", **documented("Items", "responses.read", query=(*PAGE, "scope", "include"))
+)
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The response's own new input, newest first; `scope=all` (extension) adds the history before it."""
     query = request.query_params
@@ -304,12 +311,15 @@ def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[Stored
     return ordered[: args["limit"]], len(ordered) > args["limit"]
 
 
-@router.post("/input_tokens", **documented("InputTokens", body="CountInputTokens", body_required=False))
+@router.post(
+    "/input_tokens",
+    **documented("InputTokens", "responses.read", body="CountInputTokens", body_required=False),
+)
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
     parsed, items = await read_as(request, partial(_asked, parse_input_tokens), allow_empty=True)
     _name_untold(request, parsed)
-    count = await context(request).runs.count_input(owner(request), parsed, items)
+    count = await context(request).runs.count_input(principal(request), parsed, items)
     return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
 
@@ -317,14 +327,14 @@ async def count_input_tokens(request: Request) -> Response:
 # Changing
 
 
-@router.delete("/{response_id}", **documented("Deleted"))
+@router.delete("/{response_id}", **documented("Deleted", "responses.write"))
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a response, its events and what only it refers to; one in flight is cancelled."""
     await context(request).runs.delete(owner(request), response_id)
     return json_reply(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
 
-@router.post("/{response_id}/cancel", **documented("Response"))
+@router.post("/{response_id}/cancel", **documented("Response", "responses.write"))
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a run in flight. SDKs send no body, and nothing that stands in one changes anything."""
     unread(await read_body(request, allow_empty=True), ())
@@ -332,7 +342,8 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 
 
 @router.post(
-    "/{response_id}/tool_outputs", **documented("Response", body="ToolOutputs", stream="ResponseEvent")
+    "/{response_id}/tool_outputs",
+    **documented("Response", "responses.write", body="ToolOutputs", stream="ResponseEvent"),
 )
 async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     """Feed a waiting run, or continue a response that completed with unanswered calls (extension)."""

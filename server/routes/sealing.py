@@ -10,22 +10,24 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.access import OPERATOR_ONLY
 from server.admin import sealing_keys
-from server.http import context, json_reply, read_body
+from server.http import actor, context, json_reply, read_body
 from server.ignored import unread
+from server.routes.documented import needs
 
 router = APIRouter(prefix=sealing_keys.PATH, include_in_schema=False)
 
 
-@router.get("")
+@router.get("", **needs(OPERATOR_ONLY))
 async def list_sealing_keys(request: Request) -> Response:
     """All keys, never their secrets."""
     return json_reply(orjson.dumps(await sealing_keys.listed(context(request).storage)))
 
 
-@router.post("")
+@router.post("", **needs(OPERATOR_ONLY))
 async def make_sealing_key(request: Request) -> Response:
     """Have a new key seal from now on."""
     unread(await read_body(request, allow_empty=True), ())
-    key = await context(request).sealing.rotate()
+    key = await context(request).sealing.rotate(actor(request))
     return json_reply(orjson.dumps(sealing_keys.as_json(key, seals=True)))

@@ -1,4 +1,4 @@
-"""/admin/export and /admin/purge: what the commands of these names ask of a server that holds the database.
+"""/admin/export, /admin/purge, /admin/owners: what these commands ask of a server that holds the database.
 
 Reached with the admin token only, which the server leaves in its data folder for its own user.
 """
@@ -10,27 +10,37 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from server.admin import UnknownOwner, tenants
+from server.access import OPERATOR_ONLY
+from server.admin import UnknownOwner, projects, tenants
 from server.clock import now_us
 from server.errors import ApiError
-from server.http import context, json_reply, life, query_text, read_body
+from server.http import actor, context, json_reply, life, query_text, read_body
 from server.ignored import unread
+from server.routes.documented import needs
 from server.schema import boolean, missing, mistyped, text
 from storage import Storage
 
 router = APIRouter(prefix="/admin", include_in_schema=False)
 
 
-@router.get("/export")
+@router.get("/owners", **needs(OPERATOR_ONLY))
+async def list_owners(request: Request) -> Response:
+    """All owners, archived ones too."""
+    return json_reply(orjson.dumps(await projects.list_all(context(request).storage)))
+
+
+@router.get("/export", **needs(OPERATOR_ONLY))
 async def export(request: Request) -> Response:
     """All that an owner can read, as JSON lines."""
     owner = query_text(request.query_params, "owner") or missing("owner")
     storage = context(request).storage
     await _require(storage, owner)
-    return StreamingResponse(tenants.exported(storage, owner), media_type="application/x-ndjson")
+    return StreamingResponse(
+        tenants.exported(storage, owner, actor(request)), media_type="application/x-ndjson"
+    )
 
 
-@router.post("/purge")
+@router.post("/purge", **needs(OPERATOR_ONLY))
 async def purge(request: Request) -> Response:
     """Remove an owner's everything; where that takes long, only a part, and the reply says so."""
     body = await read_body(request)
@@ -45,6 +55,7 @@ async def purge(request: Request) -> Response:
     went = await tenants.purge(
         here.storage,
         owner,
+        by=actor(request),
         before=before,
         with_keys=with_keys,
         limit_s=tenants.SLICE_S,

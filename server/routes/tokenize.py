@@ -14,7 +14,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http import context, json_reply, owner, read_as
+from server.access import require_use
+from server.http import context, json_reply, owner, principal, read_as
 from server.ignored import unread
 from server.model_registry import ServedModel
 from server.routes.documented import documented
@@ -35,7 +36,7 @@ PROMPT_FIELDS = (
 completion that have a part in its prompt."""
 
 
-@router.post("/tokenize", **documented("Tokens", body="Tokenize"))
+@router.post("/tokenize", **documented("Tokens", "models.read", body="Tokenize"))
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of messages through the chat template, exactly as a generation would see
     them."""
@@ -56,7 +57,7 @@ async def tokenize(request: Request) -> Response:
     return json_reply(orjson.dumps(reply))
 
 
-@router.post("/detokenize", **documented("Text", body="Detokenize"))
+@router.post("/detokenize", **documented("Text", "models.read", body="Detokenize"))
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
 
@@ -94,7 +95,9 @@ def _model(request: Request, body: Mapping[str, Any]) -> ServedModel:
     name = body.get("model")
     if name is not None and not isinstance(name, str):
         mistyped("model", "a string", name)
-    return context(request).models.get(name)
+    model = context(request).models.get(name)
+    require_use(principal(request), model.name)
+    return model
 
 
 def _flag(body: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -10,17 +10,18 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.access import LOCAL_OWNER, OPERATOR_ONLY
 from server.admin import webhooks
-from server.api_keys import LOCAL_OWNER
 from server.errors import ApiError
-from server.http import context, json_reply, read_body
+from server.http import actor, context, json_reply, read_body
 from server.ignored import unread
+from server.routes.documented import needs
 from server.schema import array, boolean, text
 
 router = APIRouter(prefix="/admin/webhooks", include_in_schema=False)
 
 
-@router.post("")
+@router.post("", **needs(OPERATOR_ONLY))
 async def add_webhook(request: Request) -> Response:
     """Add a webhook."""
     body = await read_body(request)
@@ -31,26 +32,33 @@ async def add_webhook(request: Request) -> Response:
     allow_http = boolean(body.get("allow_http", False), "allow_http")
     try:
         made = await webhooks.add(
-            context(request).storage, url=url, owner=owner, event_types=event_types, allow_http=allow_http
+            context(request).storage,
+            actor(request),
+            url=url,
+            owner=owner,
+            event_types=event_types,
+            allow_http=allow_http,
         )
     except ValueError as exc:
         raise ApiError(400, str(exc), code="invalid_webhook") from None
     return json_reply(orjson.dumps(made))
 
 
-@router.get("")
+@router.get("", **needs(OPERATOR_ONLY))
 async def list_webhooks(request: Request) -> Response:
     """The webhooks of all owners."""
     return json_reply(orjson.dumps(await webhooks.list_all(context(request).storage)))
 
 
-@router.delete("/{webhook_id}")
+@router.delete("/{webhook_id}", **needs(OPERATOR_ONLY))
 async def remove_webhook(request: Request, webhook_id: str) -> Response:
     """Remove a webhook and what it was still to be told."""
-    return json_reply(orjson.dumps(await webhooks.remove(context(request).storage, webhook_id)))
+    return json_reply(
+        orjson.dumps(await webhooks.remove(context(request).storage, actor(request), webhook_id))
+    )
 
 
-@router.post("/{webhook_id}/test")
+@router.post("/{webhook_id}/test", **needs(OPERATOR_ONLY))
 async def test_webhook(request: Request, webhook_id: str) -> Response:
     """Send a webhook a sample, once."""
     unread(await read_body(request, allow_empty=True), ())

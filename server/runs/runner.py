@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from engine import EngineUnavailable, Place
+from server.access import Principal, require_use
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
 from server.item_ids import identify, may_be_known
@@ -202,18 +203,19 @@ class Runs:
 
     async def create(
         self,
-        owner: str,
+        principal: Principal,
         request: CreateResponse,
         input_items: Sequence[Item],
         keyed: KeyedRequest | None = None,
     ) -> Started:
         """Plan a request and start its run; the start transaction is durable when this returns.
 
-        keyed: what makes the request the same as another one; it is recorded with the start. Raises ApiError,
-        the engine's RequestErrors, QueueFull and EngineUnavailable, ConversationLocked, RequestKnown,
-        StorageUnavailable.
+        keyed: what makes the request the same as another one; it is recorded with the start. Raises ApiError
+        (403 where the principal may not use the model or a tool), the engine's RequestErrors, QueueFull and
+        EngineUnavailable, ConversationLocked, RequestKnown, StorageUnavailable.
         """
         served = self._models.get(request.model)
+        require_use(principal, served.name, request.tools)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
         with ExitStack() as stack:
@@ -222,13 +224,13 @@ class Runs:
             place = None
             if not request.background:
                 place = stack.enter_context(served.engine.admission.enter())
-            started = await self._create(owner, request, input_items, served, place, keyed)
+            started = await self._create(principal, request, input_items, served, place, keyed)
             stack.pop_all()  # the run's task gives it back
             return started
 
     async def _create(
         self,
-        owner: str,
+        principal: Principal,
         request: CreateResponse,
         input_items: Sequence[Item],
         served: ServedModel,
@@ -236,6 +238,7 @@ class Runs:
         keyed: KeyedRequest | None,
     ) -> Started:
         """Plan and begin; see `create`."""
+        owner = principal.owner
         num_bytes = check_sizes(input_items, self._config.max_item_bytes)
         if request.store or keyed is not None or request.conversation_id is not None:
             num_bytes += len(orjson.dumps([request.instructions, request.tools]))
@@ -248,7 +251,7 @@ class Runs:
         sealed_by = await self._sealing.by(request.include, served.info.name)
         while True:
             planned = await make_plan(
-                Turn(request, items, owner, served, as_of=now_us()),
+                Turn(request, items, principal, served, as_of=now_us()),
                 self._storage,
                 self._registry,
                 tool_timeout_s=self._config.tool_timeout_s,
@@ -276,12 +279,16 @@ class Runs:
             except NotFound as unknown:
                 raise not_found(request, unknown) from None
 
-    async def count_input(self, owner: str, request: CreateResponse, input_items: Sequence[Item]) -> int:
+    async def count_input(
+        self, principal: Principal, request: CreateResponse, input_items: Sequence[Item]
+    ) -> int:
         """How many prompt tokens a request would have. Raises ApiError."""
+        owner = principal.owner
         served = self._models.get(request.model)
+        require_use(principal, served.name, request.tools)
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         items = await identify(self._storage, owner, items)
-        turn = Turn(request, items, owner, served, as_of=now_us())
+        turn = Turn(request, items, principal, served, as_of=now_us())
         return await count_input(turn, self._storage, self._registry)
 
     async def _begin(

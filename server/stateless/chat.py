@@ -26,6 +26,7 @@ from engine import (
     RenderInput,
     Text,
 )
+from server.access import Principal, require_use
 from server.errors import ApiError
 from server.items import InputReader
 from server.metrics import Telemetry
@@ -56,10 +57,12 @@ from server.threads import THREADED_PARTS, aside
 
 
 async def prepare_chat(
-    request: ChatRequest, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
+    request: ChatRequest, served: ServedModel, place: Place, *, principal: Principal, telemetry: Telemetry
 ) -> Completion:
-    """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and
+    """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and 403, and
     RequestError."""
+    require_use(principal, served.name, request.tools)
+    owner = principal.owner
     await aside(num_parts(request.items) > THREADED_PARTS, check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     check_search(request.search, served)

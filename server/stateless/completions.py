@@ -21,6 +21,7 @@ from engine import (
     Text,
     TokenLogprob,
 )
+from server.access import Principal, require_use
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.prompting import Offer, check, require_room, sampling, steady
@@ -37,9 +38,16 @@ from server.stateless.choices import (
 
 
 async def prepare_completion(
-    request: CompletionRequest, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
+    request: CompletionRequest,
+    served: ServedModel,
+    place: Place,
+    *,
+    principal: Principal,
+    telemetry: Telemetry,
 ) -> Completion:
-    """Tokenize every prompt and resolve everything else. Raises ApiError 400 and RequestError."""
+    """Tokenize every prompt and resolve everything else. Raises ApiError 400 and 403, and RequestError."""
+    require_use(principal, served.name)
+    owner = principal.owner
     check_logprobs(request.logprobs, served)
     check_search(request.search, served)
     offered = Offer.of(request.shape)

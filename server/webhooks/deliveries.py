@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from server.access import SERVER
 from server.clock import now_us
 from storage import TERMINAL_STATUSES, Delivery, Notice, StorageUnavailable
 
@@ -185,7 +186,8 @@ class Deliveries:
         if answer is not None and answer.status == GONE:
             self._telemetry.webhook_attempt("given_up")
             log.warning("webhook %s is gone (status 410) and is told nothing any more", delivery.webhook_id)
-            await self._storage.disable_webhook(delivery.webhook_id, self._clock())
+            gone = SERVER.did("webhook.disabled", delivery.webhook_id, status_code=GONE)
+            await self._storage.disable_webhook(delivery.webhook_id, self._clock(), entry=gone)
         elif delivery.attempt > len(BACKOFF_S):
             self._telemetry.webhook_attempt("given_up")
             log.warning("%s to webhook %s: attempt %d failed (%s), given up", *told)

@@ -9,7 +9,7 @@ killed half-way is simply begun again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -101,13 +101,29 @@ def conversation_items_behind(
 # Purge
 
 
-async def purge(read: Run, write: Run, owner: str, now: int, *, with_keys: bool) -> AsyncGenerator[Purged]:
+async def purge(
+    read: Run,
+    write: Run,
+    owner: str,
+    now: int,
+    note: Callable[[Connection], None] | None,
+    *,
+    with_keys: bool,
+) -> AsyncGenerator[Purged]:
     """Removes what an owner had at `now`; yields what went after each short transaction.
 
-    Runs in flight are cut: their next append is lost. with_keys: its keys are revoked first.
+    Runs in flight are cut: their next append is lost. note: writes down, first of all, that this is done.
+    with_keys: its keys are revoked in that same transaction.
     """
+
+    def begin(conn: Connection) -> int:
+        if note is not None:
+            note(conn)
+        return _revoke_keys(conn, owner, now) if with_keys else 0
+
+    keys = await write(begin)
     if with_keys:
-        yield Purged(keys=await write(partial(_revoke_keys, owner=owner, now=now)))
+        yield Purged(keys=keys)
     while ids := await read(partial(_newest, table=responses, owner=owner, before=now, live=True)):
         yield Purged(runs=tuple(await write(partial(stored.hide, ids=ids, now=now))))
     while ids := await read(partial(_newest, table=responses, owner=owner, before=now)):

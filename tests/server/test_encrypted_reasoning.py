@@ -19,6 +19,7 @@ from sqlalchemy import text as sql
 
 from engine import ScriptedEngine
 from server import encrypted_reasoning
+from server.access import OPERATOR
 from server.cli.commands import main
 from server.config import Config
 from server.encrypted_reasoning import INCLUDE, Sealing
@@ -343,7 +344,7 @@ async def test_nobody_who_asks_for_no_seal_pays_for_one(room: Room) -> None:
 
 async def test_old_keys_open_and_new_ones_seal(room: Room, tmp_path: Path) -> None:
     first = await room.api.create("think one then say one", **ASKED)
-    await room.server.context.sealing.rotate()
+    await room.server.context.sealing.rotate(OPERATOR)
     second = await room.api.create("think two then say two", **ASKED)
     assert (key_of(first), key_of(second)) == (1, 2)
     async with running_app(tmp_path / "elsewhere") as stranger, http_client(stranger) as client:
@@ -382,7 +383,7 @@ async def test_two_servers_that_rotate_at_once_make_one_key() -> None:
     one, two = Sealing(table, 1e9), Sealing(table, 1e9)
     first, second = await asyncio.gather(one.key(), two.key())
     assert first == second and list(table.keys) == [1]
-    await asyncio.gather(one.rotate(), two.rotate())
+    await asyncio.gather(one.rotate(OPERATOR), two.rotate(OPERATOR))
     assert await one.key() == await two.key() and list(table.keys) == [1, 2]
 
 
@@ -415,7 +416,7 @@ async def test_servers_on_one_database_share_their_keys(replicas: tuple[Room, Ro
     for response in made:
         for room in replicas:
             await room.api.create([thought(sealed(response)), user("say two")], store=False)
-    await a.server.context.sealing.rotate()
+    await a.server.context.sealing.rotate(OPERATOR)
     newest = await a.api.create("think new then say one", store=False, **ASKED)
     await b.api.create([thought(sealed(newest)), user("say two")], store=False)
     assert "<think>\nnew\n</think>" in prompts(b.engine)[-1]
@@ -458,7 +459,7 @@ async def test_a_run_goes_on_with_the_key_that_it_began_with(tmp_path: Path, aft
     gate = Gate()
     response_id, seen = await left(tmp_path, saying(THINKING, gate, after), gate, tools=[LENIENT], **ASKED)
     storage = await open_storage(Config(data=tmp_path, **await database(tmp_path)).db, runner="admin")
-    assert (await Sealing(storage, 1.0).rotate()).number == 2
+    assert (await Sealing(storage, 1.0).rotate(OPERATOR)).number == 2
     await storage.close()
     engine = ScriptedEngine(saying(THINKING))
     async with running_app(tmp_path, engine) as server, http_client(server) as client:

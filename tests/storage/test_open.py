@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from storage import (
     open_storage,
 )
 from storage.migrate import HEAD, script_location
-from tests.support.making import OWNER, RUNNER, is_sqlite, message, now, query, tables, turn, url
+from tests.support.making import OWNER, RUNNER, entry, is_sqlite, key, message, now, query, tables, turn, url
 
 
 def python(script: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -108,8 +109,33 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
     await storage.close()
 
 
+def back_to_0004(database_url: str) -> None:
+    """Take away what revision 0005 added."""
+    for table in ("owners", "audit", "audit_head"):
+        query(database_url, f"DROP TABLE {table}")
+    query(database_url, "DROP INDEX api_keys_by_owner")
+    for column in ("scopes", "expires_at", "last_used_at", "replaces", "limits"):
+        query(database_url, f"ALTER TABLE api_keys DROP COLUMN {column}")
+    query(database_url, "UPDATE alembic_version SET version_num = '0004'")
+
+
+async def test_a_key_of_0004_may_do_everything_but_administer(blank_url: str) -> None:
+    storage = await open_storage(blank_url, runner=RUNNER)
+    made = await storage.create_key(key("k1", scopes=("files.read",), limits=b"{}"), entry=entry())
+    await storage.close()
+    back_to_0004(blank_url)
+    storage = await open_storage(blank_url, runner=RUNNER)
+    found = await storage.find_key(b"k1")
+    assert found is not None and found.key == replace(made, scopes=("all",), limits=None)
+    assert found.owner.name == OWNER and found.owner.created_at == made.created_at
+    await storage.revoke_key("k1", now(), entry=entry())
+    assert (await storage.examine_audit()).number == 1
+    await storage.close()
+
+
 def back_to_0003(database_url: str) -> None:
     """Take away what revision 0004 added."""
+    back_to_0004(database_url)
     for index in ("conversations_by_use", "responses_deleted"):
         query(database_url, f"DROP INDEX {index}")
     for column in ("num_bytes", "used_at"):

@@ -42,6 +42,9 @@ UNSCOPED = {
 ELSEWHERE = {
     "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "open", "ready",  # of no owner
     "create_key", "find_key", "list_keys", "revoke_key",  # the administrator's
+    "any_key", "change_key", "get_key", "page_of_keys", "rotate_key", "touch_keys",
+    "archive_owner", "create_owner", "ensure_owners", "get_owner", "limit_owner", "list_owners",
+    "rename_owner", "add_audit", "audit_hash", "examine_audit", "list_audit",
     "add_sealing_key", "sealing_keys",  # the server's own
     "sweep", "purge", "export_responses", "export_conversations", "export_conversation_items",
     "owner_known",  # the administrator's
@@ -90,16 +93,3 @@ async def test_the_same_names_in_another_house(filled: Storage) -> None:
         await filled.start_response(new("r3", owner=OTHER, conversation="c1"))
     await filled.delete_response(OTHER, "r2", now())
     assert (await filled.get_items(OWNER, ["m1"]))["m1"].body == message("m1").body
-
-
-async def test_keys(storage: Storage) -> None:
-    made = await storage.create_key("k1", OWNER, "laptop", b"hash-1", "...abc", 5)
-    await storage.create_key("k2", OTHER, "server", b"hash-2", "...def", 6)
-    assert await storage.find_key(b"hash-1") == made and made.owner == OWNER
-    assert await storage.find_key(b"hash-3") is None
-    assert await storage.revoke_key("k1", 9) is True
-    assert await storage.revoke_key("k1", 9) is False and await storage.revoke_key("nope", 9) is False
-    assert await storage.find_key(b"hash-1") is None
-    assert [(key.id, key.revoked_at) for key in await storage.list_keys()] == [("k1", 9), ("k2", None)]
-    with pytest.raises(Exception, match=r"(?i)unique"):
-        await storage.create_key("k3", OWNER, "again", b"hash-2", "...def", 7)

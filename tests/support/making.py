@@ -15,9 +15,11 @@ import asyncpg
 from sqlalchemy import Connection, text
 
 from storage import (
+    AuditEntry,
     ClosedItem,
     Finish,
     NewItem,
+    NewKey,
     NewResponse,
     Record,
     RunAppend,
@@ -59,6 +61,18 @@ def call(id: str, call_id: str, name: str = "look_up") -> NewItem:
 def output(call_id: str, text: bytes = b"42") -> ToolOutput:
     body = b'{"call_id":"%s","output":"%s"}' % (call_id.encode(), text)
     return ToolOutput(call_id, body, blake2b(body).digest(), f"fco_{call_id}")
+
+
+def entry(action: str = "api_key.created", target: str = "k1", **fields: Any) -> AuditEntry:
+    """An entry of the audit log with an id of its own."""
+    at = now()
+    return AuditEntry(f"audit_{at}", at, "operator", action, target, **fields)
+
+
+def key(id: str, owner: str = OWNER, *, hash: bytes | None = None, **fields: Any) -> NewKey:
+    """An API key that may do everything but administer."""
+    made = {"name": "laptop", "hint": "abcd", "created_at": now(), "scopes": ("all",), **fields}
+    return NewKey(id=id, owner=owner, hash=hash or id.encode(), **made)
 
 
 def new(
@@ -185,10 +199,11 @@ def counts(where: Path | str) -> dict[str, int]:
 
 
 async def rows(storage: Storage) -> dict[str, int]:
-    """How many rows each table has that has any; what the processes know of each other aside."""
+    """How many rows each table has that has any; what the processes know of each other aside, and the audit
+    log, which nothing ever leaves."""
 
     def count(conn: Connection) -> dict[str, int]:
-        names = metadata.tables.keys() - {"commits", "runners"}
+        names = metadata.tables.keys() - {"commits", "runners", "audit", "audit_head"}
         counts = {name: conn.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in names}
         return {name: count for name, count in counts.items() if count}
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from server.access import Principal
 from server.errors import ApiError
 from server.items import Item, is_client_call, is_output, words_of
 from server.runs.planning.pasts import Pasts, Said, read_items
@@ -33,7 +34,7 @@ class Turn:
 
     request: CreateResponse
     input: Sequence[Item]
-    owner: str
+    principal: Principal
     served: ServedModel
     as_of: int
 
@@ -59,15 +60,15 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
     history: Sequence[Said] = ()
     try:
         if request.previous_response_id is not None:
-            previous = await storage.get_response(turn.owner, request.previous_response_id)
+            previous = await storage.get_response(turn.principal.owner, request.previous_response_id)
             if previous.status not in TERMINAL:
                 message = f"Response '{previous.id}' has not finished (status {previous.status})."
                 refuse("previous_response_id", message, "response_not_finished")
             history = await (pasts or Pasts(storage)).of(previous, turn.as_of)
         elif request.conversation_id is not None:
-            head = (await storage.get_conversation(turn.owner, request.conversation_id)).head
+            head = (await storage.get_conversation(turn.principal.owner, request.conversation_id)).head
             stored = await storage.history(
-                turn.owner,
+                turn.principal.owner,
                 conversation_id=request.conversation_id,
                 conversation_head=head,
                 as_of=turn.as_of,

@@ -53,7 +53,7 @@ class RunPlan:
     took from the beginning of the context. fingerprint: of the model that the plan was made for. hidden: its
     client asked for store=false, and it is stored all the same, for the repeats of its request alone.
     answer: kind and source of the shape that an answer must have. sealed_by: what seals its reasoning, where
-    that is wanted.
+    that is wanted. key_id: of the API key that started it, None without one.
     """
 
     response_id: str
@@ -85,6 +85,7 @@ class RunPlan:
     answer: tuple[str, str] | None = None
     effort: str | None = None
     sealed_by: SealedBy | None = None
+    key_id: str | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -243,14 +244,14 @@ async def make_plan(
         plan = replace(plan, store=True, hidden=not request.store)
     functions = plan.functions(registry)
     offered = plan.offer(functions, forced=True)
-    await check(offered, served, plan.tools, request.shape_param, turn.owner)
+    await check(offered, served, plan.tools, request.shape_param, turn.principal.owner)
     num_dropped, prompt = await fit(
         plan, served, context.items, offered, truncate=request.truncation == "auto"
     )
     name_cut_limit(
         plan.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
     )
-    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by)
+    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=turn.principal.key_id)
     first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
     check_request(first, served.info)
     kept = tuple(drop_oldest(context.items, num_dropped))
@@ -280,7 +281,7 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         fields["logprobs"] = request.top_logprobs or 0
     return RunPlan(
         response_id=f"resp_{secrets.token_hex(24)}",
-        owner=turn.owner,
+        owner=turn.principal.owner,
         model=served.name,
         fingerprint=served.info.fingerprint,
         secret=secrets.token_hex(16),

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from server.access import OPERATOR
 from server.admin.database_access import leave_address
 from server.admin.tenants import purge
 from server.cli.commands import main
+from storage import AuditFilter
 from tests.support import wire
 from tests.support.making import rows
 from tests.support.running import Running, http_client, live_app
@@ -116,7 +118,7 @@ async def test_a_purge_without_a_server(tmp_path: Path, capsys: pytest.CaptureFi
     assert await asyncio.to_thread(main, purge_it) == 0
     assert "1 responses" in capsys.readouterr().out
     async with live_app(tmp_path) as running:
-        assert await rows(running.context.storage) == {}
+        assert await rows(running.context.storage) == {"owners": 1}
 
 
 async def test_an_owner_that_does_not_exist_is_told(
@@ -146,10 +148,17 @@ async def test_a_long_purge_says_how_far_it_is(server_app: Running) -> None:
         for n in range(40):
             await Api(http).create(f"say {n}")
     went: list[dict[str, Any]] = []
+    storage = server_app.context.storage
     while not went or not went[-1]["done"]:
-        step = await purge(server_app.context.storage, "local", before=10**18, with_keys=False, limit_s=0)
+        step = await purge(storage, "local", by=OPERATOR, before=10**18, with_keys=False, limit_s=0)
         went.append(step)
     assert len(went) > 3 and sum(step["responses"] for step in went) == 40
+    [noted] = (await storage.list_audit(AuditFilter(), limit=9)).data  # one purge, however many steps
+    assert (noted.entry.action, noted.entry.target, noted.entry.actor) == (
+        "project.purged",
+        "local",
+        "operator",
+    )
 
 
 async def test_the_admin_routes_check_what_they_are_told(server_app: Running) -> None:

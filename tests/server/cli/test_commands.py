@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -115,7 +116,7 @@ def test_refusals_are_one_line_and_exit_2(
         (["serve", "--model", "A", "--model", "B"], "--model is given more than once"),
         (["serve", "--deterministic", "--deterministic", "false"], "--deterministic is given more than once"),
         (["serve", "--nonsense"], "--nonsense"),
-        (["keys"], "create|list|revoke"),
+        (["keys"], "create|list|rotate|update|revoke"),
         (["keys", "revoke"], "antiphon keys revoke --help"),
         (["config", "--dtype", "int3"], "--dtype"),
         (["nonsense"], "antiphon --help"),
@@ -203,6 +204,93 @@ def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], t
     assert main(["keys", "list", *data]) == 0
     assert "revoked" in capsys.readouterr().out
     assert main(["keys", "revoke", key_id, *data]) == 2
+
+
+def test_keys_with_scopes_an_end_and_successors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = ["--data", str(tmp_path)]
+
+    def ran(*argv: str) -> str:
+        assert main([*argv, *data]) == 0, argv
+        return capsys.readouterr().out
+
+    def keys() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(ran("keys", "list", "--json"))
+        return found
+
+    team = ran("owners", "create", "Sales").strip()
+    ran(
+        "keys",
+        "create",
+        "--owner",
+        team,
+        "--scope",
+        "files.read,chat",
+        "--scope",
+        "model:a*",
+        "--expires",
+        "2h",
+    )
+    [first] = keys()
+    assert (first["owner"], first["scopes"]) == (team, ["files.read", "chat", "model:a*"])
+    assert first["expires_at"] == first["created_at"] + 7200
+    assert "until" in ran("keys", "list") and "never" in ran("keys", "list")
+    told = ran("keys", "rotate", first["id"], "--grace", "30m").splitlines()
+    assert told[0].startswith("sk-antiphon-") and f"{first['id']} is accepted until" in told[2]
+    _, second = keys()
+    assert (second["owner"], second["scopes"]) == (first["owner"], first["scopes"])
+    assert second["replaces"] == first["id"] and second["expires_at"] is None
+    ran("keys", "update", second["id"], "--scope", "all", "--name", "renamed")
+    assert (keys()[1]["scopes"], keys()[1]["name"]) == (["all"], "renamed")
+    ran("keys", "rotate", second["id"], "--grace", "0s")
+    assert "expired" in ran("keys", "list")
+    ran("keys", "create", "--scope", "admin")
+    assert keys()[-1]["owner"] == "admin"
+    for refused, says in (
+        (["keys", "create", "--scope", "everything"], "no scope 'everything'"),
+        (["keys", "create", "--expires", "soon"], "no duration"),
+        (["keys", "rotate", second["id"]], "revoked or expired"),
+        (["keys", "rotate", "key_1"], "no key with id"),
+        (["keys", "update", first["id"]], "nothing to change"),
+        (["owners", "rename", "own_1", "x"], "no project with id"),
+    ):
+        assert main([*refused, *data]) == 2, refused
+        assert says in capsys.readouterr().err, refused
+
+    ran("owners", "rename", team, "Buying")
+    assert "Buying" in ran("owners", "list")
+    ran("owners", "archive", team)
+    assert all(key["revoked_at"] for key in keys() if key["owner"] == team)
+    assert "archived" in ran("owners", "list")
+
+
+def test_the_audit_log_and_what_was_taken_from_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = ["--data", str(tmp_path)]
+    for name in ("laptop", "server"):
+        assert main(["keys", "create", "--name", name, *data]) == 0
+    capsys.readouterr()
+    assert main(["audit", "list", *data]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "operator  api_key.created  key_" in first and '"name":"laptop"' in first and "server" in second
+    assert main(["audit", "list", "--json", "--limit", "1", *data]) == 0
+    [newest] = json.loads(capsys.readouterr().out)
+    assert newest["type"] == "api_key.created" and newest["antiphon"]["number"] == 2
+    assert main(["audit", "list", "--target", "nothing", *data]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["audit", "verify", *data]) == 0
+    whole, head = capsys.readouterr().out.splitlines()
+    assert whole == "the audit log is whole: 2 entries" and head.startswith("2:")
+    assert main(["audit", "verify", "--expect", head, *data]) == 0
+    for expected, says in (
+        (head[:-4] + "0000", "another one"),
+        ("3:00", "another one"),
+        ("x", "not NUMBER:HASH"),
+    ):
+        assert main(["audit", "verify", "--expect", expected, *data]) == 2
+        assert says in capsys.readouterr().err
+    with sqlite3.connect(tmp_path / "antiphon.db") as database:
+        database.execute("DELETE FROM audit WHERE number = 2")
+    assert main(["audit", "verify", *data]) == 2
+    assert "not whole: entry 2" in capsys.readouterr().err
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from engine import ScriptedEngine
-from server.api_keys import LOCAL_OWNER
+from server.access import LOCAL_OWNER
 from server.items import ITEM_TYPES, ItemType, is_running
 from server.prompting import to_messages
 from server.schema import events as grammar

@@ -44,6 +44,8 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("POST", "/detokenize"): {"tokens": [5]},
     ("POST", "/admin/keys"): {"owner": "somebody"},
     ("GET", "/admin/keys"): None,
+    ("POST", "/admin/keys/{key_id}"): {"name": "another"},
+    ("POST", "/admin/keys/{key_id}/rotate"): {},
     ("DELETE", "/admin/keys/{key_id}"): None,
     ("POST", "/admin/webhooks"): {"url": "http://127.0.0.1:9/told"},
     ("GET", "/admin/webhooks"): None,
@@ -51,21 +53,54 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("DELETE", "/admin/webhooks/{webhook_id}"): None,
     ("GET", "/admin/sealing_keys"): None,
     ("POST", "/admin/sealing_keys"): {},
+    ("GET", "/admin/owners"): None,
     ("GET", "/admin/export"): None,
     ("POST", "/admin/purge"): {"owner": "somebody"},
+    ("GET", "/v1/organization/admin_api_keys"): None,
+    ("POST", "/v1/organization/admin_api_keys"): {"name": "ops"},
+    ("GET", "/v1/organization/admin_api_keys/{admin_key_id}"): None,
+    ("GET", "/v1/organization/projects"): None,
+    ("POST", "/v1/organization/projects"): {"name": "Sales"},
+    ("GET", "/v1/organization/projects/{project_id}"): None,
+    ("POST", "/v1/organization/projects/{project_id}"): {"name": "Buying"},
+    ("GET", "/v1/organization/projects/{project_id}/service_accounts"): None,
+    ("GET", "/v1/organization/projects/{project_id}/service_accounts/{account_id}"): None,
+    ("POST", "/v1/organization/projects/{project_id}/service_accounts/{account_id}/api_keys"): {},
+    ("GET", "/v1/organization/projects/{project_id}/api_keys"): None,
+    ("POST", "/v1/organization/projects/{project_id}/api_keys"): {},
+    ("GET", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}"): None,
+    ("POST", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}"): {"name": "another"},
+    ("POST", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}/rotate"): {},
+    ("GET", "/v1/organization/audit_logs"): None,
+    ("GET", "/v1/organization/audit_logs/verify"): None,
     # These come last: they take away what the others are about.
+    ("DELETE", "/v1/organization/admin_api_keys/{admin_key_id}"): None,
+    ("DELETE", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}"): None,
+    ("POST", "/v1/organization/projects/{project_id}/archive"): {},
     ("DELETE", "/v1/responses/{response_id}"): None,
     ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"): None,
     ("DELETE", "/v1/conversations/{conversation_id}"): None,
 }
 """Every route, and a body that it takes."""
 
+PARAMETERS = {"admin_key_id": "key_id", "project_key_id": "key_id"}
+"""Names of parameters here that are others in the routes: what they stand for is another thing there."""
+
+
+ADMIN = ("/admin/", "/v1/organization/")
+
 
 def test_there_is_a_row_for_every_route() -> None:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    assert {
-        (method, route.path) for route in routes for method in (route.methods or set()) - {"HEAD"}
-    } == set(ROUTES)
+    assert {(method, route.path) for route in routes for method in (route.methods or set()) - {"HEAD"}} == {
+        (method, _as_declared(path)) for method, path in ROUTES
+    }
+
+
+def _as_declared(path: str) -> str:
+    for here, there in PARAMETERS.items():
+        path = path.replace(f"{{{here}}}", f"{{{there}}}")
+    return path
 
 
 async def test_every_route_names_what_it_does_not_read(
@@ -74,7 +109,9 @@ async def test_every_route_names_what_it_does_not_read(
     admin = {"authorization": f"Bearer {server_app.life.admin_token}"}
 
     async def made(path: str, body: Json) -> Json:
-        found: Json = (await client.post(path, json=body, headers=admin if "/admin/" in path else {})).json()
+        found: Json = (
+            await client.post(path, json=body, headers=admin if path.startswith(ADMIN) else {})
+        ).json()
         return found
 
     asked = {"input": CALL, "tools": [TOOL]}
@@ -90,6 +127,10 @@ async def test_every_route_names_what_it_does_not_read(
             "id"
         ],
         "{key_id}": (await made("/admin/keys", {"owner": "other"}))["id"],
+        "{project_id}": "team",
+        "{account_id}": "team",
+        "{project_key_id}": (await made("/admin/keys", {"owner": "team"}))["id"],
+        "{admin_key_id}": (await made("/v1/organization/admin_api_keys", {"name": "ops"}))["id"],
     }
     key = (await made("/admin/keys", {"owner": "local"}))["key"]
     for (method, path), body in ROUTES.items():
@@ -99,7 +140,7 @@ async def test_every_route_names_what_it_does_not_read(
             body = {**body, "unheard_of": 1}
         if body is not None and "tool_outputs" in body:
             body["tool_outputs"] = [{"call_id": ended["output"][0]["call_id"], "output": "1"}]
-        headers = admin if path.startswith("/admin/") else {"authorization": f"Bearer {key}"}
+        headers = admin if path.startswith(ADMIN) else {"authorization": f"Bearer {key}"}
         query = {"unheard_of": "", "owner": "somebody"} if path == "/admin/export" else {"unheard_of": ""}
         reply = await client.request(method, path, params=query, json=body, headers=headers)
         assert reply.status_code == 200, (method, path, reply.text)

@@ -67,7 +67,8 @@ async def test_the_document_names_every_route_and_every_schema(client: httpx.Asy
     found = (await client.get("/openapi.json")).json()
     assert found["openapi"].startswith("3.1")
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    public = [route for route in routes if not route.path.startswith("/admin")]
+    # What administrators ask has its page in the guide to keys, with the official API as its reference.
+    public = [route for route in routes if not route.path.startswith(("/admin", "/v1/organization"))]
     expected = {
         (route.path.replace(":path", ""), method.lower())
         for route in public

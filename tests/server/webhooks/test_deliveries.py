@@ -15,9 +15,9 @@ import httpx
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
+from server.access import OPERATOR, owner_of_flag_key
 from server.admin import webhooks as hooks
 from server.admin.database_access import leave_address
-from server.api_keys import owner_of_flag_key
 from server.cli.commands import main
 from server.metrics import Telemetry
 from server.webhooks import deliveries as webhooks
@@ -111,7 +111,7 @@ def unwrapped(received: Received, secret: str) -> Any:
 
 
 async def hooked(storage: Storage, url: str, *, owner: str = "local", types: tuple[str, ...] = ()) -> Json:
-    return await hooks.add(storage, url=url, owner=owner, event_types=types, allow_http=False)
+    return await hooks.add(storage, OPERATOR, url=url, owner=owner, event_types=types, allow_http=False)
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from storage.drivers.interface import CommitUnknown, ErrorKind
 from storage.drivers.postgres import ConnectionLost, Line, trouble
 from storage.tables import conversations
 from tests.support.blocking import gathered, is_unready, note, notes, until
-from tests.support.making import OWNER, check, finish, message, new, now, query, record
+from tests.support.making import OWNER, check, entry, finish, key, message, new, now, query, record
 from tests.support.postgres import Postgres
 
 
@@ -173,7 +173,7 @@ async def test_a_commit_without_an_answer_happens_once(
     assert not await a.append([RunAppend("r1", 1, records=(record(3),), finish=finish())])
     assert said and [r.first_seq for r in await a.records("r1", after=-1)] == [0, 2, 3]
     said.clear()
-    assert (await a.create_key("k1", OWNER, "n", b"h", "", 1)).id == "k1"
+    assert (await a.create_key(key("k1"), entry=entry())).id == "k1"
     assert said and await notes(a) == ["k1"]
 
 
@@ -395,7 +395,7 @@ async def test_hints(postgres: Postgres, a: Storage, b: Storage) -> None:
         await asyncio.to_thread(postgres.control, "restart", "-m", "fast")
         heard = await b.hinted(heard, 10)  # it listens again, and may have missed something
         waiting = asyncio.create_task(b.hinted(heard + 1, 10))
-        await a.revoke_key("none", 1)
+        await a.touch_keys({"none": 1})
         await waiting
 
 

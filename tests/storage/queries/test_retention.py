@@ -35,6 +35,7 @@ from tests.support.making import (
     RUNNER,
     call,
     check,
+    entry,
     finish,
     message,
     new,
@@ -378,7 +379,7 @@ async def test_two_sweepers_do_each_other_no_harm(storage: Storage) -> None:
 
 async def test_nothing_is_left_of_what_an_owner_has_deleted(storage: Storage) -> None:
     hook = StoredWebhook("wh_1", OWNER, "https://example.com", b"s", ("response.completed",), now())
-    await storage.add_webhook(hook)
+    await storage.add_webhook(hook, entry=entry())
     await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("seed")])
     await turn(storage, "t1", message("m1"), conversation="c1")
     await turn(storage, "r1", message("m2"))
@@ -393,7 +394,7 @@ async def test_nothing_is_left_of_what_an_owner_has_deleted(storage: Storage) ->
     await storage.delete_conversation(OWNER, "c1", now())
     for id in ("r1", "t1", "r4", "r2", "r3", "t2"):
         await storage.delete_response(OWNER, id, now())
-    await storage.remove_webhook("wh_1")
+    await storage.remove_webhook("wh_1", entry=entry())
     assert await rows(storage) == {}
 
 

@@ -23,7 +23,21 @@ from storage import (
 )
 from storage.queries.retention import RESPONSES, SEGMENTS
 from storage.queries.tenants import ROWS
-from tests.support.making import OTHER, OWNER, call, finish, message, new, now, output, record, rows, turn
+from tests.support.making import (
+    OTHER,
+    OWNER,
+    call,
+    entry,
+    finish,
+    key,
+    message,
+    new,
+    now,
+    output,
+    record,
+    rows,
+    turn,
+)
 
 Rows = dict[str, list[tuple[object, ...]]]
 
@@ -31,9 +45,9 @@ Rows = dict[str, list[tuple[object, ...]]]
 async def fill(storage: Storage, owner: str) -> None:
     """Some of everything, in flight and ended, under names of the owner's own."""
     p = owner
-    await storage.create_key(f"{p}.key", owner, "laptop", owner.encode(), "...abc", now())
+    await storage.create_key(key(f"{p}.key", owner), entry=entry())
     hook = StoredWebhook(f"{p}.wh", owner, "https://example.com", b"s", ("response.completed",), now())
-    await storage.add_webhook(hook)
+    await storage.add_webhook(hook, entry=entry())
     await storage.create_conversation(owner, f"{p}.c1", now(), b"{}", [message("seed"), message("shared")])
     await turn(storage, f"{p}.t1", message("m1"), owner=owner, conversation=f"{p}.c1")
     await storage.delete_conversation_item(owner, f"{p}.c1", "seed", now())
@@ -57,8 +71,8 @@ async def fill(storage: Storage, owner: str) -> None:
 
 
 async def everything(storage: Storage) -> Rows:
-    """Every row of every table, apart from what the processes know of each other."""
-    names = metadata.tables.keys() - {"commits", "runners"}
+    """Every row of every table, apart from what the processes know of each other and from the audit log."""
+    names = metadata.tables.keys() - {"commits", "runners", "audit", "audit_head"}
     return await storage._read(
         lambda conn: {name: sorted(map(tuple, conn.execute(text(f"SELECT * FROM {name}")))) for name in names}
     )
@@ -66,7 +80,7 @@ async def everything(storage: Storage) -> Rows:
 
 async def purge(storage: Storage, owner: str = OWNER, **options: bool) -> Purged:
     total = Purged()
-    async for step in storage.purge(owner, now(), **options):
+    async for step in storage.purge(owner, now(), entry=entry(), **options):
         total += step
     return total
 
@@ -82,6 +96,8 @@ async def test_a_purge_leaves_nothing_of_an_owner_and_everything_of_the_others(s
     after = await everything(storage)
     [key] = set(after.pop("api_keys")) - set(before.pop("api_keys"))
     assert OWNER in key  # revoked, not forgotten
+    [tenant] = set(after.pop("owners")) - set(before.pop("owners"))
+    assert OWNER in tenant
     assert [k.revoked_at is None for k in await storage.list_keys()] == [True, False]
     assert after == before
     assert await purge(storage) == Purged()
@@ -89,10 +105,10 @@ async def test_a_purge_leaves_nothing_of_an_owner_and_everything_of_the_others(s
 
 async def test_a_purge_that_is_killed_is_begun_again(storage: Storage) -> None:
     await fill(storage, OWNER)
-    await storage.revoke_key(f"{OWNER}.key", now())
+    await storage.revoke_key(f"{OWNER}.key", now(), entry=entry())
     kills = 0
-    while (await rows(storage)).keys() != {"api_keys"}:
-        async with aclosing(storage.purge(OWNER, now())) as steps:
+    while (await rows(storage)).keys() != {"api_keys", "owners"}:
+        async with aclosing(storage.purge(OWNER, now(), entry=entry())) as steps:
             await anext(steps)
         kills += 1
     assert 3 < kills < 20
@@ -109,7 +125,7 @@ async def test_a_run_in_flight_writes_nothing_after_the_purge(storage: Storage) 
 
 async def test_what_comes_while_a_purge_is_at_work_stays(storage: Storage) -> None:
     await turn(storage, "old", message("m1"))
-    async with aclosing(storage.purge(OWNER, now())) as steps:
+    async with aclosing(storage.purge(OWNER, now(), entry=entry())) as steps:
         await turn(storage, "new", message("m1"), message("m2"), previous="old")
         await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("m3")])
         async for _ in steps:
@@ -130,7 +146,7 @@ async def test_much_goes_in_short_steps(storage: Storage) -> None:
         assert not await storage.append([RunAppend("long", claim.fence, records=log)])
     for number in range(RESPONSES):
         await turn(storage, f"r{number}")
-    steps = [step async for step in storage.purge(OWNER, now())]
+    steps = [step async for step in storage.purge(OWNER, now(), entry=entry())]
     assert len(steps) > 8
     assert max(step.responses for step in steps) <= RESPONSES
     assert await rows(storage) == {}

@@ -16,7 +16,7 @@ from storage import (
     StoredWebhook,
     open_storage,
 )
-from tests.support.making import OTHER, OWNER, RUNNER, new, now, record
+from tests.support.making import OTHER, OWNER, RUNNER, entry, new, now, record
 
 FAR = 10**18
 ALL = ("response.completed", "response.failed")
@@ -39,9 +39,9 @@ async def claim(storage: Storage, id: str, *, at: int = FAR, limit: int = 10) ->
 
 
 async def test_an_end_is_announced_to_the_webhooks_that_want_it(storage: Storage) -> None:
-    await storage.add_webhook(hook("a"))
-    await storage.add_webhook(hook("b", types=("response.failed",)))
-    await storage.add_webhook(hook("theirs", owner=OTHER))
+    await storage.add_webhook(hook("a"), entry=entry())
+    await storage.add_webhook(hook("b", types=("response.failed",)), entry=entry())
+    await storage.add_webhook(hook("theirs", owner=OTHER), entry=entry())
     assert not storage.announced.is_set()
     await end(storage, "r1")
     assert storage.announced.is_set()
@@ -57,7 +57,7 @@ async def test_an_end_is_announced_to_the_webhooks_that_want_it(storage: Storage
 
 
 async def test_an_end_that_is_not_committed_is_not_announced(storage: Storage) -> None:
-    await storage.add_webhook(hook("a"))
+    await storage.add_webhook(hook("a"), entry=entry())
     await storage.start_response(new("r1"))
     notice = Notice("evt_r1", "response.completed", b"{}", now())
     stale = RunAppend("r1", 7, records=(record(2),), finish=Finish("completed", 1, False, notice=notice))
@@ -66,7 +66,7 @@ async def test_an_end_that_is_not_committed_is_not_announced(storage: Storage) -
 
 
 async def test_what_nobody_can_read_is_not_announced(storage: Storage) -> None:
-    await storage.add_webhook(hook("a"))
+    await storage.add_webhook(hook("a"), entry=entry())
     await storage.create_conversation(OWNER, "c1", now(), b"{}")
     claimed = await storage.start_response(new("r1", store=False, conversation="c1"))
     notice = Notice("evt_r1", "response.completed", b"{}", now())
@@ -76,8 +76,8 @@ async def test_what_nobody_can_read_is_not_announced(storage: Storage) -> None:
 
 
 async def test_many_runs_that_end_together(storage: Storage) -> None:
-    await storage.add_webhook(hook("a"))
-    await storage.add_webhook(hook("theirs", owner=OTHER))
+    await storage.add_webhook(hook("a"), entry=entry())
+    await storage.add_webhook(hook("theirs", owner=OTHER), entry=entry())
     batch = []
     for owner in (OWNER, OTHER):
         for n in range(3):
@@ -92,7 +92,7 @@ async def test_many_runs_that_end_together(storage: Storage) -> None:
 
 
 async def test_a_claim_is_nobody_elses_until_it_lapses(storage: Storage) -> None:
-    await storage.add_webhook(hook("a"))
+    await storage.add_webhook(hook("a"), entry=entry())
     for n in range(3):
         await end(storage, f"r{n}")
     at = now()
@@ -106,7 +106,7 @@ async def test_a_claim_is_nobody_elses_until_it_lapses(storage: Storage) -> None
 
 
 async def test_only_the_latest_attempt_settles(storage: Storage) -> None:
-    await storage.add_webhook(hook("a"))
+    await storage.add_webhook(hook("a"), entry=entry())
     await end(storage, "r1")
     [early] = await claim(storage, "a", at=FAR)
     [late] = await claim(storage, "a", at=FAR + 1)
@@ -120,30 +120,30 @@ async def test_only_the_latest_attempt_settles(storage: Storage) -> None:
 
 
 async def test_a_removed_webhook_takes_its_notices_with_it(storage: Storage) -> None:
-    await storage.add_webhook(hook("a"))
-    await storage.add_webhook(hook("b"))
+    await storage.add_webhook(hook("a"), entry=entry())
+    await storage.add_webhook(hook("b"), entry=entry())
     await end(storage, "r1")
     [delivery] = await claim(storage, "a")
-    await storage.remove_webhook("a")
+    await storage.remove_webhook("a", entry=entry())
     await storage.settle_delivery(delivery, FAR)
     assert (await storage.due_deliveries(FAR)).webhook_ids == ("b",)
     assert [each.id for each in await storage.list_webhooks()] == ["b"]
-    for missing in (storage.remove_webhook("a"), storage.get_webhook("a")):
+    for missing in (storage.remove_webhook("a", entry=entry()), storage.get_webhook("a")):
         with pytest.raises(NotFound):
             await missing
 
 
 async def test_a_disabled_webhook_is_seen_and_told_nothing(storage: Storage) -> None:
-    await storage.add_webhook(hook("a"))
+    await storage.add_webhook(hook("a"), entry=entry())
     await end(storage, "r1")
-    await storage.disable_webhook("a", 77)
+    await storage.disable_webhook("a", 77, entry=entry())
     await end(storage, "r2")
     assert (await storage.due_deliveries(FAR)).num_pending == 0
     assert (await storage.get_webhook("a")).disabled_at == 77
 
 
 async def test_a_deleted_response_is_not_told_of(storage: Storage) -> None:
-    await storage.add_webhook(hook("a"))
+    await storage.add_webhook(hook("a"), entry=entry())
     await end(storage, "r1")
     await end(storage, "r2")
     await storage.delete_response(OWNER, "r1", now())
@@ -153,7 +153,7 @@ async def test_a_deleted_response_is_not_told_of(storage: Storage) -> None:
 async def test_notices_outlive_the_process(database_url: str) -> None:
     storage = await open_storage(database_url, runner=RUNNER)
     added = hook("a")
-    await storage.add_webhook(added)
+    await storage.add_webhook(added, entry=entry())
     await end(storage, "r1")
     await storage.close()
     storage = await open_storage(database_url, runner="another")
@@ -168,7 +168,7 @@ async def test_of_two_processes_one_gets_each_delivery(database_url: str) -> Non
     one = await open_storage(database_url, runner="one", lock=False)
     two = await open_storage(database_url, runner="two", lock=False)
     try:
-        await one.add_webhook(hook("a"))
+        await one.add_webhook(hook("a"), entry=entry())
         for n in range(20):
             await end(one, f"r{n}")
         at = now()
@@ -187,8 +187,12 @@ async def test_a_webhook_that_is_removed_while_runs_end_leaves_nothing(database_
     two = await open_storage(database_url, runner="two", lock=False)
     try:
         for n in range(10):
-            await one.add_webhook(hook(f"h{n}"))
-            stop = one.remove_webhook(f"h{n}") if n % 2 else one.disable_webhook(f"h{n}", now())
+            await one.add_webhook(hook(f"h{n}"), entry=entry())
+            stop = (
+                one.remove_webhook(f"h{n}", entry=entry())
+                if n % 2
+                else one.disable_webhook(f"h{n}", now(), entry=entry())
+            )
             await asyncio.gather(end(two, f"r{n}"), stop)
         assert (await one.due_deliveries(FAR)).num_pending == 0
     finally:

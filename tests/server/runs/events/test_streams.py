@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
+from server.access import LOCAL
 from server.runs.events import channel
 from server.sse_frame import frames
 from tests.support import wire
@@ -164,7 +165,7 @@ async def test_a_slow_reader_of_an_unstored_run_is_cut(
         from server.schema.responses import CreateResponse
 
         request = CreateResponse(input="hi", store=False)
-        started = await server.context.runs.create("local", request, [message("user", "hi", "msg_1")])
+        started = await server.context.runs.create(LOCAL, request, [message("user", "hi", "msg_1")])
         events = started.reader.events()
         await anext(events)
         gate.release.set()

@@ -1,0 +1,48 @@
+"""Says who makes a request and what they may do: keys, scopes, principals, entries of the audit log."""
+
+from __future__ import annotations
+
+from server.access.actors import OPERATOR, SERVER, Actor
+from server.access.keys import (
+    FRESH_S,
+    KEY_PREFIX,
+    USE_NOTED_S,
+    KeyFileError,
+    Keys,
+    hash_key,
+    new_key,
+    owner_of_flag_key,
+    read_key_file,
+    unauthorized,
+)
+from server.access.principal import LOCAL, LOCAL_OWNER, THE_OPERATOR, Principal, require_use
+from server.access.scopes import ADMIN, ALL, GROUPS, OPEN, OPERATOR_ONLY, Scopes, read_scopes, tool_scope
+
+__all__ = [
+    "ADMIN",
+    "ALL",
+    "FRESH_S",
+    "GROUPS",
+    "KEY_PREFIX",
+    "LOCAL",
+    "LOCAL_OWNER",
+    "OPEN",
+    "OPERATOR",
+    "OPERATOR_ONLY",
+    "SERVER",
+    "THE_OPERATOR",
+    "USE_NOTED_S",
+    "Actor",
+    "KeyFileError",
+    "Keys",
+    "Principal",
+    "Scopes",
+    "hash_key",
+    "new_key",
+    "owner_of_flag_key",
+    "read_key_file",
+    "read_scopes",
+    "require_use",
+    "tool_scope",
+    "unauthorized",
+]

@@ -1,0 +1,48 @@
+"""Who makes a request: one value that goes with it from the door to whatever it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.access.scopes import ADMIN, ALL, OPERATOR_ONLY, Scopes, tool_scope
+from server.items import is_offered
+
+LOCAL_OWNER = "local"
+"""The owner of everything on a server that needs no keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who makes a request, and what they may do.
+
+    owner: whose rows the request may see; the API calls an owner a project. key_id: of the key that it came
+    with, None without one. A run's plan keeps both, so that they are known after a crash as well. scopes:
+    what the key may do. key_limits, owner_limits: the JSON objects of `api_keys.limits` and `owners.limits`,
+    as they were at most `FRESH_S` seconds ago; empty where there are none.
+    """
+
+    owner: str
+    key_id: str | None
+    scopes: Scopes
+    key_limits: Mapping[str, Any] = field(default_factory=dict)
+    owner_limits: Mapping[str, Any] = field(default_factory=dict)
+
+    def require(self, *scopes: str) -> None:
+        """ApiError 403 `insufficient_permissions` that names those of these scopes that are missing."""
+        self.scopes.require(*scopes)
+
+
+def require_use(principal: Principal, model: str, tools: Iterable[Mapping[str, Any]] = ()) -> None:
+    """ApiError 403 `insufficient_permissions` unless a principal may use a model, by the name that it is
+    served under, and those of a request's tools that are offered to it; others are only echoed."""
+    offered = dict.fromkeys(tool_scope(tool) for tool in tools if is_offered(tool))
+    principal.require(f"model:{model}", *offered)
+
+
+LOCAL = Principal(LOCAL_OWNER, None, Scopes((ALL,)))
+"""Everybody, on a server that needs no keys."""
+
+THE_OPERATOR = Principal("operator", None, Scopes((OPERATOR_ONLY, ADMIN)))
+"""Whoever holds the admin token that the server left in its data folder."""

@@ -1,0 +1,170 @@
+"""`antiphon owners`: makes, lists, renames and archives owners, which the API calls projects.
+
+What can be done, and the official objects of projects and their keys, are here for the command line and the
+HTTP routes alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from server.access import OPERATOR, Actor
+from server.admin.database_access import carry_out
+from server.admin.keys import unix
+from server.admin.listing import Columns, list_lines, shown_time
+from server.clock import now_us
+from server.config import Config
+from storage import Storage, StoredKey, StoredOwner
+
+PATH = "/v1/organization/projects"
+LISTED_AT_ONCE = 100
+
+# ------------------------------------------------------------------------------------------------------------
+# What can be done
+
+
+async def create(storage: Storage, by: Actor, *, name: str) -> dict[str, Any]:
+    """Make an owner that has no key yet."""
+    id = f"own_{secrets.token_hex(12)}"
+    entry = by.did("project.created", id, id, name=name)
+    return project(await storage.create_owner(id, name, now_us(), entry=entry))
+
+
+async def rename(storage: Storage, by: Actor, id: str, *, name: str) -> dict[str, Any]:
+    """Give an owner another name. NotFound, OwnerArchived."""
+    return project(await storage.rename_owner(id, name, entry=by.did("project.updated", id, id, name=name)))
+
+
+async def archive(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
+    """Revoke an owner's keys for good; its data stays. NotFound, OwnerArchived."""
+    return project(await storage.archive_owner(id, now_us(), entry=by.did("project.archived", id, id)))
+
+
+async def list_all(storage: Storage) -> dict[str, Any]:
+    """All owners, archived ones included, oldest first."""
+    found: list[StoredOwner] = []
+    more = True
+    while more:
+        after = found[-1].id if found else None
+        page = await storage.list_owners(limit=LISTED_AT_ONCE, after=after, archived=True)
+        found += page.data
+        more = page.has_more
+    return {"object": "list", "data": [project(owner) for owner in found]}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Official objects
+
+
+def project(owner: StoredOwner) -> dict[str, Any]:
+    """The official object of a project; times in unix seconds."""
+    return {
+        "id": owner.id,
+        "object": "organization.project",
+        "name": owner.name,
+        "created_at": unix(owner.created_at),
+        "archived_at": unix(owner.archived_at),
+        "status": "active" if owner.archived_at is None else "archived",
+    }
+
+
+def service_account(owner: StoredOwner) -> dict[str, Any]:
+    """The one account of a project, which all its keys belong to and which has its id and its name."""
+    return {
+        "id": owner.id,
+        "object": "organization.project.service_account",
+        "name": owner.name,
+        "role": "member",
+        "created_at": unix(owner.created_at),
+    }
+
+
+def project_key(key: StoredKey, owner: StoredOwner) -> dict[str, Any]:
+    """The official object of a project's key, with its `scopes` and what it `replaces` besides."""
+    return {
+        "object": "organization.project.api_key",
+        **_key_fields(key),
+        "owner": {"type": "service_account", "service_account": service_account(owner)},
+        "owner_project_access": "active" if owner.archived_at is None else "inactive",
+    }
+
+
+def admin_key(key: StoredKey) -> dict[str, Any]:
+    """The official object of an administrator's key, with its `scopes` and what it `replaces` besides."""
+    user = {"id": key.owner, "name": key.owner, "created_at": unix(key.created_at), "role": "owner"}
+    return {
+        "object": "organization.admin_api_key",
+        **_key_fields(key),
+        "owner": {"type": "user", "object": "organization.user", **user},
+    }
+
+
+def made_key(key: StoredKey, value: str) -> dict[str, Any]:
+    """The official object of a key of a service account that was just made, the only place of its value."""
+    return {
+        "object": "organization.project.service_account.api_key",
+        "id": key.id,
+        "name": key.name,
+        "created_at": unix(key.created_at),
+        "expires_at": unix(key.expires_at),
+        "value": value,
+        "scopes": list(key.scopes),
+        "replaces": key.replaces,
+    }
+
+
+def _key_fields(key: StoredKey) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "redacted_value": f"sk-...{key.hint}",
+        "created_at": unix(key.created_at),
+        "expires_at": unix(key.expires_at),
+        "last_used_at": unix(key.last_used_at),
+        "scopes": list(key.scopes),
+        "replaces": key.replaces,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The command
+
+
+def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    """Carry out `antiphon owners ...`; yields the lines to print. Raises AdminError."""
+    return _VERBS[options.verb](config, options)
+
+
+def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    body = {"name": options.name}
+    made = carry_out(config, lambda storage: create(storage, OPERATOR, **body), "POST", PATH, body)
+    yield made["id"]
+
+
+def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    return list_lines(config, options, "/admin/owners", list_all, COLUMNS)
+
+
+def _rename(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    body = {"name": options.name}
+    path = f"{PATH}/{options.id}"
+    carry_out(config, lambda storage: rename(storage, OPERATOR, options.id, **body), "POST", path, body)
+    yield f"{options.id} is named {options.name}"
+
+
+def _archive(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    path = f"{PATH}/{options.id}/archive"
+    carry_out(config, lambda storage: archive(storage, OPERATOR, options.id), "POST", path)
+    yield f"{options.id} is archived: its keys are revoked, and it gets none any more; its data stays"
+
+
+COLUMNS: Columns = {
+    "ID": lambda owner: owner["id"],
+    "STATE": lambda owner: owner["status"],
+    "CREATED": shown_time,
+    "NAME": lambda owner: owner["name"],
+}
+_VERBS = {"create": _create, "list": _list, "rename": _rename, "archive": _archive}

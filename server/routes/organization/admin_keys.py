@@ -1,0 +1,69 @@
+"""/v1/organization/admin_api_keys: the keys that have the scope `admin`."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.access import ADMIN
+from server.admin import keys, projects
+from server.http import actor, context, json_reply, life, read_body
+from server.ignored import unread
+from server.routes.documented import needs
+from server.routes.organization import asked
+from storage import NotFound, Storage, StoredKey
+
+router = APIRouter(prefix="/v1/organization/admin_api_keys", include_in_schema=False)
+
+
+@router.get("", **needs(ADMIN))
+async def list_admin_keys(request: Request) -> Response:
+    """One page, oldest first unless `order=desc`."""
+    query = request.query_params
+    page = await context(request).storage.page_of_keys(
+        scope=ADMIN, limit=asked.limit(query), order=asked.order(query), after=asked.after(query)
+    )
+    return asked.page([projects.admin_key(key) for key in page.data], has_more=page.has_more)
+
+
+@router.post("", **needs(ADMIN))
+async def create_admin_key(request: Request) -> Response:
+    """Make a key that may administer and nothing else; the reply is the only place of its value."""
+    body = await read_body(request)
+    unread(body, ("name", "expires_in_seconds"))
+    made = await keys.make(
+        context(request).storage,
+        actor(request),
+        name=asked.name(body),
+        scopes=(ADMIN,),
+        expires_in_s=asked.seconds(body, "expires_in_seconds"),
+    )
+    life(request).keys.forget()
+    return json_reply(orjson.dumps({**projects.admin_key(made.stored), "value": made.key}))
+
+
+@router.get("/{key_id}", **needs(ADMIN))
+async def get_admin_key(request: Request, key_id: str) -> Response:
+    """One key, never its value."""
+    return json_reply(orjson.dumps(projects.admin_key(await _key(context(request).storage, key_id))))
+
+
+@router.delete("/{key_id}", **needs(ADMIN))
+async def delete_admin_key(request: Request, key_id: str) -> Response:
+    """End a key: at once on this server, within a second on others."""
+    storage = context(request).storage
+    await _key(storage, key_id)
+    await keys.end(storage, actor(request), key_id)
+    life(request).keys.forget()
+    deleted = {"id": key_id, "object": "organization.admin_api_key.deleted", "deleted": True}
+    return json_reply(orjson.dumps(deleted))
+
+
+async def _key(storage: Storage, key_id: str) -> StoredKey:
+    """The key of this id, if it may administer and is not revoked. NotFound."""
+    key = await storage.get_key(key_id)
+    if ADMIN not in key.scopes or key.revoked_at is not None:
+        raise NotFound("key", key_id)
+    return key

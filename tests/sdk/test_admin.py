@@ -1,0 +1,157 @@
+"""The official SDK, unmodified, administers: projects, their keys, administrators' keys, the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError, PermissionDeniedError
+
+from server.access import ADMIN, OPERATOR
+from server.admin import keys
+from tests.support.running import Running
+
+MODEL = "antiphon-scripted"
+
+
+def client_of(running: Running, key: str) -> AsyncOpenAI:
+    return AsyncOpenAI(
+        api_key=key,
+        admin_api_key=key,
+        base_url=f"{running.base_url}/v1",
+        http_client=httpx2.AsyncClient(transport=httpx2.ASGITransport(running.app)),
+        max_retries=0,
+    )
+
+
+@pytest.fixture
+async def admin(server_app: Running) -> AsyncIterator[AsyncOpenAI]:
+    """The SDK with an administrator's key, made as `antiphon keys create --scope admin` makes it."""
+    made = await keys.make(server_app.context.storage, OPERATOR, name="ops", scopes=(ADMIN,))
+    server_app.life.keys.forget()
+    async with client_of(server_app, made.key) as client:
+        yield client
+
+
+async def test_a_team_gets_its_keys(admin: AsyncOpenAI, server_app: Running) -> None:
+    organization = admin.admin.organization
+    team = await organization.projects.create(name="Sales")
+    assert (team.object, team.name, team.status) == ("organization.project", "Sales", "active")
+    team = await organization.projects.update(team.id, name="Buying")
+    assert await organization.projects.retrieve(team.id) == team and team.name == "Buying"
+    assert team.id in [each.id async for each in organization.projects.list(limit=1)]
+
+    accounts = organization.projects.service_accounts
+    [account] = [each async for each in accounts.list(team.id)]
+    assert await accounts.retrieve(account.id, project_id=team.id) == account
+    made: Any = [
+        await accounts.api_keys.create(
+            account.id,
+            project_id=team.id,
+            name=name,
+            scopes=["responses.write", "models"],
+            expires_in_seconds=3600,
+        )
+        for name in ("laptop", "server")
+    ]
+    assert made[0].expires_at == made[0].created_at + 3600
+    async with client_of(server_app, made[0].value) as laptop:
+        response = await laptop.responses.create(model=MODEL, input="say hello")
+        assert response.output_text == "hello"
+        with pytest.raises(PermissionDeniedError, match=r"Missing scopes: responses\.read"):
+            await laptop.responses.retrieve(response.id)
+        with pytest.raises(PermissionDeniedError, match="Missing scopes: admin"):
+            await laptop.admin.organization.projects.list()
+
+        api_keys = organization.projects.api_keys
+        listed = [key async for key in api_keys.list(team.id, limit=1)]
+        assert [key.name for key in listed] == ["laptop", "server"]
+        assert made[0].value not in str(listed) and listed[0].redacted_value.endswith(made[0].value[-4:])
+        assert listed[0].owner.service_account is not None
+        assert listed[0].owner.service_account.name == "Buying"
+        changed: Any = await api_keys.update(made[0].id, project_id=team.id, scopes=["api.all.read"])
+        assert changed.scopes == ["all.read"]
+        assert (await laptop.responses.retrieve(response.id)).output_text == "hello"
+        with pytest.raises(BadRequestError, match="there is no scope") as refused:
+            await api_keys.update(made[0].id, project_id=team.id, scopes=["everything"])
+        assert refused.value.param == "scopes"
+
+        deleted = await api_keys.delete(made[0].id, project_id=team.id)
+        assert (deleted.id, deleted.deleted) == (made[0].id, True)
+        with pytest.raises(AuthenticationError):
+            await laptop.responses.retrieve(response.id)
+    with pytest.raises(NotFoundError):
+        await api_keys.retrieve(made[0].id, project_id=team.id)
+    kept = await api_keys.retrieve(made[1].id, project_id=team.id)
+    assert kept.last_used_at is None
+    with pytest.raises(NotFoundError):  # of another project
+        await api_keys.retrieve(made[1].id, project_id="local")
+
+    archived = await organization.projects.archive(team.id)
+    assert archived.status == "archived" and archived.archived_at is not None
+    async with client_of(server_app, made[1].value) as server:
+        with pytest.raises(AuthenticationError):
+            await server.models.list()
+    assert team.id not in [each.id async for each in organization.projects.list()]
+    assert team.id in [each.id async for each in organization.projects.list(include_archived=True)]
+    with pytest.raises(BadRequestError, match="is archived"):
+        await accounts.api_keys.create(account.id, project_id=team.id)
+
+
+async def test_keys_of_administrators(admin: AsyncOpenAI, server_app: Running) -> None:
+    admin_keys = admin.admin.organization.admin_api_keys
+    made = await admin_keys.create(name="second", expires_in_seconds=60)
+    assert made.object == "organization.admin_api_key" and made.expires_at == made.created_at + 60
+    assert [key.name async for key in admin_keys.list(limit=1)] == ["ops", "second"]
+    assert [key.name async for key in admin_keys.list(order="desc")] == ["second", "ops"]
+    found = await admin_keys.retrieve(made.id)
+    assert found.name == "second" and found.redacted_value.endswith(made.value[-4:])
+    async with client_of(server_app, made.value) as second:
+        assert [key.id async for key in second.admin.organization.admin_api_keys.list()][1] == made.id
+        with pytest.raises(PermissionDeniedError, match=r"Missing scopes: responses\.write"):
+            await second.responses.create(model=MODEL, input="say hello")
+        assert (await admin_keys.delete(made.id)).deleted
+        with pytest.raises(AuthenticationError):
+            await second.admin.organization.admin_api_keys.retrieve(made.id)
+    with pytest.raises(NotFoundError):
+        await admin_keys.retrieve(made.id)
+    with pytest.raises(BadRequestError) as refused:
+        await admin_keys.create(name="")
+    assert refused.value.param == "name"
+
+
+async def test_the_audit_log(admin: AsyncOpenAI) -> None:
+    organization = admin.admin.organization
+    team = await organization.projects.create(name="Sales")
+    key = await organization.projects.service_accounts.api_keys.create(
+        team.id, project_id=team.id, name="laptop", scopes=["files.read"]
+    )
+    await organization.projects.api_keys.delete(key.id, project_id=team.id)
+    logs: list[Any] = [log async for log in organization.audit_logs.list(limit=2)]
+    assert [log.type for log in logs] == [
+        "api_key.deleted", "api_key.created", "project.created", "api_key.created",
+    ]  # fmt: skip
+    [ops] = [key async for key in organization.admin_api_keys.list()]
+    assert {log.actor.api_key.id for log in logs[:3]} == {ops.id}
+    assert logs[3].actor.type == "session" and logs[3].actor.session.user.id == "operator"
+    assert (logs[1].api_key_created.id, logs[1].api_key_created.data.scopes) == (key.id, ["files.read"])
+    assert logs[2].project_created.id == team.id and logs[0].project.id == team.id
+
+    async def ids(**wanted: Any) -> list[str]:
+        return [log.id async for log in organization.audit_logs.list(**wanted)]
+
+    everything = [log.id for log in logs]
+    assert await ids(event_types=["project.created", "api_key.deleted"]) == [everything[0], everything[2]]
+    assert await ids(actor_ids=[ops.id]) == everything[:3]
+    assert await ids(resource_ids=[key.id]) == everything[:2]
+    assert await ids(project_ids=[team.id]) == everything[:3]
+    assert await ids(actor_emails=["a@example.com"]) == []
+    newest, oldest = logs[0].effective_at, logs[3].effective_at
+    assert await ids(effective_at={"gte": oldest, "lte": newest}) == everything
+    assert await ids(effective_at={"gt": newest}) == await ids(effective_at={"lt": oldest}) == []
+    before = await organization.audit_logs.list(before=everything[2])
+    assert [log.id for log in before.data] == everything[:2]
+    with pytest.raises(NotFoundError):
+        await organization.audit_logs.list(after="nope")
