@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from server.prompting.context_room import name_cut_limit, require_room
 from server.prompting.messages import sampling, to_messages
-from server.prompting.tool_offer import Offer, check, custom_tool_names, offer, steady
+from server.prompting.tool_offer import Offer, check, custom_tool_names, naming_source, offer, steady
 
 __all__ = [
     "Offer",
     "check",
     "custom_tool_names",
     "name_cut_limit",
+    "naming_source",
     "offer",
     "require_room",
     "sampling",
