@@ -24,6 +24,8 @@ SLOW_MASK_S = 0.002
 wait for them."""
 WAIT_S = 0.01
 """Seconds by the clock that a step waits for grammars when it needs nothing else."""
+ALONE_WAIT_S = 0.05
+"""The same where no other row is in the step: on a busy machine, what was computed is not thrown away."""
 
 Masks = tuple[Ints, NDArray[np.int32], dict[int, EngineError], list[int]]
 
@@ -46,7 +48,7 @@ def take_drawn(drawn: list[tuple[Sequence, list[int], bool]], wake: Callable[[],
 def see_taken(sequences: list[Sequence]) -> None:
     """Wait a little until it is known what the grammars of these have taken."""
     for stepper in _steppers(sequences):
-        stepper.settle(WAIT_S, masks=False)
+        stepper.settle(_patience(sequences), masks=False)
 
 
 def ask_masks(drawing: list[Sequence], draws: list[int], rows: Rows, wake: Callable[[], None]) -> None:
@@ -75,7 +77,7 @@ def make_masks(drawing: list[Sequence], draws: list[int], width: int) -> Masks:
         (i, *each) for i, each in enumerate(zip(drawing, firsts, draws, strict=False)) if each[0].matcher
     ]
     for stepper in _steppers(sequence for _, sequence, _, _ in owned):
-        stepper.settle(WAIT_S, masks=True)
+        stepper.settle(_patience(drawing), masks=True)
     own_rows = [row for _, _, first, count in owned for row in range(first, first + count)]
     masks = np.full((len(own_rows), width), -1, np.int32)
     failed: dict[int, EngineError] = {}
@@ -101,6 +103,10 @@ def make_masks(drawing: list[Sequence], draws: list[int], width: int) -> Masks:
     if made:
         _place(np.concatenate(made), masks, places)
     return np.array(own_rows, np.int64), masks, failed, late
+
+
+def _patience(drawing: list[Sequence]) -> float:
+    return WAIT_S if any(sequence.matcher is None for sequence in drawing) else ALONE_WAIT_S
 
 
 def _place(made: NDArray[np.int32], masks: NDArray[np.int32], places: list[int]) -> None:
