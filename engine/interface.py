@@ -50,6 +50,10 @@ class Engine(Protocol):
         take turns."""
         ...
 
+    async def prepare(self) -> None:
+        """Start what a constraint would otherwise be the first to need; for whoever serves, once it does."""
+        ...
+
     @property
     def admission(self) -> Admission:
         """The places of its queue; only after `start`."""

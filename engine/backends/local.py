@@ -304,6 +304,12 @@ class LocalEngine:
         constraints = await self._open_constraints()
         await constraints.compile(constraint, ReaderParams(tools=constraint.tools), owner)
 
+    async def prepare(self) -> None:
+        """See `Engine.prepare`: the process that reads the vocabulary for grammars, and the one that steps
+        them."""
+        constraints = await self._open_constraints()
+        await self._in_pool(constraints.start)
+
     # -- generation ------------------------------------------------------------------------------------------
 
     @property

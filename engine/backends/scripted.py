@@ -156,6 +156,9 @@ class ScriptedEngine:
         """Compile a constraint ahead of time; raises ConstraintError."""
         await self._compile(constraint, ReaderParams(), owner)
 
+    async def prepare(self) -> None:
+        """Nothing: a script begins when it is asked."""
+
     def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """Follow the script; closing the generator aborts at once."""
         return self._generate(request, place)

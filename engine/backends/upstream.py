@@ -227,6 +227,9 @@ class UpstreamEngine:
         """See `Engine.check`: no constraint can be honoured."""
         raise ConstraintError("this model cannot be made to call a tool")
 
+    async def prepare(self) -> None:
+        """See `Engine.prepare`: there is nothing to start."""
+
     # -- generation ------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:

@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty
@@ -32,7 +31,7 @@ from engine.core.messages import Abort, Call, Close, Command, Credit, Inbox, Sub
 from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence
 from engine.core.speculation import ROOM, Drafter, Lookup, Speculation
-from engine.core.token_masks import make_ahead, make_masks, take_drawn
+from engine.core.token_masks import ask_masks, make_masks, see_taken, take_drawn
 from engine.executor import Forwarded, PoolSizes, Runner, StepResult, size_pools
 from engine.models import ModelSpec, load_model
 from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
@@ -82,6 +81,28 @@ class Computed:
     added: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """What one sequence drew in a step, until its grammar says how much of it counts.
+
+    It had `num_tokens`; `drawn` says where its draws are among `ids`, the step's. `broken`: the model
+    computed NaN for one of them, be it its last one or one after a rejected draft.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    ids: list[int]
+    drawn: range
+    part: Computed
+    broken: bool
+    move: Move | None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the grammar has not said so yet."""
+        return self.move is not None and not (self.move.booked or self.move.done)
+
+
 _PROBE = GenerateRequest(
     id="", prompt_ids=(0,), sampling=SamplingParams(seed=0, max_tokens=1, temperature=0.0)
 )
@@ -114,8 +135,7 @@ class EngineLoop:
         self._closed = False
         self._in_flight: InFlightStep | None = None
         self._mask_width = -(-runner.vocab_size // 32)
-        self._mask_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-masks")
-        self._slow_mask_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-slow-masks")
+        self._unsettled: list[Unsettled] = []
 
     @property
     def spec(self) -> ModelSpec:
@@ -123,7 +143,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Step until told to close; raises whatever a step raises."""
-        with torch.inference_mode(), self._mask_thread, self._slow_mask_thread:
+        with torch.inference_mode():
             while self.handle_commands():
                 if not self.step():
                     self.runner.progress.at = None
@@ -155,6 +175,9 @@ class EngineLoop:
             for sequence in self.scheduler.expired(time.monotonic()):
                 self.scheduler.finish(sequence)
                 outputs.append(RowOutput(sequence.handle, error=DeadlineExceeded("the deadline passed")))
+            unsettled, self._unsettled = self._unsettled, []
+            for each in unsettled:
+                self._settle_row(each, outputs)
             if in_flight is not None:
                 with without("going on from a step launched ahead"):
                     batch, forwarded = self._collect(in_flight)
@@ -220,31 +243,23 @@ class EngineLoop:
         drawing = [batch.sequences[i] for i in np.flatnonzero(plan.num_draws)]
         constrained = any(sequence.matcher is not None for sequence in drawing)
         draws, slots = plan.num_draws[plan.num_draws > 0], batch.slots[plan.num_draws > 0]
-        # Masks are made in a process of their own while the model runs.
-        early, masked = None, (drawing, draws.tolist(), rows, self._mask_width)
-        try:
-            if forwarded is None:
-                early = self._mask_thread.submit(make_masks, *masked) if constrained else None
-                forwarded = self.runner.forward(plan)
-            if constrained:
-                self.runner.progress.at = time.monotonic()  # masks have deadlines of their own
-            mask_rows, masks, unmasked = make_masks(*masked) if early is None else early.result()
-        finally:
-            if early is not None:  # a matcher is used by one thread at a time
-                wait([early])
-        self.runner.progress.at = time.monotonic()
+        if constrained:  # masks are made in a process of their own while the model runs
+            ask_masks(drawing, draws.tolist(), rows, self._wake)
+        if forwarded is None:
+            forwarded = self.runner.forward(plan)
+        mask_rows, masks, unmasked, late = make_masks(drawing, draws.tolist(), self._mask_width)
         if self.runner.launcher is None:
             result = self.runner.draw(forwarded, plan, mask_rows, masks)
         else:
             launched = self.runner.launch_draw(forwarded, plan, mask_rows, masks)
             with without("launching a step ahead"):
-                self._in_flight = self._launch_ahead(batch, plan)
+                self._in_flight = None if late else self._launch_ahead(batch, plan)
             result = self.runner.fetch(launched)
         failed: dict[int, EngineError] = {row: RequestFailed(why) for row, why in result.failed.items()}
         failed.update(unmasked)
         with self.lock:
             known = rows.num_tokens[slots].tolist()
-            added = rows.append(slots, result.ids, draws)
+            added = _append(rows, slots, result.ids, draws, late)
         return Computed(batch, plan, [i for i, _ in wanted], drawing, result, failed, known, added)
 
     def _probe_device(self) -> None:
@@ -369,55 +384,69 @@ class EngineLoop:
             batch.sequences[i].prompt_logprobs += result.prompt_logprobs[at : at + count]
             at += count
         draws, slots = plan.num_draws[plan.num_draws > 0], batch.slots[plan.num_draws > 0]
+        ids, first = result.ids.tolist(), 0
+        parts = list(zip(part.drawing, part.known, draws.tolist(), part.added.tolist(), strict=True))
+        moves = self._take_drawn(parts, ids, part.failed)
         rejected = np.zeros_like(batch.counts)
         rejected[plan.num_draws > 0] = draws - part.added
         for sequence, error in scheduler.computed(batch, rejected):
             self._fail(sequence, error, outputs)
         if len(result.ids) > len(part.drawing):
-            scheduler.counters.drafts += int(draws.sum()) - len(draws)
-            scheduler.counters.drafts_accepted += int(part.added.sum()) - len(part.added)
+            drew = part.added > 0
+            drafted, accepted = draws[drew] - 1, part.added[drew] - 1
+            scheduler.counters.drafts += int(drafted.sum())
+            scheduler.counters.drafts_accepted += int(accepted.sum())
             with without("learning which drafts were accepted"):
-                self._speculation.learn(slots, draws - 1, part.added - 1)
-        ids, first = result.ids.tolist(), 0
-        parts = list(zip(part.drawing, part.known, draws.tolist(), part.added.tolist(), strict=True))
-        moves = self._take_drawn(parts, ids, part.failed, outputs)
+                self._speculation.learn(slots[drew], drafted, accepted)
+        if moves:
+            see_taken(part.drawing)
         for sequence, num_tokens, num_draws, num_added in parts:
-            end_added, end = first + num_added, first + num_draws
-            broken = not part.failed.keys().isdisjoint(range(first, end))
-            if scheduler.find(sequence.handle) is sequence:  # else it has failed already
-                try:
-                    move = moves.get(sequence.handle)
-                    output = self._output(sequence, num_tokens, ids, range(first, end_added), part, move)
-                    self._book(sequence, output, broken)
-                    outputs.append(output)
-                except Exception as error:
-                    if of_device(error):
-                        raise
-                    self._fail(sequence, error, outputs)
+            drawn, end = range(first, first + num_added), first + num_draws
+            if drawn:
+                broken = not part.failed.keys().isdisjoint(range(first, end))
+                move = moves.get(sequence.handle)
+                row = Unsettled(sequence, num_tokens, ids, drawn, part, broken, move)
+                self._settle_row(row, outputs)
             first = end
 
-    def _take_drawn(
-        self,
-        parts: list[tuple[Sequence, int, int, int]],
-        ids: list[int],
-        failed: dict[int, EngineError],
-        outputs: list[RowOutput],
-    ) -> dict[int, Move]:
-        """Have grammars take what was drawn; what came of it, by handle. Where that raises, they all fail."""
-        drawn = list(self._under_grammars(parts, ids, failed))
+    def _settle_row(self, row: Unsettled, outputs: list[RowOutput]) -> None:
+        """Book what one sequence drew, later if its grammar is late."""
+        sequence = row.sequence
+        if self.scheduler.find(sequence.handle) is not sequence:  # it has ended already
+            return
+        sequence.unsettled = row.is_late
+        if row.is_late:
+            self._unsettled.append(row)
+            return
         try:
-            return take_drawn(drawn)
+            output = self._output(sequence, row.num_tokens, row.ids, row.drawn, row.part, row.move)
+            self._book(sequence, output, row.broken)
+            outputs.append(output)
         except Exception as error:
             if of_device(error):
                 raise
-            for sequence, _, _ in drawn:
-                self._fail(sequence, error, outputs)
-            return {}
+            self._fail(sequence, error, outputs)
+
+    def _take_drawn(
+        self, parts: list[tuple[Sequence, int, int, int]], ids: list[int], failed: dict[int, EngineError]
+    ) -> dict[int, Move]:
+        """Have grammars take what was drawn; what will come of it, by handle. Where that raises, they all
+        fail."""
+        drawn = list(self._under_grammars(parts, ids, failed))
+        try:
+            return take_drawn(drawn, self._wake)
+        except Exception as error:
+            if of_device(error):
+                raise
+            log.exception("no grammar could be told what was drawn")
+            return {
+                sequence.handle: Move(sequence.matcher, done=True, error=_failure(error))
+                for sequence, _, _ in drawn
+                if sequence.matcher is not None
+            }
 
     def _book(self, sequence: Sequence, output: RowOutput, broken: bool) -> None:
-        """Let a sequence go that has ended; `broken`: the model computed NaN for one of its draws, be it its
-        last one or one after a rejected draft.
-        """
+        """Let a sequence go that has ended; `broken`: see `Unsettled`."""
         blocks: list[list[int]] = []
         ended = output.error is not None or output.finish is not None
         if ended:
@@ -426,8 +455,6 @@ class EngineLoop:
             blocks = self.scheduler.preempt(sequence, forget=True)
         if broken:  # what is in the cache must not reach the next token, or the next owner, as NaN
             self.runner.clear(blocks)
-        if sequence.slow and not ended:
-            make_ahead(sequence, self._mask_width, self._slow_mask_thread, self._wake)
 
     def _under_grammars(
         self, parts: list[tuple[Sequence, int, int, int]], ids: list[int], failed: dict[int, EngineError]
@@ -502,6 +529,18 @@ class EngineLoop:
             )
             return Done("stop", None if ends_turn else token)
         return None
+
+
+def _append(rows: Rows, slots: Ints, ids: Ints, draws: Ints, late: list[int]) -> Ints:
+    """Add what was drawn, as `Rows.append` does, except for these, whose masks were not there."""
+    if not late:
+        return rows.append(slots, ids, draws)
+    kept = np.ones(len(slots), np.bool_)
+    kept[late] = False
+    added = np.zeros(len(slots), np.int64)
+    if kept.any():
+        added[kept] = rows.append(slots[kept], ids[np.repeat(kept, draws)], draws[kept])
+    return added
 
 
 def _failure(error: Exception) -> RequestFailed:

@@ -14,9 +14,7 @@ from engine.step import RowLogprobs
 from engine.types import GenerateRequest
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from engine.structured.isolation import Matcher
+    from engine.structured.isolation import Matcher, Move
 
 
 @dataclass(slots=True, eq=False)
@@ -39,14 +37,13 @@ class Sequence:
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
     began: int | None = None  # the newest request's handle when this one began to decode
     slow: bool = False  # making its masks takes long
-    mask: Future[tuple[NDArray[np.int32], float]] | None = (
-        None  # the next mask of a slow one, and the seconds it took
-    )
+    move: Move | None = None  # what its grammar was asked last
+    unsettled: bool = False  # what that took of the tokens drawn last is not known yet
 
     @property
     def late(self) -> bool:
         """Whether its next draw cannot be made yet."""
-        return self.mask is not None and not self.mask.done()
+        return self.unsettled or (self.move is not None and self.move.late)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

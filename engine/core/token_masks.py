@@ -1,13 +1,13 @@
 """Builds token masks for constrained rows, draft tokens included.
 
-Grammars are stepped in processes of their own (`structured.isolation`). Slow ones have their masks made
-before the step that needs them; a grammar that fails ends its own request.
+Grammars are stepped in processes of their own (`structured.isolation`), while the model and the rest of a
+step run. A row whose grammar does not answer in time sits out steps until it does; a grammar that fails ends
+its own request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 import numpy as np
@@ -16,96 +16,120 @@ from numpy.typing import NDArray
 from engine.core.batch_state import Rows
 from engine.core.sequences import Sequence
 from engine.step import Ints
-from engine.structured.isolation import Move, Stepper, ahead, place
+from engine.structured.isolation import Move, Stepper
 from engine.types import ConstraintError, EngineError
 
 SLOW_MASK_S = 0.002
-"""Seconds of a processor: after a mask that took longer, the next is made ahead of its step."""
+"""Seconds of a processor: after a mask that took longer, the row's next ones are made where only rows like it
+wait for them."""
+WAIT_S = 0.01
+"""Seconds by the clock that a step waits for grammars when it needs nothing else."""
+ALONE_WAIT_S = 0.05
+"""The same where no other row is in the step: on a busy machine, what was computed is not thrown away."""
+
+Masks = tuple[Ints, NDArray[np.int32], dict[int, EngineError], list[int]]
 
 
-def make_masks(
-    drawing: list[Sequence], draws: list[int], rows: Rows, width: int
-) -> tuple[Ints, NDArray[np.int32], dict[int, EngineError]]:
-    """Rows under a grammar, their masks [M, width] (32 tokens a word), and why a row could not have one.
+def take_drawn(drawn: list[tuple[Sequence, list[int], bool]], wake: Callable[[], None]) -> dict[int, Move]:
+    """Have the grammars of sequences take what was drawn for them; what will come of it, by handle.
+
+    Where a sequence goes on, as its flag says, its next mask is made as well. `wake` is called for what is
+    late.
+    """
+    moves = [
+        (sequence, Move(sequence.matcher, token_ids, drafts=[] if goes_on else None, wake=wake))
+        for sequence, token_ids, goes_on in drawn
+        if sequence.matcher is not None
+    ]
+    _begin(moves)
+    return {sequence.handle: move for sequence, move in moves}
+
+
+def see_taken(sequences: list[Sequence]) -> None:
+    """Wait a little until it is known what the grammars of these have taken."""
+    for stepper in _steppers(sequences):
+        stepper.settle(_patience(sequences), masks=False)
+
+
+def ask_masks(drawing: list[Sequence], draws: list[int], rows: Rows, wake: Callable[[], None]) -> None:
+    """Have the masks made that this step needs, where `take_drawn` has not seen to it.
 
     draws: how many rows each sequence has; those after its first are masked as if its drafts were accepted.
     """
-    firsts = accumulate(draws, initial=0)
-    owned = [each for each in zip(drawing, firsts, draws, strict=False) if each[0].matcher is not None]
-    own_rows = [row for _, first, count in owned for row in range(first, first + count)]
-    masks = np.full((len(own_rows), width), -1, np.int32)
-    failed: dict[int, EngineError] = {}
-    asked: list[tuple[Sequence, int, Move]] = []
-    at = 0
-    if owned:
-        stepper = _stepper(owned[0][0])
-        stepper.collect()
-    for sequence, first, count in owned:
-        of_sequence, at = masks[at : at + count], at + count
-        matcher = sequence.matcher
-        assert matcher is not None
-        ready, matcher.ready = matcher.ready, None
-        if sequence.mask is not None:
-            made, sequence.mask = sequence.mask, None
-            try:
-                of_sequence[0], seconds = made.result()
-            except EngineError as error:
-                failed[first] = error
-                continue
-            sequence.slow = seconds > SLOW_MASK_S
-            if count == 1:
-                continue
-        elif ready is not None and (ready.error is not None or (count == 1 and ready.right)):
-            sequence.slow = ready.seconds > SLOW_MASK_S
-            if ready.error is not None:
-                failed[first] = ready.error
-            elif ready.masks is not None:
-                place(ready.masks, of_sequence)
+    asking: list[tuple[Sequence, Move]] = []
+    for sequence, count in zip(drawing, draws, strict=True):
+        if sequence.matcher is None or sequence.late:
             continue
         known = rows.num_tokens[sequence.slot]
-        drafts = rows.tokens[sequence.slot, known : known + count - 1].tolist()
+        drafts = rows.tokens[sequence.slot, known : known + count - 1].tolist() if count > 1 else []
         end = next((i for i, draft in enumerate(drafts) if draft in sequence.stop_ids), len(drafts))
-        asked.append((sequence, first, Move(matcher, drafts=drafts[:end], masks=of_sequence[: end + 1])))
-    if asked:
-        stepper.run([move for _, _, move in asked])
-    for sequence, first, move in asked:
-        sequence.slow = move.seconds > SLOW_MASK_S
-        if move.error is not None:  # one grammar's failure is that row's
-            failed[first] = move.error
-        elif move.right < move.num_masks:
-            failed[first + move.right] = ConstraintError("the grammar outgrew its limits")
-    return np.array(own_rows, np.int64), masks, failed
+        if sequence.move is None or sequence.move.drafts != drafts[:end]:
+            asking.append((sequence, Move(sequence.matcher, drafts=drafts[:end], wake=wake)))
+    _begin(asking)
 
 
-def make_ahead(
-    sequence: Sequence, width: int, executor: ThreadPoolExecutor, wake: Callable[[], None]
-) -> None:
-    """Begin a slow mask as soon as it can be: the sequence sits out steps until it is there; then `wake`."""
-    assert sequence.matcher is not None
-    sequence.mask = ahead(sequence.matcher, width, executor)
-    sequence.mask.add_done_callback(lambda _: wake())
-
-
-def take_drawn(drawn: list[tuple[Sequence, list[int], bool]]) -> dict[int, Move]:
-    """Have the grammars of sequences take what was drawn for them, all at once; what came of it, by handle.
-
-    Where a sequence goes on without a draft, as its flag says, its next mask is begun at once.
+def make_masks(drawing: list[Sequence], draws: list[int], width: int) -> Masks:
+    """Rows under a grammar, their masks [M, width] (32 tokens a word), why a row could not have one, and the
+    indices of sequences whose masks are late.
     """
-    moves = {
-        sequence.handle: Move(
-            sequence.matcher, token_ids, drafts=[] if goes_on and not sequence.slow else None
-        )
-        for sequence, token_ids, goes_on in drawn
-        if sequence.matcher is not None
-    }
-    if moves:
-        _stepper(drawn[0][0]).run(list(moves.values()), later=True)
-    for move in moves.values():
-        if move.error is None and not move.matcher.stopped and move.taken < len(move.token_ids):
-            move.error = ConstraintError(f"token {move.token_ids[move.taken]} does not fit the shape")
-    return moves
+    firsts = accumulate(draws, initial=0)
+    owned = [
+        (i, *each) for i, each in enumerate(zip(drawing, firsts, draws, strict=False)) if each[0].matcher
+    ]
+    for stepper in _steppers(sequence for _, sequence, _, _ in owned):
+        stepper.settle(_patience(drawing), masks=True)
+    own_rows = [row for _, _, first, count in owned for row in range(first, first + count)]
+    masks = np.full((len(own_rows), width), -1, np.int32)
+    failed: dict[int, EngineError] = {}
+    late: list[int] = []
+    made: list[NDArray[np.int32]] = []
+    places: list[int] = []
+    at = 0
+    for i, sequence, first, count in owned:
+        move = sequence.move
+        assert move is not None
+        if sequence.late:
+            late.append(i)
+        elif move.error is not None:  # one grammar's failure is that row's
+            failed[first] = move.error
+        else:
+            assert move.masks is not None
+            sequence.slow = move.seconds > SLOW_MASK_S
+            made.append(move.masks)
+            places += range(at, at + len(move.masks))
+            if move.right < len(move.masks):
+                failed[first + move.right] = ConstraintError("the grammar outgrew its limits")
+        at += count
+    if made:
+        _place(np.concatenate(made), masks, places)
+    return np.array(own_rows, np.int64), masks, failed, late
 
 
-def _stepper(sequence: Sequence) -> Stepper:
-    assert sequence.matcher is not None
-    return sequence.matcher.grammar.home.fast
+def _patience(drawing: list[Sequence]) -> float:
+    return WAIT_S if any(sequence.matcher is None for sequence in drawing) else ALONE_WAIT_S
+
+
+def _place(made: NDArray[np.int32], masks: NDArray[np.int32], places: list[int]) -> None:
+    """Write masks where they belong; ids beyond the tokenizer's are not allowed."""
+    width, own = masks.shape[1], made.shape[1]
+    if own > width:
+        made = made[:, :width]
+    elif own < width:
+        made = np.pad(made, ((0, 0), (0, width - own)))
+    masks[places] = made
+
+
+def _begin(moves: list[tuple[Sequence, Move]]) -> None:
+    """Have it done what is asked of these, and for slow ones where nobody else waits."""
+    for stepper in _steppers(sequence for sequence, _ in moves):
+        stepper.begin([move for sequence, move in moves if not sequence.slow])
+    for sequence, move in moves:
+        if sequence.slow:
+            move.matcher.grammar.home.slow.later([move])
+        sequence.move = move
+
+
+def _steppers(sequences: Iterable[Sequence]) -> list[Stepper]:
+    """The one that steps the grammars of these, if there is any to step."""
+    matcher = next((sequence.matcher for sequence in sequences if sequence.matcher is not None), None)
+    return [] if matcher is None else [matcher.grammar.home.fast]

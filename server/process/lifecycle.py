@@ -132,6 +132,11 @@ class ServerLifecycle:
             self._engine = await asyncio.to_thread(build_engine, self.config)
         await self._engine.start()
 
+    async def prepare(self) -> None:
+        """Start what the server serves without, and a request would have to wait for."""
+        assert self._engine is not None
+        await self._engine.prepare()
+
     async def _watch(self, what: str, death: Awaitable[BaseException]) -> None:
         cause = await death
         log.critical("the %s has died: %r", what, cause)

@@ -170,6 +170,7 @@ class _Process:
         _banner(life, url, time.monotonic() - self._began, keyed=keyed)
         await asyncio.to_thread(load_late_modules)
         gc.freeze()
+        await life.prepare()
 
     def _warn(self, *, keyed: bool) -> None:
         """Of what is allowed and seldom meant."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from server.prompting.context_room import name_cut_limit, require_room
 from server.prompting.messages import sampling, to_messages
-from server.prompting.tool_offer import Offer, check, custom_tool_names, offer, steady
+from server.prompting.tool_offer import Offer, check, custom_tool_names, naming_source, offer, steady
 from server.prompting.untold import name_untold
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "custom_tool_names",
     "name_cut_limit",
     "name_untold",
+    "naming_source",
     "offer",
     "require_room",
     "sampling",

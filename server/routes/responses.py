@@ -116,7 +116,10 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
     here = context(request)
     headers = here.models.resume_headers(parsed.model)
     key = keyed(request)
-    started = await here.runs.create(principal(request), parsed, items, key.request)
+    # Until it has begun there is nothing to come back to: a client that leaves takes the trial of its shapes
+    # along, say. A background response is begun all the same, for its webhook or its conversation.
+    planning = partial(while_connected, request)
+    started = await here.runs.create(principal(request), parsed, items, key.request, planning)
     key.started(started.response_id)
     if parsed.stream:
         return _stream(request, started.reader, headers=headers)

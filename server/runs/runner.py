@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -89,6 +89,8 @@ if TYPE_CHECKING:
     from tools import Registry
 
 log = logging.getLogger("antiphon.runs")
+
+Planning = Callable[[Coroutine[Any, Any, Planned]], Awaitable[Planned]]
 
 LAST_COMMIT_S = 1.0
 """How long a process whose engine or database has died waits for its last commit."""
@@ -207,10 +209,12 @@ class Runs:
         request: CreateResponse,
         input_items: Sequence[Item],
         keyed: KeyedRequest | None = None,
+        planning: Planning | None = None,
     ) -> Started:
         """Plan a request and start its run; the start transaction is durable when this returns.
 
-        keyed: what makes the request the same as another one; it is recorded with the start. Raises ApiError
+        keyed: what makes the request the same as another one; it is recorded with the start. planning: awaits
+        the plan, and may give it up, where nothing is to be kept of it without its client. Raises ApiError
         (403 where the principal may not use the model or a tool), the engine's RequestErrors, QueueFull and
         EngineUnavailable, ConversationLocked, RequestKnown, StorageUnavailable.
         """
@@ -224,7 +228,7 @@ class Runs:
             place = None
             if not request.background:
                 place = stack.enter_context(served.engine.admission.enter())
-            started = await self._create(principal, request, input_items, served, place, keyed)
+            started = await self._create(principal, request, input_items, served, place, keyed, planning)
             stack.pop_all()  # the run's task gives it back
             return started
 
@@ -236,6 +240,7 @@ class Runs:
         served: ServedModel,
         place: Place | None,
         keyed: KeyedRequest | None,
+        planning: Planning | None,
     ) -> Started:
         """Plan and begin; see `create`."""
         owner = principal.owner
@@ -250,7 +255,7 @@ class Runs:
             items = await identify(self._storage, owner, items)
         sealed_by = await self._sealing.by(request.include, served.info.name)
         while True:
-            planned = await make_plan(
+            plan = make_plan(
                 Turn(request, items, principal, served, as_of=now_us()),
                 self._storage,
                 self._registry,
@@ -259,6 +264,7 @@ class Runs:
                 sealed_by=sealed_by,
                 pasts=self._pasts,
             )
+            planned = await (plan if planning is None or request.background else planning(plan))
             drawn = planned.request.sampling
             echo = echo_members(
                 response_echo(request, model=served.name, temperature=drawn.temperature, top_p=drawn.top_p)

@@ -36,6 +36,7 @@ from server.prompting import (
     check,
     custom_tool_names,
     name_untold,
+    naming_source,
     offer,
     require_room,
     sampling,
@@ -101,6 +102,7 @@ async def prepare_chat(
         ],
         head={**new_head(completion_id, served), "service_tier": tier},
         place=place,
+        named=lambda error: naming_source(error, offered.constraint, request.tools, request.shape_param),
         usage=Usage([len(prompt.ids)], request.n),
         search=request.search,
     )

@@ -24,7 +24,7 @@ from engine import (
 from server.access import Principal, require_use
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.prompting import Offer, check, require_room, sampling, steady
+from server.prompting import Offer, check, naming_source, require_room, sampling, steady
 from server.schema import CompletionRequest, refuse
 from server.stateless.choices import (
     Completion,
@@ -84,6 +84,7 @@ async def prepare_completion(
         writers=writers,
         head=new_head(completion_id, served),
         place=place,
+        named=lambda error: naming_source(error, offered.constraint, (), request.shape_param),
         usage=Usage(counts, len(writers)),
         silent=request.max_tokens == 0,
         search=request.search,

@@ -5,6 +5,6 @@ Owns the trial of every constraint, the processes that step grammars, and what b
 
 from __future__ import annotations
 
-from engine.structured.isolation.constraints import Constraints, Grammar, Matcher, Move, Stepper, ahead, place
+from engine.structured.isolation.constraints import Constraints, Grammar, Matcher, Move, Stepper
 
-__all__ = ["Constraints", "Grammar", "Matcher", "Move", "Stepper", "ahead", "place"]
+__all__ = ["Constraints", "Grammar", "Matcher", "Move", "Stepper"]

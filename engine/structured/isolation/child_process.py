@@ -44,10 +44,9 @@ MASKED = struct.Struct("<dH")
 FORK, REAP = b"f", b"r"
 
 HEADER = 64  # bytes of shared memory in front of the masks: the matcher in work as a number of 64 bits
-SHARED = 16 << 20  # bytes of shared memory for the masks of one request
+SHARED = 32 << 20  # bytes of shared memory for masks; a step has half, so that two can be under way
 NOBODY = -1
 TOKEN_S = 0.0005  # more time, for each token that a row has to catch up with
-ROW_S = 0.002  # and for each row
 LOOK_AHEAD = 4  # tokens of a text that fits, whose masks are part of a trial
 
 
@@ -98,7 +97,8 @@ which those that may come next are written as the bits of one more mask; None: n
 
 
 class Step(NamedTuple):
-    """Rows in the order of their masks, and whatever nobody wants any more. width: words of a mask.
+    """Rows in the order of their masks, and whatever nobody wants any more. width: words of a mask. at: the
+    word of shared memory where the masks begin.
 
     It is answered twice: with what the rows took, and, if any wants masks, when those are written. Either
     answer has a `TAKEN`, or `MASKED`, for each row, and after them what failed, as JSON: messages by index.
@@ -106,6 +106,7 @@ class Step(NamedTuple):
 
     rows: list[Row]
     width: int
+    at: int
     matchers_gone: list[int]
     grammars_gone: list[int]
 
@@ -293,15 +294,14 @@ class _Keeper:
 
     def _step(self, step: Step) -> None:
         """Both answers; the number of the row in work stands where the server finds it should this process
-        end."""
+        end. Each row has its own time."""
         rows, at_work = step.rows, self._at_work
-        caught_up = sum(len(row[2]) for row in rows)
-        _allow(self._seconds + ROW_S * len(rows) + TOKEN_S * caught_up)
         told: list[bytes] = []
         errors: dict[int, str] = {}
         matchers: list[Matcher | None] = []
         for index, (number, opening, known, token_ids, freely, _, _) in enumerate(rows):
             at_work[0] = number
+            _allow(self._seconds + TOKEN_S * len(known))
             matcher = None
             try:
                 if opening is not None:
@@ -316,27 +316,27 @@ class _Keeper:
                 told.append(TAKEN.pack(False, 0))
             matchers.append(matcher)
         at_work[0] = NOBODY
-        self._tell(told, errors)
-        num_masks = sum(_num_masks(row) for row in rows)
-        if num_masks:
-            _allow(self._seconds + ROW_S * len(rows))
-            masks = self._masks[: num_masks * step.width].reshape(num_masks, step.width)
-            told, errors, at = [], {}, 0
-            for index, (row, matcher) in enumerate(zip(rows, matchers, strict=True)):
-                own, at = masks[at : at + _num_masks(row)], at + _num_masks(row)
-                at_work[0] = row[0]
-                took, right = 0.0, 0
-                if matcher is not None and not (row[3] and matcher.stopped):
-                    try:
-                        took, right = _mask(matcher, row, own)
-                    except BaseException as error:  # as above
-                        self._failed(row[0], index, error, errors)
-                told.append(MASKED.pack(took, right))
-                if took > ROW_S:  # the next one has its whole time again
-                    _allow(self._seconds + ROW_S * len(rows))
-            at_work[0] = NOBODY
-            self._tell(told, errors)
         _allow(0)
+        self._tell(told, errors)
+        num_masks = sum(map(count_masks, rows))
+        if not num_masks:
+            return
+        masks = self._masks[step.at : step.at + num_masks * step.width].reshape(num_masks, step.width)
+        told, errors, at = [], {}, 0
+        for index, (row, matcher) in enumerate(zip(rows, matchers, strict=True)):
+            own, at = masks[at : at + count_masks(row)], at + count_masks(row)
+            at_work[0] = row[0]
+            took, right = 0.0, 0
+            if matcher is not None and len(own) and not (row[3] and matcher.stopped):
+                _allow(self._seconds)
+                try:
+                    took, right = _mask(matcher, row, own)
+                except BaseException as error:  # as above
+                    self._failed(row[0], index, error, errors)
+            told.append(MASKED.pack(took, right))
+        at_work[0] = NOBODY
+        _allow(0)
+        self._tell(told, errors)
 
     def _failed(self, number: int, index: int, error: BaseException, errors: dict[int, str]) -> None:
         self._matchers.pop(number, None)
@@ -362,7 +362,8 @@ class _Keeper:
                 send(self._opening, error.encode())
 
 
-def _num_masks(row: Row) -> int:
+def count_masks(row: Row) -> int:
+    """How many masks are written for a row."""
     return (0 if row[5] is None else 1 + len(row[5])) + (row[6] is not None)
 
 

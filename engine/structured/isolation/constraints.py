@@ -12,11 +12,12 @@ import json
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -39,10 +40,11 @@ from engine.structured.isolation.child_process import (
     Row,
     Step,
     Trial,
+    count_masks,
 )
 from engine.structured.isolation.nursery import Cause, Died, Nursery, Worker, shared_nursery
 from engine.tokenizer import Tokenizer
-from engine.types import Constraint, ConstraintError, ReaderParams, RequestFailed
+from engine.types import Constraint, ConstraintError, EngineError, ReaderParams, RequestFailed
 
 T = TypeVar("T")
 Mask = NDArray[np.int32]
@@ -51,10 +53,12 @@ Mask = NDArray[np.int32]
 # at a time, so that a flood of what never ends holds up nobody else.
 SHORT_S = 0.1
 LONG_S = 2.0
-# A mask takes microseconds; the limits of `grammar` end nearly all that is hostile after some 15 ms.
-MASK_S = 0.1
+# A mask takes microseconds; the limits of `grammar` end nearly all that is hostile after some 15 ms. Other
+# rows under grammars wait so long for one that does not end, and then for another process.
+MASK_S = 0.02
 SLOW_MASK_S = 1.0  # where nobody else waits for it but rows that are slow as well
-STUCK_S = 6.0  # by the clock: for what waits without working; a step of the engine may take ten
+STUCK_S = 6.0  # by the clock: for what waits without working
+CAUGHT_UP = 4096  # tokens of a step that is sent without waiting: they fit what a socket holds
 TRIAL_MEMORY = 512 << 20
 KEPT_MEMORY = 2 << 30
 KEPT_COUNT = 256
@@ -73,7 +77,8 @@ _numbers = count(1)
 
 @dataclass(eq=False)
 class Grammar:
-    """A constraint that was tried, as text. failure: why it is not to be stepped any more."""
+    """A constraint that was tried, as text. slow: it took all the time that it may take beside others, so it
+    is stepped apart from them. failure: why it is not to be stepped any more."""
 
     source: str  # JSON
     marked: bool
@@ -82,6 +87,7 @@ class Grammar:
     digest: bytes
     home: Constraints = field(repr=False)
     number: int = field(default_factory=lambda: next(_numbers))
+    slow: bool = False
     failure: str | None = None
 
     def matcher(self, max_tokens: int) -> Matcher:
@@ -93,7 +99,7 @@ class Grammar:
 class Matcher:
     """Where one generation stands in a grammar: the tokens that it has taken. Not thread-safe."""
 
-    __slots__ = ("__weakref__", "grammar", "max_tokens", "number", "ready", "stopped", "tokens")
+    __slots__ = ("__weakref__", "grammar", "max_tokens", "number", "stopped", "tokens")
 
     def __init__(self, grammar: Grammar, max_tokens: int) -> None:
         self.grammar = grammar
@@ -101,7 +107,6 @@ class Matcher:
         self.number = next(_numbers)
         self.tokens: list[int] = []
         self.stopped = False  # the shape is whole and nothing may follow
-        self.ready: Move | None = None  # asks for the mask after these tokens, and may have it by now
         grammar.home.met(self)
 
     def take(self, token_ids: Sequence[int], *, freely: bool = False) -> int:
@@ -126,11 +131,12 @@ class Matcher:
 
 @dataclass(eq=False, slots=True)
 class Move:
-    """What is asked of one matcher (see `confined.Row`), and what came of it.
+    """What is asked of one matcher (see `child_process.Row`), and what came of it.
 
-    masks: where they are written, one for each place. right: how many of them count: after a draft there may
-    be none. seconds: of a processor, for the first. error: why there is no more; the matcher is of no use
-    then.
+    masks: one for each place. right: how many of them count: after a draft there may be none. seconds: of a
+    processor, for the first. error: why there is no more; the matcher is of no use then. late: others do not
+    wait for it; then `wake` is called as soon as its tokens are booked, and when it is done, from a thread of
+    the stepper.
     """
 
     matcher: Matcher
@@ -138,17 +144,24 @@ class Move:
     freely: bool = False
     drafts: list[int] | None = None
     asked: list[int] | None = None
+    wake: Callable[[], None] | None = None
     masks: Mask | None = None
     booked: bool = False  # `taken` is right
+    done: bool = False
+    late: bool = False
     taken: int = 0
     right: int = 0
     seconds: float = 0.0
-    error: ConstraintError | None = None
+    error: EngineError | None = None
 
     @property
     def num_masks(self) -> int:
         """How many are written."""
         return (0 if self.drafts is None else 1 + len(self.drafts)) + (self.asked is not None)
+
+    def fail(self, error: EngineError) -> None:
+        """There is no more."""
+        self.error, self.done = error, True
 
 
 class Constraints:
@@ -162,8 +175,8 @@ class Constraints:
         self._lasting = lasting
         self.nursery = shared_nursery(load) if lasting else Nursery(load)
         self.width = -(-tokenizer.vocab_size // 32)
-        self.fast = Stepper(self, MASK_S)
         self.slow = Stepper(self, SLOW_MASK_S)
+        self.fast = Stepper(self, MASK_S, slow=self.slow)
         places = max(1, (os.cpu_count() or 1) // 2)
         self._short, self._long = Turns(places), Turns(1)
         # Threads that wait for processes: one a place, and more for what is known and only opened.
@@ -173,6 +186,11 @@ class Constraints:
         self._refused: OrderedDict[bytes, ConstraintError] = OrderedDict()
         self._size = 0
         self._tried: weakref.WeakValueDictionary[bytes, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    def start(self) -> None:
+        """Start the processes that the first constraint would have to wait for. It is told what fails."""
+        with suppress(EngineError, Died):
+            self.fast.start()
 
     # -- trials ----------------------------------------------------------------------------------------------
 
@@ -281,7 +299,7 @@ class Constraints:
                 self._refused.popitem(last=False)
 
     def condemn(self, grammar: Grammar, cause: Cause) -> None:
-        """A grammar that ended a process while it was stepped: nobody steps it again."""
+        """A grammar ended a process while it was stepped: nobody steps it again."""
         grammar.failure = f"following the grammar {_REASONS[cause]}"
         if cause != "memory":  # that may have been others', too
             self._refuse(grammar.digest, ConstraintError(grammar.failure))
@@ -379,15 +397,25 @@ class _Run:
 
 class Stepper:
     """One process that steps matchers, started when it is first needed and anew after each death.
-    Thread-safe: one `run` at a time, `open` beside it."""
 
-    def __init__(self, home: Constraints, seconds: float) -> None:
+    `run` and `open` may be called by any thread. `begin`, `settle` and `later` are one thread's, the
+    engine's: what they ask is done while that thread does something else, and what takes long becomes late,
+    which is to say that a thread of the stepper waits for it instead. Until that one is through, everything
+    that is begun is late as well: there is one process.
+    """
+
+    def __init__(self, home: Constraints, seconds: float, *, slow: Stepper | None = None) -> None:
+        """seconds: of a processor, for the tokens or a mask of one row. slow: who steps a grammar that took
+        all of them, which is otherwise not stepped any more."""
         self._home = home
         self._seconds = seconds
+        self._slow = slow
         self._running, self._opening, self._starting = (threading.Lock() for _ in range(3))
         self._worker: _Kept | None = None
-        self._awaited: tuple[_Kept, list[Move]] | None = None
-        self._later = False
+        self._under_way: deque[_Asked] = deque()  # what the process was asked and has not answered
+        self._half = 0
+        self._late: deque[list[Move]] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine-masks")
         self._closed = False
 
     def open(self, grammar: Grammar) -> None:
@@ -399,7 +427,7 @@ class Stepper:
                     return
                 order = Opened(grammar.number, grammar.source, grammar.marked, grammar.starts_in)
                 try:
-                    error = worker.process.ask(order, STUCK_S, opening=True).decode()
+                    error = worker.process.open(order, STUCK_S).decode()
                 except Died:
                     self._lost(worker)
                     continue  # another one's doing, most likely: this one was tried
@@ -410,34 +438,96 @@ class Stepper:
                 return
         raise RequestFailed("the grammars' process died again and again")
 
-    def run(self, moves: Sequence[Move], *, strict: bool = False, later: bool = False) -> None:
-        """Do what is asked, each within its time; what became of it stands in the moves then.
+    # -- now, or while the caller does something else --------------------------------------------------------
 
-        strict: raise the first error. later: masks are made from now on, and stand in the `ready` of matchers
-        once `collect` was called; those that do not are to be asked for again.
-        """
-        with self._running:
-            self._collect()
-            self._later = later
-            pending = list(moves)
-            for _ in range(len(moves) + ATTEMPTS):
-                if not pending:
-                    break
-                pending = self._try(pending)
-            for move in pending:
-                move.error = ConstraintError("following the grammar failed again and again")
+    def run(self, moves: Sequence[Move], *, strict: bool = False) -> None:
+        """Do what is asked, each within its time; what became of it stands in the moves then. strict: raise
+        the first error."""
+        too_slow = self._finish(moves)
+        if too_slow and self._slow is not None:
+            self._slow.run(too_slow)
         if strict and (error := next((move.error for move in moves if move.error is not None), None)):
             raise error
 
-    def collect(self) -> None:
-        """Wait for what was asked for later."""
-        with self._running:
-            self._collect()
+    def begin(self, moves: Sequence[Move]) -> None:
+        """Have it done from now on: `settle` says when, or it is late."""
+        if not moves:
+            return
+        if not self._late:
+            with self._running, suppress(Died):  # whoever goes on from here finds it dead
+                worker = self._worker
+                if worker is not None and len(self._under_way) < 2 and self._fits(worker, moves):
+                    self._send(worker, moves)
+                    return
+        self.later(moves)
 
-    def _collect(self) -> None:
-        awaited, self._awaited = self._awaited, None
-        if awaited is not None:
-            self._masked(*awaited)
+    def settle(self, seconds: float, *, masks: bool) -> None:
+        """Wait so long for what has begun: for its masks, or only for what tokens were taken. Then it is
+        done, or late."""
+        if self._late or not self._under_way:
+            return
+        with self._running:
+            until = time.monotonic() + seconds
+            try:
+                for asked in self._under_way:
+                    while not asked.answered if masks else not asked.booked:
+                        left = max(0.0001, until - time.monotonic())
+                        asked.book(asked.worker.process.hear(left), self._home.width)
+                while self._under_way and self._under_way[0].answered:
+                    self._under_way.popleft()
+                return
+            except (TimeoutError, EOFError, OSError):  # where it died, the one that goes on sees of what
+                pass
+        self.later([])
+
+    def later(self, moves: Sequence[Move]) -> None:
+        """Have it done beside, with all that has begun: nobody waits for it."""
+        begun: list[Move] = []
+        if not self._late:  # else those are late already
+            begun = [move for asked in self._under_way for move in asked.moves if not move.done]
+        waiting = [*begun, *moves]
+        for move in waiting:
+            move.late = True
+        self._late.append(waiting)
+        self._thread.submit(self._go_on, waiting, moves)
+
+    def _go_on(self, waiting: list[Move], moves: Sequence[Move]) -> None:
+        too_slow: list[Move] = []
+        failure: EngineError = RequestFailed("the grammar could not be followed")
+        try:
+            too_slow = self._finish(moves)
+        except EngineError as error:
+            failure = error
+        finally:
+            self._late.popleft()
+            for move in waiting:
+                if move not in too_slow:
+                    if not move.done:
+                        move.error, move.done = failure, True
+                    move.late = False
+                    if move.wake is not None:
+                        move.wake()
+            if too_slow and self._slow is not None:
+                self._slow.later(too_slow)
+
+    # -- to the end ------------------------------------------------------------------------------------------
+
+    def _finish(self, moves: Sequence[Move]) -> list[Move]:
+        """Do what has begun, and these; returns those that are too slow for this stepper."""
+        too_slow: list[Move] = []
+        with self._running:
+            begun, self._under_way = self._under_way, deque()
+            pending = [*self._answered(begun), *moves]
+            for _ in range(len(pending) + ATTEMPTS):
+                if self._slow is not None:
+                    too_slow += [move for move in pending if move.matcher.grammar.slow]
+                    pending = [move for move in pending if not move.matcher.grammar.slow]
+                if not pending:
+                    break
+                pending = self._try(pending)
+        for move in pending:
+            move.fail(ConstraintError("following the grammar failed again and again"))
+        return too_slow
 
     def _try(self, moves: list[Move]) -> list[Move]:
         """Returns those that are left because a grammar ended the process."""
@@ -446,103 +536,93 @@ class Stepper:
         for move in moves:
             grammar = move.matcher.grammar
             if grammar.failure is not None:
-                move.error = ConstraintError(grammar.failure)
+                move.fail(ConstraintError(grammar.failure))
                 continue
             try:
                 if grammar.number not in worker.opened:
                     self.open(grammar)
             except (ConstraintError, RequestFailed) as error:
-                move.error = ConstraintError(str(error))
+                move.fail(error)
                 continue
             ready.append(move)
-        width, at = self._home.width, 0
-        room = max(1, SHARED // (4 * width))
+        at, most = 0, self._most_masks()
         while at < len(ready):
             end, num_masks = at, 0
-            while end < len(ready) and (end == at or num_masks + ready[end].num_masks <= room):
+            while end < len(ready) and (end == at or num_masks + ready[end].num_masks <= most):
                 num_masks += ready[end].num_masks
                 end += 1
-            self._collect()
-            if not self._ask(worker, ready[at:end], width):
-                return [move for move in ready[at:] if move.error is None]
+            try:
+                self._send(worker, ready[at:end])
+            except Died as death:
+                self._died(worker, death, ready)
+                return [move for move in ready[at:] if not move.done]
+            if left := self._answered(deque([self._under_way.pop()])):
+                return [*left, *(move for move in ready[end:] if not move.done)]
             at = end
         return []
 
-    def _ask(self, worker: _Kept, moves: list[Move], width: int) -> bool:
-        """False where the process died of one of them, or was lost before."""
+    def _answered(self, begun: deque[_Asked]) -> list[Move]:
+        """Wait for all answers; returns the moves that are left because the process died of one of them, or
+        was lost before."""
+        for asked in begun:
+            try:
+                while not asked.answered:
+                    asked.book(asked.worker.process.ask(None, asked.seconds), self._home.width)
+            except Died as death:
+                moves = [move for each in begun for move in each.moves if not move.done]
+                self._died(asked.worker, death, moves)
+                return [move for move in moves if not move.done]
+        return []
+
+    def _died(self, worker: _Kept, death: Died, moves: list[Move]) -> None:
+        """Find out which grammar a process died of."""
+        culprit = int(worker.at_work[0])
+        self._lost(worker)
+        for move in moves:
+            if move.matcher.number == culprit and not move.done:
+                grammar = move.matcher.grammar
+                if death.cause == "time" and self._slow is not None:
+                    grammar.slow = True
+                else:
+                    self._home.condemn(grammar, death.cause)
+                    move.fail(ConstraintError(grammar.failure or ""))
+
+    def _most_masks(self) -> int:
+        return max(1, SHARED // (8 * self._home.width))
+
+    def _fits(self, worker: _Kept, moves: Sequence[Move]) -> bool:
+        """Whether it can be asked at once."""
+        opened, known = worker.opened, worker.known
+        caught_up = num_masks = 0
+        for move in moves:
+            matcher = move.matcher
+            grammar = matcher.grammar
+            if grammar.number not in opened or grammar.slow or grammar.failure is not None:
+                return False
+            caught_up += len(matcher.tokens) - known.get(matcher.number, 0)
+            num_masks += move.num_masks
+        return caught_up <= CAUGHT_UP and num_masks <= self._most_masks()
+
+    def _send(self, worker: _Kept, moves: Sequence[Move]) -> None:
+        """Ask a process that has all their grammars; raises Died."""
         rows: list[Row] = []
+        caught_up = 0
         for move in moves:
             matcher = move.matcher
             known = worker.known.get(matcher.number)
             opening = (matcher.grammar.number, matcher.max_tokens) if known is None else None
-            caught_up = matcher.tokens[known or 0 :]
+            behind = matcher.tokens[known or 0 :]
+            caught_up += len(behind)
             token_ids = [] if move.booked else move.token_ids
-            rows.append((matcher.number, opening, caught_up, token_ids, move.freely, move.drafts, move.asked))
-        step = Step(rows, width, worker.gone(), _drained(worker.grammars_gone))
-        seconds = STUCK_S + TOKEN_S * sum(len(row[2]) for row in rows)
-        told = self._answer(worker, moves, step, seconds)
-        if told is None:
-            return False
-        for move, (stopped, taken) in zip(moves, TAKEN.iter_unpack(told), strict=True):
-            matcher = move.matcher
-            if move.error is not None:
-                continue
-            if not move.booked:
-                move.taken, move.booked = taken, True
-            if taken:
-                matcher.tokens += move.token_ids[:taken]
-                matcher.ready = None
-            matcher.stopped = stopped
-            worker.known[matcher.number] = len(matcher.tokens)
-            if self._later and move.drafts is not None:
-                matcher.ready = move
-        if not any(move.num_masks for move in moves):
-            return True
-        if self._later:
-            self._awaited = (worker, moves)
-            return True
-        return self._masked(worker, moves)
+            rows.append((matcher.number, opening, behind, token_ids, move.freely, move.drafts, move.asked))
+        at, self._half = self._half * (SHARED // 8), 1 - self._half
+        worker.process.tell(Step(rows, self._home.width, at, worker.gone(), _drained(worker.grammars_gone)))
+        seconds = STUCK_S + self._seconds * len(rows) + TOKEN_S * caught_up
+        self._under_way.append(_Asked(worker, moves, at, sum(map(count_masks, rows)), seconds))
 
-    def _masked(self, worker: _Kept, moves: list[Move]) -> bool:
-        """The second answer."""
-        told = self._answer(worker, moves, None, STUCK_S)
-        if told is None:
-            return False
-        first, width = 0, self._home.width
-        for move, (seconds, right) in zip(moves, MASKED.iter_unpack(told), strict=True):
-            if move.num_masks:
-                own = worker.masks[first * width : (first + move.num_masks) * width]
-                if move.error is None:
-                    move.seconds, move.right = seconds, right
-                    made = own.reshape(move.num_masks, width)
-                    if move.masks is None:
-                        move.masks = made.copy()
-                    else:
-                        place(made, move.masks)
-                first += move.num_masks
-        return True
-
-    def _answer(
-        self, worker: _Kept, moves: list[Move], step: Step | None, seconds: float
-    ) -> memoryview | None:
-        """What is said of each, the errors taken out; None where the process died, of whatever it was at."""
-        try:
-            reply = worker.process.ask(step, seconds)
-        except Died as death:
-            culprit = int(worker.at_work[0])
-            self._lost(worker)
-            for move in moves:
-                if move.matcher.number == culprit:
-                    self._home.condemn(move.matcher.grammar, death.cause)
-                    move.error = ConstraintError(move.matcher.grammar.failure or "")
-            return None
-        size = len(moves) * (MASKED if step is None else TAKEN).size
-        if len(reply) > size:
-            for index, error in json.loads(reply[size:]).items():
-                move = moves[int(index)]
-                move.error = ConstraintError(error)
-                worker.known.pop(move.matcher.number, None)
-        return memoryview(reply)[:size]
+    def start(self) -> None:
+        """Start the process now. Raises what `open` raises."""
+        self._started()
 
     def _started(self) -> _Kept:
         with self._starting:
@@ -574,6 +654,61 @@ class Stepper:
         if worker is not None:
             worker.process.kill()
             worker.process.bury()
+        self._thread.shutdown(wait=False)
+
+
+class _Asked:
+    """A step that a process was told to take, and what it has answered."""
+
+    def __init__(self, worker: _Kept, moves: Sequence[Move], at: int, num_masks: int, seconds: float) -> None:
+        """at: where its masks are. seconds: by the clock, after which it will not answer any more."""
+        self.worker = worker
+        self.moves = moves
+        self.seconds = seconds
+        self.booked = self.answered = False
+        self._at = at
+        self._num_masks = num_masks
+
+    def book(self, answer: bytes, width: int) -> None:
+        """Its next answer: what the rows took, then their masks."""
+        size = len(self.moves) * (MASKED if self.booked else TAKEN).size
+        if len(answer) > size:
+            for index, error in json.loads(answer[size:]).items():
+                move = self.moves[int(index)]
+                move.fail(ConstraintError(error))
+                self.worker.known.pop(move.matcher.number, None)
+        if self.booked:
+            self._book_masks(memoryview(answer)[:size], width)
+        else:
+            self._book_tokens(memoryview(answer)[:size])
+
+    def _book_tokens(self, answer: memoryview) -> None:
+        known, masks_follow = self.worker.known, self._num_masks > 0
+        for move, (stopped, taken) in zip(self.moves, TAKEN.iter_unpack(answer), strict=True):
+            if move.done:
+                continue
+            matcher = move.matcher
+            if not move.booked:
+                move.taken = taken
+                matcher.tokens += move.token_ids[:taken]
+            matcher.stopped = stopped
+            known[matcher.number] = len(matcher.tokens)
+            move.booked, move.done = True, not masks_follow
+            if move.late and move.wake is not None:
+                move.wake()
+        self.booked, self.answered = True, not masks_follow
+
+    def _book_masks(self, answer: memoryview, width: int) -> None:
+        at, size = self._at, self._num_masks * width
+        masks = self.worker.masks[at : at + size].reshape(self._num_masks, width).copy()
+        first = 0
+        for move, (seconds, right) in zip(self.moves, MASKED.iter_unpack(answer), strict=True):
+            last = first + move.num_masks
+            if not move.done:
+                move.masks, move.seconds, move.right = masks[first:last], seconds, right
+                move.done = True
+            first = last
+        self.answered = True
 
 
 class _Kept:
@@ -599,13 +734,6 @@ class _Kept:
         return gone
 
 
-def place(masks: Mask, there: Mask) -> None:
-    """Copy masks to where they are wanted; ids beyond the tokenizer's are not allowed."""
-    shared = min(there.shape[1], masks.shape[1])
-    there[:, :shared] = masks[:, :shared]
-    there[:, shared:] = 0
-
-
 def _drained(queue: deque[int]) -> list[int]:
     found = []
     while queue:
@@ -616,15 +744,3 @@ def _drained(queue: deque[int]) -> list[int]:
 def _forget(steppers: tuple[Stepper, ...], matcher: int) -> None:
     for stepper in steppers:
         stepper.forget(matcher)
-
-
-def ahead(matcher: Matcher, width: int, pool: ThreadPoolExecutor) -> Future[tuple[Mask, float]]:
-    """A mask that takes long, begun now: the mask, and the seconds that it took."""
-
-    def make() -> tuple[Mask, float]:
-        move = Move(matcher, drafts=[], masks=np.zeros((1, width), np.int32))
-        matcher.grammar.home.slow.run([move], strict=True)
-        assert move.masks is not None
-        return move.masks[0], move.seconds
-
-    return pool.submit(make)

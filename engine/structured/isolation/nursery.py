@@ -1,7 +1,4 @@
-"""Starts, asks and ends the child processes of `child_process`, and finds out why one died.
-
-The nursery starts with the first constraint.
-"""
+"""Starts, asks and ends the child processes of `child_process`, and finds out why one died."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any, Literal
@@ -20,6 +18,7 @@ from engine.structured.isolation.child_process import (
     ANSWER,
     FORK,
     HEADER,
+    LENGTH,
     ORDER,
     REAP,
     SHARED,
@@ -35,6 +34,7 @@ Cause = Literal["time", "memory", "crash"]
 
 START_S = 120.0  # for a large vocabulary, on a machine that is busy
 FORK_S = 30.0
+TELL_S = 6.0  # for a process that does not read what it is told
 # One thread each: a process that forks must have no other, and none of these computes much.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -49,7 +49,8 @@ class Died(Exception):
 
 class Nursery:
     """One process that has read a model's vocabulary, and forks workers that have it too. Thread-safe; it is
-    started by the first `fork`, and anew should it be lost."""
+    started by the first `fork`, and anew should it be lost. Who serves asks for one before any request does
+    (`Constraints.start`)."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -101,8 +102,10 @@ class Nursery:
 
     def close(self) -> None:
         """End it, and every worker."""
+        self._closed = True
+        if self._control is None and (loading := self._process) is not None:
+            loading.kill()  # nobody is to wait until it has read everything
         with self._lock:
-            self._closed = True
             self._end()
 
     @property
@@ -188,25 +191,58 @@ class Worker:
         self._nursery = nursery
         self._number = number
         self._lock = threading.Lock()
-        self._killed = self._reaped = False
+        self._heard = bytearray()  # of answers that have not been read
+        self._killed = False
+        self._cause: Cause | None = None  # of its end, once it is gone for good
 
     def tell(self, message: Any) -> None:
-        """Send what is not answered. Raises Died."""
+        """Send what is answered later, or never. Raises Died."""
         try:
-            send(self.channel, pickle.dumps(message))
+            self.channel.settimeout(TELL_S)
+            send(self.channel, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        except TimeoutError:
+            self.kill()
+            raise Died(self.bury()) from None
         except OSError:
             raise Died(self.bury()) from None
 
-    def ask(self, message: Any, seconds: float, *, opening: bool = False) -> bytes:
+    def hear(self, seconds: float) -> bytes:
+        """The next answer. TimeoutError: it has not come within so many seconds by the clock, and may still
+        come. EOFError, OSError: none will come."""
+        heard = self._heard
+        while len(heard) < LENGTH.size or len(heard) < LENGTH.size + LENGTH.unpack_from(heard)[0]:
+            self.channel.settimeout(seconds)
+            data = self.channel.recv(1 << 16)
+            if not data:
+                raise EOFError
+            heard += data
+        end = LENGTH.size + LENGTH.unpack_from(heard)[0]
+        answer = bytes(heard[LENGTH.size : end])
+        del heard[:end]
+        return answer
+
+    def ask(self, message: Any, seconds: float) -> bytes:
         """What it answers within so many seconds by the clock; Died, and gone, where it does not. None: what
         else it answers to the last message."""
-        channel = self.opening if opening else self.channel
-        assert channel is not None
+        if message is not None:
+            self.tell(message)
+        return self._answered(lambda: self.hear(seconds))
+
+    def open(self, message: Any, seconds: float) -> bytes:
+        """The same through the channel of those that keep matchers, beside what is asked meanwhile."""
+        opening = self.opening
+        assert opening is not None
+
+        def hear() -> bytes:
+            opening.settimeout(seconds)
+            send(opening, pickle.dumps(message))
+            return receive(opening)
+
+        return self._answered(hear)
+
+    def _answered(self, hear: Callable[[], bytes]) -> bytes:
         try:
-            channel.settimeout(seconds)
-            if message is not None:
-                send(channel, pickle.dumps(message))
-            return receive(channel)
+            return hear()
         except TimeoutError:
             self.kill()
             self.bury()
@@ -217,7 +253,7 @@ class Worker:
     def kill(self) -> None:
         """End it at once; whoever waits for it gets Died. `bury` it then."""
         with self._lock:
-            if not self._reaped:
+            if self._cause is None:
                 self._killed = True
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
@@ -225,12 +261,14 @@ class Worker:
     def bury(self) -> Cause:
         """Let go of what a process held that is dead or about to be, and say what it died of."""
         with self._lock:
-            if self._reaped:
-                return "crash"
-            self._reaped = True
-            _close(self.channel)
-            _close(self.opening)
-            status = self._nursery.reap(self._number, self.pid)
+            if self._cause is None:
+                self._cause = self._reap()
+            return self._cause
+
+    def _reap(self) -> Cause:
+        _close(self.channel)
+        _close(self.opening)
+        status = self._nursery.reap(self._number, self.pid)
         ended = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
         if ended == signal.SIGPROF or self._killed:
             return "time"

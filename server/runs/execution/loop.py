@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from engine import CallEnd, Chunk, Done, EngineDead, EngineError, PromptTooLong, RequestError
+from engine import CallEnd, Chunk, ConstraintError, Done, EngineDead, EngineError, PromptTooLong, RequestError
 from server.clock import now_us
 from server.errors import to_api_error
 from server.items import Item, Route, execution_of
@@ -66,7 +66,10 @@ class Loop:
             raise
         except EngineError as failure:
             log.warning("run %s failed: %r", run.plan.response_id, failure)
-            self.fail(run, to_api_error(failure).message, code=_code(failure))
+            error = to_api_error(failure)
+            if isinstance(failure, ConstraintError):
+                error = run.plan.named(failure, run.functions)
+            self.fail(run, error.message, code=_code(failure))
         except RunLost as lost:  # deleted, or another's, before an engine was given it
             run.entry.lose(lost)
         except Diverged as why:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
+from engine import ConstraintError, GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
+from server.errors import ApiError
 from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
-from server.prompting import Offer, check, name_cut_limit, offer, sampling, steady, to_messages
+from server.prompting import Offer, check, name_cut_limit, naming_source, offer, sampling, steady, to_messages
 from server.runs.planning.history import Turn, drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
 from server.threads import THREADED_PARTS, aside
@@ -83,6 +84,7 @@ class RunPlan:
     hidden: bool = False
     priority: int = 0
     answer: tuple[str, str] | None = None
+    answer_param: str = "text.format"  # the field that it came from
     effort: str | None = None
     sealed_by: SealedBy | None = None
     key_id: str | None = None
@@ -129,6 +131,11 @@ class RunPlan:
             choice = "auto"
         answer = None if self.answer is None else Shape(*self.answer)  # type: ignore[arg-type]
         return offer(functions.tools, choice, self.parallel_tool_calls, answer)
+
+    def named(self, error: ConstraintError, functions: Functions) -> ApiError:
+        """The error for a constraint that failed in the middle of a generation."""
+        constraint = self.offer(functions, forced=True).constraint
+        return naming_source(error, constraint, self.tools, self.answer_param)
 
     async def rendered(self, served: ServedModel, context: Sequence[Item], offered: Offer) -> Prompt:
         """A context as the model is shown it. Raises the engine's RequestErrors."""
@@ -307,6 +314,7 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         tool_timeout_s=request.tool_timeout_s or tool_timeout_s,
         priority=PRIORITIES[effective_tier(request.service_tier)],
         answer=None if request.shape is None else (request.shape.kind, request.shape.source),
+        answer_param=request.shape_param,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -274,10 +273,10 @@ def test_who_was_preempted_waits_for_its_late_mask() -> None:
     late, other = bench.add(4), bench.add(4)
     assert bench.step() == {late: 4, other: 4}
     own = bench.sequence(late)
-    own.mask = Future()
+    own.unsettled = True
     bench.scheduler.preempt(own)
     assert bench.step() == {other: 1}
-    own.mask.set_result((np.zeros(1, np.int32), 0.0))
+    own.unsettled = False
     assert late in bench.step()
 
 

@@ -118,7 +118,14 @@ async def test_a_row_that_hangs_leaves_its_neighbours_alone(tmp_path: Path) -> N
             *(chat(**body) for body in neighbours), chat(guided_grammar=ENDLESS % 20)
         )
         assert [reply.json()["choices"] for reply in beside] == alone
-        assert hung.status_code == 400 and "takes too long" in hung.json()["error"]["message"]
+        check(hung, "guided_grammar")
+        assert "following the grammar takes too long" in hung.json()["error"]["message"]
+        form = {"type": "grammar", "syntax": "lark", "definition": ENDLESS % 22}
+        custom = {"type": "custom", "name": "f", "format": form}
+        other = {"type": "custom", "name": "g", "format": {**form, "definition": ENDLESS % 24}}
+        check(await chat(tools=[custom], tool_choice="required"), "tools[0].format")
+        # Which of several it was is not known.
+        check(await chat(tools=[custom, other], tool_choice="required"), "tools")
 
 
 async def test_a_stored_run_that_kills_fails_once(tmp_path: Path) -> None:
@@ -128,7 +135,7 @@ async def test_a_stored_run_that_kills_fails_once(tmp_path: Path) -> None:
         begun = await Api(client).create("Go.", background=True, tools=[custom], tool_choice="required")
         failed = await Api(client).ended(begun["id"])
         assert failed["status"] == "failed" and failed["error"]["code"] == "invalid_prompt"
-        assert "takes too long" in failed["error"]["message"]
+        assert failed["error"]["message"].startswith("Invalid schema for tool 'f': following the grammar")
         assert text(await Api(client).create("Say hi.", max_output_tokens=16)) is not None
     async with serving(tmp_path) as client:
         assert await Api(client).get(failed["id"]) == failed
@@ -168,3 +175,30 @@ async def test_the_scripted_engine_has_the_same_hold(tmp_path: Path, end: int) -
             "text.format",
         )
         assert text(await Api(client).create("say hi")) == "hi"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_takes_the_trial_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
+) -> None:
+    monkeypatch.setattr("engine.structured.isolation.constraints.LONG_S", 600.0)
+    local = engine()
+    async with live_app(tmp_path, local) as server, http_client(server) as client:
+        client.timeout = httpx.Timeout(100)
+        said: Json = (
+            {"input": "Go."}
+            if path == "/v1/responses"
+            else {"messages": [{"role": "user", "content": "Go."}]}
+        )
+        asked = client.post(
+            path, json={**said, "stream": stream, "guided_grammar": 'start: NL "\\n"\nNL: /\\n+/'}
+        )
+        leaving = asyncio.create_task(asked)
+        while local._constraints is None or local._constraints._long._free:
+            assert not leaving.done()
+            await asyncio.sleep(0.01)
+        leaving.cancel()
+        async with asyncio.timeout(60):
+            while not local._constraints._long._free:
+                await asyncio.sleep(0.01)

@@ -210,6 +210,25 @@ async def test_a_nursery_that_is_lost_is_replaced(constraints: Constraints) -> N
     assert bytes(await walk(before.matcher(9), 4, max)) == b"null"
 
 
+async def test_who_serves_has_the_processes_before_a_request(constraints: Constraints) -> None:
+    await asyncio.to_thread(constraints.start)
+    worker = constraints.fast._worker
+    assert worker is not None
+    pids = constraints.nursery.pid, worker.process.pid
+    grammar = await constraints.compile(shaped({"type": "null"}), PLAIN)
+    assert bytes(await walk(grammar.matcher(9), 4, max)) == b"null"
+    assert pids == (constraints.nursery.pid, worker.process.pid) and constraints.fast._worker is worker
+
+
+async def test_a_server_that_ends_at_once_does_not_wait_for_its_processes(constraints: Constraints) -> None:
+    starting = asyncio.create_task(asyncio.to_thread(constraints.start))
+    while (process := constraints.nursery._process) is None:
+        await asyncio.sleep(0)
+    await asyncio.to_thread(constraints.close)
+    await starting
+    assert process.poll() is not None and constraints.nursery.pid is None
+
+
 async def test_who_leaves_gives_the_place_back(constraints: Constraints) -> None:
     await constraints.compile(shaped({"type": "null"}), PLAIN)
     killers = [lark(f'start: NL "\\n" "{n}"? \nNL: /\\n+/') for n in range(12)]
