@@ -7,7 +7,7 @@ without the 0.4 s of its imports; jinja itself is imported at the first render.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -39,23 +39,11 @@ def render_template(
     """
     if reserved := _RESERVED & inp.template_kwargs.keys():
         raise RenderError(f"chat template arguments may not replace {', '.join(sorted(reserved))}")
-    messages = in_form([_message(message) for message in inp.messages], history)
+    messages = template_messages(source, inp.messages, inp, history)
     if not messages:
         raise RenderError("there are no messages to render")
-    tools = _plain(list(inp.tools))
-    messages = told(messages, tools, source, variables_of(source), history.told)
     ending = _mark_final(messages, source) if inp.continue_final_message else None
-    effort = "none" if skips_thought(inp) else inp.effort
-    said = effort_arguments(effort, variables_of(source)) if effort else {}
-    if inp.answer is not None:
-        said |= answer_arguments(inp.answer)
-    now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike
-    variables = {
-        "tools": tools or None,
-        "add_generation_prompt": inp.add_generation_prompt and not inp.continue_final_message,
-        "strftime_now": now.strftime,
-        **{"documents": None, **special_tokens, **said, **_plain(dict(inp.template_kwargs))},
-    }
+    variables = template_variables(source, inp, special_tokens)
     kept, refused = [], []
     for ordered in orders(messages):
         try:
@@ -71,6 +59,29 @@ def render_template(
     if not kept:
         raise refused[0]
     return kept[0]
+
+
+def template_messages(
+    source: str, messages: Sequence[Mapping[str, Any]], inp: RenderInput, history: History
+) -> list[dict[str, Any]]:
+    """Some of an input's messages, oldest first, as a template is given them."""
+    plain = in_form([_message(message) for message in messages], history)
+    return told(plain, _plain(list(inp.tools)), source, variables_of(source), history.told)
+
+
+def template_variables(source: str, inp: RenderInput, special_tokens: Mapping[str, str]) -> dict[str, Any]:
+    """What a template is given beside the messages."""
+    effort = "none" if skips_thought(inp) else inp.effort
+    said = effort_arguments(effort, variables_of(source)) if effort else {}
+    if inp.answer is not None:
+        said |= answer_arguments(inp.answer)
+    now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike
+    return {
+        "tools": _plain(list(inp.tools)) or None,
+        "add_generation_prompt": inp.add_generation_prompt and not inp.continue_final_message,
+        "strftime_now": now.strftime,
+        **{"documents": None, **special_tokens, **said, **_plain(dict(inp.template_kwargs))},
+    }
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +134,7 @@ def _cut_at_mark(text: str, ending: str) -> str:
 
 @lru_cache(maxsize=32)
 def _compile_template(source: str) -> Template:
-    return _environment().from_string(source)
+    return template_environment().from_string(source)
 
 
 @lru_cache(maxsize=32)
@@ -133,13 +144,13 @@ def variables_of(source: str) -> frozenset[str]:
     from jinja2 import meta
 
     try:
-        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+        return frozenset(meta.find_undeclared_variables(template_environment().parse(source)))
     except jinja2.TemplateError:
         return frozenset()
 
 
 @cache
-def _environment() -> Environment:
+def template_environment() -> Environment:
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

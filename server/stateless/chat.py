@@ -41,7 +41,7 @@ from server.prompting import (
     to_messages,
 )
 from server.runs.events import item_logprob
-from server.schema import PRIORITIES, ChatRequest, effective_tier, num_parts, unsupported_in
+from server.schema import PRIORITIES, ChatRequest, effective_tier, unsupported_in
 from server.stateless.choices import (
     Completion,
     Part,
@@ -51,7 +51,7 @@ from server.stateless.choices import (
     new_head,
     prompt_requests,
 )
-from server.threads import THREADED_PARTS, aside
+from server.threads import THREADED_TOKENS, aside, in_large_request
 
 
 async def prepare_chat(
@@ -59,12 +59,26 @@ async def prepare_chat(
 ) -> Completion:
     """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and
     RequestError."""
-    await aside(num_parts(request.items) > THREADED_PARTS, check_modalities, request, served)
+    await aside(in_large_request(), check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     check_search(request.search, served)
-    offered = offer_of(request)
+    offered = await aside(in_large_request(), offer_of, request)
     await check(offered, served, request.tools, request.shape_param, owner)
     prompt = await rendered(request, served, offered, scope=owner)
+    much = in_large_request() or len(prompt.ids) > THREADED_TOKENS
+    return await aside(much, _completion, request, served, place, offered, prompt, owner, telemetry)
+
+
+def _completion(
+    request: ChatRequest,
+    served: ServedModel,
+    place: Place,
+    offered: Offer,
+    prompt: Prompt,
+    owner: str,
+    telemetry: Telemetry,
+) -> Completion:
+    """The choices of a request whose prompt is rendered. Raises ApiError 400 and RequestError."""
     params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
@@ -110,8 +124,7 @@ def offer_of(request: ChatRequest) -> Offer:
 async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *, scope: str) -> Prompt:
     """The prompt, through the model's chat template. scope: the owner, whose earlier prompts it may build
     upon. Raises the engine's RequestErrors."""
-    much = num_parts(request.items) > THREADED_PARTS
-    asked = await aside(much, _render_input, request, offered, time.time())
+    asked = await aside(in_large_request(), _render_input, request, offered, time.time())
     return await served.engine.render(replace(asked, scope=scope))
 
 
@@ -119,8 +132,12 @@ def _render_input(request: ChatRequest, offered: Offer, now: float) -> RenderInp
     """What the template is given. now: unix seconds."""
     going_on = request.continue_final_message
     asked = request.add_generation_prompt
+    messages = to_messages(request.items)
+    # Nobody needs them any more, and to free ten thousand takes long enough to be done here.
+    request.messages.clear()
+    request.items.clear()
     return RenderInput(
-        to_messages(request.items),
+        messages,
         tools=offered.tools,
         add_generation_prompt=not going_on if asked is None else asked,
         continue_final_message=going_on,
