@@ -1,7 +1,8 @@
 """What a turn of a long chain costs: `python -m benchmarks.chain [--model antiphon-tiny]`.
 
-One client goes on with `previous_response_id`, turn after turn, and asks for few words. Prints processor time
-per turn around some turns, without that of the engine's thread (which has the attention) and with it.
+One client goes on with `previous_response_id`, turn after turn, and asks for few words. Prints the processor
+time of a turn that is the tenth of its chain and of one that is the last of `--turns`, without that of the
+engine's thread, which has the attention, and with it. Medians.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import statistics
 import sys
 import tempfile
 import threading
@@ -16,13 +18,12 @@ from pathlib import Path
 
 import orjson
 
-TURNS = (10, 100, 300, 1000)
-AROUND = 10
-"""Turns that are measured in front of each of them, itself included."""
+ROUNDS = 20
+"""Turns of the long chain that are measured, each beside one of a chain that has just begun."""
 
 
-async def main(model: str, last: int) -> None:
-    """One chain."""
+async def main(model: str, turns: int) -> None:
+    """A long chain and short ones, in turn: so whatever else the machine does slows both."""
     from server.config import Config
     from server.model_registry import build_engine
     from server.process.serve import load_late_modules
@@ -35,27 +36,33 @@ async def main(model: str, last: int) -> None:
         engine = build_engine(Config(data=Path(data), engine=kind, model=model))
         async with live_app(Path(data), engine) as server:
             gc.freeze()
-            previous = None
-            began = _spent()
-            for turn in range(1, last + 1):
-                if turn + AROUND - 1 in TURNS:
+
+            async def go_on(previous: str | None, number: int) -> tuple[str, int]:
+                body = {"input": f"say w{number}", "max_output_tokens": 16, "previous_response_id": previous}
+                raw = request("POST", RESPONSES, body)
+                status, reply = await asyncio.to_thread(exchange, server.base_url, raw)
+                assert status == 200, reply
+                made = orjson.loads(reply)
+                return made["id"], made["usage"]["input_tokens"]
+
+            longs: str | None = None
+            for number in range(1, turns):
+                longs, _ = await go_on(longs, number)
+            spent: dict[int, list[tuple[float, float]]] = {10: [], turns: []}
+            for number in range(ROUNDS):
+                short: str | None = None
+                for early in range(9):
+                    short, _ = await go_on(short, early)
+                for turn, previous in ((10, short), (turns, longs)):
                     began = _spent()
-                body = {"input": f"say w{turn}", "max_output_tokens": 16, "previous_response_id": previous}
-                status, reply = await asyncio.to_thread(
-                    exchange, server.base_url, request("POST", RESPONSES, body)
-                )
-                if status != 200:
-                    print(f"turn {turn}: {reply.decode()}")
-                    return
-                previous = orjson.loads(reply)["id"]
-                if turn in TURNS:
+                    found, tokens = await go_on(previous, turns + number)
                     whole, engines = (now - then for now, then in zip(_spent(), began, strict=True))
-                    tokens = orjson.loads(reply)["usage"]["input_tokens"]
-                    print(
-                        f"turn {turn:5}: {(whole - engines) / AROUND * 1e3:6.1f} ms without the engine's "
-                        f"thread, {whole / AROUND * 1e3:6.1f} ms with it; {tokens} tokens of prompt",
-                        flush=True,
-                    )
+                    spent[turn].append((whole - engines, whole))
+                    longs = found if turn == turns else longs
+            for turn, seconds in spent.items():
+                own, whole = (statistics.median(column) * 1e3 for column in zip(*seconds, strict=True))
+                print(f"turn {turn:5}: {own:6.1f} ms without the engine's thread, {whole:6.1f} ms with it")
+            print(f"{tokens} tokens of prompt at the end")
 
 
 def _spent() -> tuple[float, float]:
@@ -70,7 +77,7 @@ def _spent() -> tuple[float, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="scripted", help="a folder, or antiphon-tiny (default: no model)")
-    parser.add_argument("--turns", type=int, default=max(TURNS))
+    parser.add_argument("--turns", type=int, default=1000)
     options = parser.parse_args()
     sys.setswitchinterval(1e-4)
     asyncio.run(main(options.model, options.turns))

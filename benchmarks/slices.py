@@ -26,11 +26,8 @@ async def main() -> None:
         async with live_app(Path(folder), ScriptedEngine(max_model_len=1 << 20)) as server:
             gc.freeze()
             behind = await go_on(server.base_url)
-            for name, make in (
-                *LARGE.items(),
-                *((name, lambda raw=raw: raw) for name, raw in behind.items()),
-            ):
-                raw = await asyncio.to_thread(make)
+            for name in (*LARGE, *behind):
+                raw = behind[name] if name in behind else await asyncio.to_thread(LARGE[name])
                 longest = seconds = 0.0
                 for _ in range(2):
                     began = time.monotonic()

@@ -113,7 +113,7 @@ class Sealing:
         if not sealed:
             return list(items)
         long = in_large_request() or sum(map(len, sealed.values())) > THREADED_BYTES
-        if not await aside(long, _key_numbers, sealed.values()) <= self._keys.keys():
+        if not await aside(in_large_request(), _key_numbers, sealed.values()) <= self._keys.keys():
             await self._read()
 
         def work() -> list[Item]:

@@ -73,7 +73,7 @@ def _is_local(tree: nodes.Template, loop: nodes.For) -> bool:
     from jinja2 import nodes
 
     foreign = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block)
-    if loop.recursive or loop.test is not None or loop.else_ or tree.find(foreign) is not None:
+    if loop.recursive or loop.test is not None or loop.else_ or list(tree.find_all(foreign)):
         return False
     if _names(tree) & _STATEFUL or any(node.name == "random" for node in tree.find_all(nodes.Filter)):
         return False
@@ -109,9 +109,9 @@ def _reads_messages_well(node: nodes.Node, indices: set[int], *, of_loop: bool =
         return _integer(node.arg) in indices or (of_loop and _is_beside(node.arg))
     if of_loop and isinstance(node, nodes.Getattr) and _is_loop(node.node):
         return node.attr in _NEIGHBOURS
-    if of_loop and isinstance(node, nodes.Compare) and _is_position(node.expr):
+    if of_loop and isinstance(node, nodes.Compare) and (counted := _position(node.expr)) is not None:
         [operand, *more] = node.ops
-        first = 0 if node.expr.attr == "index0" else 1
+        first = 0 if counted == "index0" else 1
         return not more and operand.op in ("eq", "ne", "gt") and _integer(operand.expr) == first
     if isinstance(node, nodes.For) and of_loop:  # inside of it `loop` is its own
         outside = [node.iter, *node.else_]
@@ -148,19 +148,22 @@ def _is_loop(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Name) and node.name == "loop"
 
 
-def _is_position(node: nodes.Node) -> bool:
+def _position(node: nodes.Node) -> str | None:
+    """`index0` or `index`, where a node is that of the loop."""
     from jinja2 import nodes
 
-    return isinstance(node, nodes.Getattr) and _is_loop(node.node) and node.attr in ("index0", "index")
+    if isinstance(node, nodes.Getattr) and _is_loop(node.node) and node.attr in ("index0", "index"):
+        return node.attr
+    return None
 
 
 def _is_beside(node: nodes.Node) -> bool:
     """Whether an index is that of the message before, or behind, the one at hand."""
     from jinja2 import nodes
 
-    if not isinstance(node, nodes.Sub | nodes.Add) or not _is_position(node.left):
+    if not isinstance(node, nodes.Sub | nodes.Add):
         return False
-    return node.left.attr == "index0" and _integer(node.right) == 1
+    return _position(node.left) == "index0" and _integer(node.right) == 1
 
 
 def _integer(node: nodes.Node) -> int | None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -33,7 +34,7 @@ MIN_BODY_RATE = 32 * 1024
 uplink, at which the largest body takes 17 minutes."""
 
 
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 1024 * 1024
 """Of a body that arrives."""
 
 
@@ -67,8 +68,16 @@ async def read_body(request: Request, *, allow_empty: bool = False) -> dict[str,
     return await read_as(request, lambda body: body, allow_empty=allow_empty)
 
 
-async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, allow_empty: bool = False) -> T:
+async def read_as(
+    request: Request,
+    read: Callable[[dict[str, Any]], T],
+    *,
+    allow_empty: bool = False,
+    first: Callable[[dict[str, Any]], None] = lambda body: None,
+) -> T:
     """What `read` makes of the body, a JSON object, which it must not change; in a thread for a large one.
+
+    first: looks at the object before that, on the event loop, and may refuse the request.
 
     Refused before it is buffered when larger than `max_body_bytes` (413) or not said to be JSON (415).
     Malformed JSON, NaN, infinities, lone surrogates, a byte order mark: 400 `invalid_json`. An empty body is
@@ -79,6 +88,7 @@ async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, allo
     if body.size > THREADED_BYTES:
         begin_large_request()
     value = body.object(allow_empty=allow_empty)
+    first(value)
     return await aside(in_large_request(), read, value)
 
 
@@ -122,10 +132,11 @@ def _misnamed(request: Request) -> ApiError | None:
 
 class _Arrived:
     """What has come of a body, in pieces: to grow one buffer of 30 MB means to copy it again and again, which
-    would hold the event loop. Tiny chunks are gathered, because each has an overhead of its own."""
+    would hold the event loop. Tiny chunks are gathered, because each has an overhead of its own. Pieces lie
+    in pages of their own, which the system has back as soon as a body is done with or its client has left."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._pieces: list[mmap] = []
         self._newest = bytearray()
         self.num_bytes = 0
 
@@ -133,13 +144,16 @@ class _Arrived:
         self.num_bytes += len(chunk)
         self._newest += chunk
         if len(self._newest) >= PIECE_BYTES:
-            self._pieces.append(bytes(self._newest))
+            piece = mmap(-1, len(self._newest), MAP_PRIVATE | MAP_ANONYMOUS)
+            piece.write(self._newest)
+            self._pieces.append(piece)
             self._newest = bytearray()
 
     def take(self) -> bytes:
         """All of it; it is not kept here any more."""
-        pieces, self._pieces = [*self._pieces, bytes(self._newest)], []
-        return b"".join(pieces)
+        whole = b"".join([*self._pieces, self._newest])
+        self._pieces, self._newest = [], bytearray()
+        return whole
 
 
 def _load(arrived: _Arrived, config: Config, digest: Digest | None) -> Body:

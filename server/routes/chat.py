@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1")
 async def create_chat_completion(request: Request) -> Response:
     """Answer with a chat completion, or (`stream`) with its chunks."""
     here = context(request)
-    asked = await read_as(request, parse_chat)
+    asked = await read_as(request, parse_chat, first=here.models.require_room)
     served = here.models.get(asked.model)
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.

@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1")
 async def create_completion(request: Request) -> Response:
     """Answer with completions, or (`stream`) with their chunks."""
     here = context(request)
-    asked = await read_as(request, parse_completion)
+    asked = await read_as(request, parse_completion, first=here.models.require_room)
     served = here.models.get(asked.model)
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.

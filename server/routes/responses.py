@@ -84,7 +84,13 @@ def new_id(prefix: str) -> str:
 @router.post("", **documented("Response", body="CreateResponse", stream="ResponseEvent"))
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
-    parsed, items = await read_as(request, partial(_asked, parse_create))
+    models, known = context(request).models, keyed(request).response_id
+
+    def first(body: Mapping[str, Any]) -> None:
+        if known is None and body.get("background") is not True:  # that waits where no place is free
+            models.require_room(body)
+
+    parsed, items = await read_as(request, partial(_asked, parse_create), first=first)
     if (response_id := keyed(request).response_id) is not None:
         return await _again(request, response_id, stream=parsed.stream)
     return await _start(request, parsed, items)
