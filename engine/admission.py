@@ -76,12 +76,17 @@ class Admission:
         promised: somebody was told already that this will be done, as with what goes on after a crash: it is
         never refused.
         """
-        if not promised and self.is_full:
-            raise QueueFull(f"{self.num_waiting} requests wait already", retry_after_s=self.wait_s())
+        if not promised:
+            self.require_room()
         self._measure()
         place = Place(self, self._clock())
         self._places[place] = None
         return place
+
+    def require_room(self) -> None:
+        """Raise QueueFull where the next one would be refused, with the wait that is to be expected."""
+        if self.is_full:
+            raise QueueFull(f"{self.num_waiting} requests wait already", retry_after_s=self.wait_s())
 
     @property
     def is_full(self) -> bool:

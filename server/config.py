@@ -28,7 +28,7 @@ from pydantic import (
     ValidationInfo,
 )
 
-THREADED_BYTES = 64 * 1024
+THREADED_BYTES = 32 * 1024
 """Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
 SHIPPED_MODEL = "antiphon-tiny"
 """The model that comes with the package; every other value of `model` is a folder or a Hugging Face id."""

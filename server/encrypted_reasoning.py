@@ -15,7 +15,7 @@ import base64
 import logging
 import secrets
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ import orjson
 from server.clock import now_us
 from server.config import THREADED_BYTES
 from server.schema import Item, refuse
+from server.threads import aside, in_large_request
 from storage import SealingKey
 
 if TYPE_CHECKING:
@@ -114,28 +115,24 @@ class Sealing:
         }
         if not sealed:
             return list(items)
-        if not {_key_number(text) for text in sealed.values()} <= self._keys.keys():
+        long = in_large_request() or sum(map(len, sealed.values())) > THREADED_BYTES
+        if not await aside(in_large_request(), _key_numbers, sealed.values()) <= self._keys.keys():
             await self._read()
 
-        def work() -> dict[int, Any]:
-            contents = {}
+        def work() -> list[Item]:
+            found = list(items)
             for index, text in sealed.items():
                 try:
-                    contents[index] = _open(self._keys, owner, model, text)
+                    found[index] = {**items[index], "content": _open(self._keys, owner, model, text)}
                 except ValueError as why:
                     message = (
                         f"The encrypted content for item {items[index]['id']} could not be verified: {why}. "
                         "Send the item as it was returned, or leave it out."
                     )
                     refuse(f"{param}[{index}].encrypted_content", message, "invalid_encrypted_content")
-            return contents
+            return found
 
-        long = sum(map(len, sealed.values())) > THREADED_BYTES
-        contents = await asyncio.to_thread(work) if long else work()
-        return [
-            {**item, "content": contents[index]} if index in contents else item
-            for index, item in enumerate(items)
-        ]
+        return await aside(long, work)
 
     async def _read(self) -> None:
         self._keys = {key.number: key for key in await self._storage.sealing_keys()}
@@ -181,6 +178,10 @@ def _open(keys: Mapping[int, SealingKey], owner: str, model: str | None, text: s
     if model not in (None, made_by):
         raise ValueError(f"it was made by the model '{made_by}', not by '{model}'")
     return orjson.loads(content)
+
+
+def _key_numbers(texts: Iterable[str]) -> set[int]:
+    return set(map(_key_number, texts))
 
 
 def _key_number(text: str) -> int:

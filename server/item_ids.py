@@ -15,7 +15,7 @@ import orjson
 from server.errors import ApiError
 from server.items import ITEM_TYPES, Item
 from server.schema import normalize_item, num_parts
-from server.threads import THREADED_PARTS, aside
+from server.threads import THREADED_PARTS, aside, in_large_request
 
 if TYPE_CHECKING:
     from storage import Storage, StoredItem
@@ -35,7 +35,7 @@ async def identify(
     404 for a reference to an item that the owner cannot see.
     """
     found = await storage.get_items(owner, list({item["id"] for item in items}))
-    much = num_parts(items) > THREADED_PARTS
+    much = in_large_request() or num_parts(items) > THREADED_PARTS
     return await aside(much, _identified, items, found, param, taken)
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 log = logging.getLogger("antiphon.engine")
+
+LONG_PROMPT = 32 * 1024  # tokens; a look at each takes some 0.05 us, so of more it is taken in a thread
+
+LONG_SCORES = 256  # scored tokens of a prompt; each takes some 5 us, so more are read in a thread
 
 CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
 
@@ -320,7 +325,8 @@ class LocalEngine:
     async def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """See `Engine.generate`."""
         self._require_alive()
-        check_request(request, self._info)
+        much = len(request.prompt_ids) > LONG_PROMPT
+        await self._beside(much, partial(check_request, request, self._info))
         end = end_of_prefix(request, self._info)
         matcher = None
         if request.constraint is not None:
@@ -353,7 +359,8 @@ class LocalEngine:
                 elif mailbox.num_uncredited >= CREDIT_STEP:
                     self._inbox.put(Credit(handle, mailbox.num_uncredited))
                     mailbox.num_uncredited = 0
-                read = generation.read(outputs)
+                much = len(outputs[0].prompt_logprobs or ()) > LONG_SCORES
+                read = await self._beside(much, partial(generation.read, outputs))
                 if read is not None:
                     if is_last(read):  # before the consumer sees the end: it may never come back
                         self._drop(handle)
@@ -417,6 +424,10 @@ class LocalEngine:
         ends = self._info.eos_token_ids
         prefix = [token for chunk in request.prefix for token in chunk if token not in ends]
         return matcher, bool(prefix) and await constraints.replay(matcher, prefix)
+
+    async def _beside(self, much: bool, work: Callable[[], T]) -> T:
+        """Do some work, in a thread when it is much."""
+        return await self._in_pool(work) if much else work()
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -25,7 +25,7 @@ from engine.backends.script import Fail, Script, Tick, Wait, obey
 from engine.backends.scripted_tokens import Speech, Tokens, scripted_tokenizer
 from engine.dialects import Dialect, dialect_named
 from engine.parsing import Reader
-from engine.tokenizer import Encoder, start_of
+from engine.tokenizer import GrowingPrompts
 from engine.types import (
     Chunk,
     Constraint,
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from engine.structured.isolation import Constraints, Grammar
 
 _T = TypeVar("_T")
+
+_Scores = tuple[TokenLogprob | None, ...]
 
 SMALL_TEXT = 4096  # characters, or tokens, that are gone through on the spot; more goes to a thread
 
@@ -87,8 +89,8 @@ class ScriptedEngine:
         self._max_running = max_running
         self._admission = Admission(max_running=max_running, max_waiting=max_waiting)
         self.tokenizer = scripted_tokenizer(chat_template, allow_special_tokens=allow_special_tokens)
-        self._encoder = Encoder(self.tokenizer)
         self._dialect: Dialect = dialect_named("hermes")
+        self._prompts = GrowingPrompts(self.tokenizer, self._dialect)
         self._speech = Speech(self.tokenizer, self._dialect, chunk)
         self._constraints: Constraints | None = None
         self._info = ModelInfo(
@@ -127,12 +129,11 @@ class ScriptedEngine:
         """Render messages by the chat template; raises RenderError."""
 
         def work() -> Prompt:
-            text = self.tokenizer.render(messages, self._dialect.history)
-            ids = self._encoder.encode(text, messages.scope)
-            return Prompt(ids, start_of(text, messages, self._dialect))
+            return self._prompts.prompt(messages)
 
         size = sum(64 + len(message.get("content") or "") for message in messages.messages)
-        return await asyncio.to_thread(work) if size > SMALL_TEXT else work()
+        large = size > SMALL_TEXT or bool(messages.tools)
+        return await asyncio.to_thread(work) if large else work()
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Encode text: a token a byte, tags aside."""
@@ -237,8 +238,9 @@ class ScriptedEngine:
         """The prefix as its chunks were, then what the script says after it."""
         reader = Reader(self.tokenizer, self._dialect, request.reader, request.sampling)
         parts = request.prefix
+        scored = await self._scored(request)
         if max_tokens == 0 and not parts:
-            yield self._read(reader, request, (), Done("length"), True, replayed=False)[0]
+            yield self._read(reader, request, (), Done("length"), scored, first=True)[0]
             return
         skip = 0
         for index, token_ids in enumerate(parts):
@@ -246,7 +248,10 @@ class ScriptedEngine:
             finish = self._speech.finish(request.sampling, token_ids, skip, max_tokens)
             if finish is None and index + 1 == len(parts) and _stopped(grammar, parts, max_tokens):
                 finish = Done("stop")
-            chunk, done = self._read(reader, request, token_ids, finish, index == 0, replayed=True)
+            chunk, done = self._read(
+                reader, request, token_ids, finish, scored, first=not index, replayed=True
+            )
+            scored = None
             yield chunk
             if done:
                 return
@@ -254,7 +259,8 @@ class ScriptedEngine:
         loop = asyncio.get_running_loop()
         tick_s, due = self._tick_s, loop.time()
         matcher = None if grammar is None else grammar.matcher(max_tokens)
-        for step in self._speech.chunks(request, self._script, matcher, max_tokens):
+        prompt = await self.detokenize(request.prompt_ids)
+        for step in self._speech.chunks(request, prompt, self._script, matcher, max_tokens):
             if isinstance(step, Tick):
                 tick_s = step.seconds
             elif isinstance(step, Wait | Fail):
@@ -271,8 +277,8 @@ class ScriptedEngine:
                 due += tick_s
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 self._check(request)
-                chunk, done = self._read(reader, request, token_ids, finish, first, replayed=False)
-                first = False
+                chunk, done = self._read(reader, request, token_ids, finish, scored, first=first)
+                first, scored = False, None
                 yield chunk
                 if done:
                     return
@@ -283,27 +289,35 @@ class ScriptedEngine:
         request: GenerateRequest,
         token_ids: Tokens,
         finish: Done | None,
-        first: bool,
+        scored: _Scores | None,
         *,
-        replayed: bool,
+        first: bool,
+        replayed: bool = False,
     ) -> tuple[Chunk, bool]:
         count = request.sampling.logprobs
         logprobs = () if count is None else tuple(self._logprob(token_id, count) for token_id in token_ids)
         reading = reader.feed(token_ids, finish, logprobs)
-        asked = request.sampling.prompt_logprobs if first else None
-        prompt = None
-        if asked is not None:
-            prompt = (None, *(self._logprob(token_id, asked) for token_id in request.prompt_ids[1:]))
         chunk = Chunk(
             token_ids=token_ids[: reading.num_tokens],
             deltas=reading.deltas,
             logprobs=logprobs[: reading.num_tokens],
             reasoning_tokens=reading.reasoning_tokens,
             cached_tokens=0 if first else None,
-            prompt_logprobs=prompt,
+            prompt_logprobs=scored,
             replayed=replayed,
         )
         return chunk, reading.done
+
+    async def _scored(self, request: GenerateRequest) -> _Scores | None:
+        """The log probabilities of a prompt's own tokens, where they are asked for."""
+        count = request.sampling.prompt_logprobs
+        if count is None:
+            return None
+
+        def work() -> _Scores:
+            return (None, *(self._logprob(token_id, count) for token_id in request.prompt_ids[1:]))
+
+        return await asyncio.to_thread(work) if len(request.prompt_ids) > SMALL_TEXT else work()
 
     def _logprob(self, token_id: int, count: int) -> TokenLogprob:
         """Made up and always the same: the token first, then its neighbours by id, each e times less

@@ -63,13 +63,19 @@ class Speech:
         self._chunk = chunk
 
     def chunks(
-        self, request: GenerateRequest, script: Script, matcher: Matcher | None, max_tokens: int
+        self,
+        request: GenerateRequest,
+        prompt: str,
+        script: Script,
+        matcher: Matcher | None,
+        max_tokens: int,
     ) -> Iterator[tuple[Tokens, Done | None] | Wait | Fail | Tick]:
         """Chunks of tokens, the last with how it ends, and between them what else the script has.
 
-        The whole generation, whatever of it is durable: what comes out depends on the request alone.
+        prompt: the request's, as text. The whole generation, whatever of it is durable: what comes out
+        depends on the request alone.
         """
-        pieces = self._pieces(request, script)
+        pieces = self._pieces(request, prompt, script)
         if matcher is not None:
             pieces = self._constrained(pieces, matcher)
         num_tokens = 0
@@ -86,10 +92,9 @@ class Speech:
             if finish:
                 return
 
-    def _pieces(self, request: GenerateRequest, script: Script) -> Iterator[_Piece]:
+    def _pieces(self, request: GenerateRequest, prompt: str, script: Script) -> Iterator[_Piece]:
         """The script's steps, its text as chunks of tokens with a flag (the grammar has ended); then the end
         of turn, for ever, with filler in front where the end does not count."""
-        prompt = self._tokenizer.decode(request.prompt_ids)
         for step in script(request, prompt):
             if isinstance(step, Say):
                 for token_ids in self._words(step):

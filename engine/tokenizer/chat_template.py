@@ -7,7 +7,7 @@ without the 0.4 s of its imports; jinja itself is imported at the first render.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -42,29 +42,11 @@ def render_template(
     """
     if reserved := _RESERVED & inp.template_kwargs.keys():
         raise RenderError(f"chat template arguments may not replace {', '.join(sorted(reserved))}")
-    messages = in_form([_message(message) for message in inp.messages], history)
+    messages = template_messages(source, inp.messages, inp, history, escapes)
     if not messages:
         raise RenderError("there are no messages to render")
-    completed = _completed_by(source, escapes)
-    # Behind `in_form`, which reads JSON, and in front of `told`, which writes markup of the server's own.
-    messages = [escapes.message(message, completed) for message in messages]
-    tools = escapes.value(_plain(list(inp.tools)), completed)
-    messages = told(messages, tools, source, variables_of(source), history.told)
     ending = _mark_final(messages, source) if inp.continue_final_message else None
-    effort = "none" if skips_thought(inp) else inp.effort
-    said = effort_arguments(effort, variables_of(source)) if effort else {}
-    if inp.answer is not None:
-        said |= escapes.value(answer_arguments(inp.answer), completed)
-    now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike
-    asked = {
-        name: escapes.value(value, completed) for name, value in _plain(dict(inp.template_kwargs)).items()
-    }
-    variables = {
-        "tools": tools or None,
-        "add_generation_prompt": inp.add_generation_prompt and not inp.continue_final_message,
-        "strftime_now": now.strftime,
-        **{"documents": None, **special_tokens, **said, **asked},
-    }
+    variables = template_variables(source, inp, special_tokens, escapes)
     kept, refused = [], []
     for ordered in orders(messages):
         try:
@@ -80,6 +62,43 @@ def render_template(
     if not kept:
         raise refused[0]
     return kept[0]
+
+
+def template_messages(
+    source: str,
+    messages: Sequence[Mapping[str, Any]],
+    inp: RenderInput,
+    history: History,
+    escapes: Escapes,
+) -> list[dict[str, Any]]:
+    """Some of an input's messages, oldest first, as a template is given them."""
+    plain = in_form([_message(message) for message in messages], history)
+    completed = _completed_by(source, escapes)
+    # Behind `in_form`, which reads JSON, and in front of `told`, which writes markup of the server's own.
+    escaped = [escapes.message(message, completed) for message in plain]
+    tools = escapes.value(_plain(list(inp.tools)), completed)
+    return told(escaped, tools, source, variables_of(source), history.told)
+
+
+def template_variables(
+    source: str, inp: RenderInput, special_tokens: Mapping[str, str], escapes: Escapes
+) -> dict[str, Any]:
+    """What a template is given beside the messages."""
+    completed = _completed_by(source, escapes)
+    effort = "none" if skips_thought(inp) else inp.effort
+    said = effort_arguments(effort, variables_of(source)) if effort else {}
+    if inp.answer is not None:
+        said |= escapes.value(answer_arguments(inp.answer), completed)
+    now = datetime.fromtimestamp(inp.now, UTC)  # UTC, so that every replica renders a stored run alike
+    asked = {
+        name: escapes.value(value, completed) for name, value in _plain(dict(inp.template_kwargs)).items()
+    }
+    return {
+        "tools": escapes.value(_plain(list(inp.tools)), completed) or None,
+        "add_generation_prompt": inp.add_generation_prompt and not inp.continue_final_message,
+        "strftime_now": now.strftime,
+        **{"documents": None, **special_tokens, **said, **asked},
+    }
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +151,7 @@ def _cut_at_mark(text: str, ending: str) -> str:
 
 @lru_cache(maxsize=32)
 def _compile_template(source: str) -> Template:
-    return _environment().from_string(source)
+    return template_environment().from_string(source)
 
 
 @lru_cache(maxsize=32)
@@ -141,7 +160,7 @@ def _completed_by(source: str, escapes: Escapes) -> frozenset[str]:
     import jinja2
 
     try:
-        tokens = list(_environment().lexer.tokenize(source))
+        tokens = list(template_environment().lexer.tokenize(source))
     except jinja2.TemplateError:
         return frozenset()
     return escapes.completions(str(token.value) for token in tokens if token.type in ("data", "string"))
@@ -154,13 +173,13 @@ def variables_of(source: str) -> frozenset[str]:
     from jinja2 import meta
 
     try:
-        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+        return frozenset(meta.find_undeclared_variables(template_environment().parse(source)))
     except jinja2.TemplateError:
         return frozenset()
 
 
 @cache
-def _environment() -> Environment:
+def template_environment() -> Environment:
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

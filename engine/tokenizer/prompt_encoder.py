@@ -57,6 +57,10 @@ class Encoder:
         self._parts: OrderedDict[tuple[str, str], array[int]] = OrderedDict()  # the oldest first
         self._lock = threading.Lock()
 
+    def cuts(self, text: str) -> bool:
+        """Whether a text may be encoded by itself, whatever stands before it."""
+        return self._cut is not None and self._cut.match(text) is not None
+
     def encode(self, text: str, scope: str | None) -> tuple[int, ...]:
         """The ids that the tokenizer makes of a rendered prompt, without special tokens of its own.
 

@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from engine.dialects import Dialect, choose_dialect
-from engine.tokenizer.prompt_encoder import Encoder
-from engine.tokenizer.short_answers import skips_thought
+from engine.tokenizer.growing_prompts import GrowingPrompts
 from engine.tokenizer.tokenizer import Tokenizer
-from engine.types import LoadError, Prompt, PromptTooLong, RenderInput, Start
+from engine.types import LoadError, Prompt, PromptTooLong, RenderInput
 
 T = TypeVar("T")
 
@@ -32,14 +31,6 @@ def open_dialect(tokenizer: Tokenizer, *, tools: str | None, reasoning: str | No
         raise LoadError(str(error.args[0])) from None
 
 
-def start_of(rendered: str, messages: RenderInput, dialect: Dialect) -> Start:
-    """Where a prompt leaves the model; after thoughts also where none is wanted and it cannot be told."""
-    start = dialect.starts_in(rendered)
-    if start == "text" and (dialect.has_thought(rendered) or skips_thought(messages)):
-        return "answer"
-    return start
-
-
 class Prompts:
     """A model's tokenizer and dialect, for an engine whose context holds `limit` tokens."""
 
@@ -48,7 +39,7 @@ class Prompts:
     ) -> None:
         self.tokenizer = tokenizer
         self.dialect = dialect
-        self._encoder = Encoder(tokenizer)
+        self._growing = GrowingPrompts(tokenizer, dialect)
         self._limit = limit
         self._pool = pool
 
@@ -56,10 +47,7 @@ class Prompts:
         """See `Engine.render`; a text that no tokens could make fit the context is PromptTooLong at once."""
 
         def work() -> Prompt:
-            text = self.tokenizer.render(messages, self.dialect.history)
-            self._require_hope(text)
-            ids = self._encoder.encode(text, messages.scope)
-            return Prompt(ids, start_of(text, messages, self.dialect))
+            return self._growing.prompt(messages, self._require_hope)
 
         return await self._in_pool(work)
 
@@ -80,13 +68,13 @@ class Prompts:
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        self._require_hope(text)
+        self._require_hope(len(text))
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    def _require_hope(self, text: str) -> None:
+    def _require_hope(self, num_chars: int) -> None:
         """A text far beyond the context is refused by its length, with the least count it can have: encoding
         it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
-        least = len(text) // self.tokenizer.longest_token
+        least = num_chars // self.tokenizer.longest_token
         if least > HOPELESS * self._limit:
             raise PromptTooLong(least, self._limit)
 

@@ -48,7 +48,7 @@ class Tokenizer:
         backend.no_truncation()
         self._backend = backend
         self.templates = dict(templates or {})
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         added = backend.get_added_tokens_decoder()
         highest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -68,7 +68,7 @@ class Tokenizer:
         if not allow_special_tokens:
             self.control = control_strings(self.added_tokens, self.templates.values())
         normalize = backend.normalizer.normalize_str if looks_in_normalized(backend, self.control) else None
-        self._escapes = Escapes(self.control, normalize)
+        self.escapes = Escapes(self.control, normalize)
 
     @classmethod
     def load(
@@ -209,7 +209,7 @@ class Tokenizer:
     def fingerprint(self) -> bytes:
         """16 bytes that change when the tokenizer or a template does."""
         digest = blake2b(self.serialized.encode(), digest_size=16)
-        rest = [self.templates, self._special_tokens, self.eos_token_ids]
+        rest = [self.templates, self.special_tokens, self.eos_token_ids]
         digest.update(json.dumps(rest, sort_keys=True).encode())
         return digest.digest()
 
@@ -234,15 +234,17 @@ class Tokenizer:
         `continue_final_message` implies no generation prompt. Raises RenderError when there is no template or
         it refuses the messages.
         """
+        return render_template(self.template_of(inp), inp, self.special_tokens, history, self.escapes)
+
+    def template_of(self, inp: RenderInput) -> str:
+        """The source of the template that renders an input. Raises RenderError when there is none."""
         if inp.chat_template is not None:
-            source = inp.chat_template
-        elif inp.tools and "tool_use" in self.templates:
-            source = self.templates["tool_use"]
-        elif "default" in self.templates:
-            source = self.templates["default"]
-        else:
-            raise RenderError("this model has no chat template: use completions, or name a template")
-        return render_template(source, inp, self._special_tokens, history, self._escapes)
+            return inp.chat_template
+        if inp.tools and "tool_use" in self.templates:
+            return self.templates["tool_use"]
+        if "default" in self.templates:
+            return self.templates["default"]
+        raise RenderError("this model has no chat template: use completions, or name a template")
 
 
 class Detokenizer:

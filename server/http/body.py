@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -16,7 +17,7 @@ from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.http.request import life
 from server.schema import shorten
-from server.threads import aside
+from server.threads import aside, begin_large_request, in_large_request
 
 if TYPE_CHECKING:
     from server.config import Config
@@ -26,11 +27,15 @@ T = TypeVar("T")
 JSON_TYPE = re.compile(r"application/([a-z0-9!#$&^_.-]+\+)?json[ \t]*(;.*)?", re.IGNORECASE | re.DOTALL)
 """Media types of JSON: `application/json` and `application/*+json`, with any parameters (JSON is UTF-8)."""
 
-Digest = Callable[[bytes | bytearray], bytes]
+Digest = Callable[[bytes], bytes]
 
 MIN_BODY_RATE = 32 * 1024
 """Bytes per second that a body must bring on average, beyond the time that every body has: a tenth of a slow
 uplink, at which the largest body takes 17 minutes."""
+
+
+PIECE_BYTES = 1024 * 1024
+"""Of a body that arrives."""
 
 
 MAX_JSON_STRINGS = 150_000
@@ -63,8 +68,16 @@ async def read_body(request: Request, *, allow_empty: bool = False) -> dict[str,
     return await read_as(request, lambda body: body, allow_empty=allow_empty)
 
 
-async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, allow_empty: bool = False) -> T:
+async def read_as(
+    request: Request,
+    read: Callable[[dict[str, Any]], T],
+    *,
+    allow_empty: bool = False,
+    first: Callable[[dict[str, Any]], None] = lambda body: None,
+) -> T:
     """What `read` makes of the body, a JSON object, which it must not change; in a thread for a large one.
+
+    first: looks at the object before that, on the event loop, and may refuse the request.
 
     Refused before it is buffered when larger than `max_body_bytes` (413) or not said to be JSON (415).
     Malformed JSON, NaN, infinities, lone surrogates, a byte order mark: 400 `invalid_json`. An empty body is
@@ -72,8 +85,11 @@ async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, allo
     is arriving. A key given twice has its last value.
     """
     body = getattr(request.state, "body", None) or await load_body(request)
+    if body.size > THREADED_BYTES:
+        begin_large_request()
     value = body.object(allow_empty=allow_empty)
-    return await aside(body.size > THREADED_BYTES, read, value)
+    first(value)
+    return await aside(in_large_request(), read, value)
 
 
 async def load_body(request: Request, digest: Digest | None = None) -> Body:
@@ -90,10 +106,10 @@ async def load_body(request: Request, digest: Digest | None = None) -> Body:
             400, "Compressed request bodies are not supported.", code="unsupported_content_encoding"
         )
     with life(request).arrivals.body() as count:
-        raw = await _receive(request, config, count)
-        if misnamed is not None and raw:
+        arrived = await _receive(request, config, count)
+        if misnamed is not None and arrived.num_bytes:
             raise misnamed
-        return await aside(len(raw) > THREADED_BYTES, _load, raw, config, digest)
+        return await aside(arrived.num_bytes > THREADED_BYTES, _load, arrived, config, digest)
 
 
 def _misnamed(request: Request) -> ApiError | None:
@@ -114,7 +130,34 @@ def _misnamed(request: Request) -> ApiError | None:
     return ApiError(415, message, code="unsupported_media_type", param="Content-Type")
 
 
-def _load(raw: bytearray, config: Config, digest: Digest | None) -> Body:
+class _Arrived:
+    """What has come of a body, in pieces: to grow one buffer of 30 MB means to copy it again and again, which
+    would hold the event loop. Tiny chunks are gathered, because each has an overhead of its own. Pieces lie
+    in pages of their own, which the system has back as soon as a body is done with or its client has left."""
+
+    def __init__(self) -> None:
+        self._pieces: list[mmap] = []
+        self._newest = bytearray()
+        self.num_bytes = 0
+
+    def add(self, chunk: bytes) -> None:
+        self.num_bytes += len(chunk)
+        self._newest += chunk
+        if len(self._newest) >= PIECE_BYTES:
+            piece = mmap(-1, len(self._newest), MAP_PRIVATE | MAP_ANONYMOUS)
+            piece.write(self._newest)
+            self._pieces.append(piece)
+            self._newest = bytearray()
+
+    def take(self) -> bytes:
+        """All of it; it is not kept here any more."""
+        whole = b"".join([*self._pieces, self._newest])
+        self._pieces, self._newest = [], bytearray()
+        return whole
+
+
+def _load(arrived: _Arrived, config: Config, digest: Digest | None) -> Body:
+    raw = arrived.take()
     value: dict[str, Any] | ApiError | None = None
     if raw.strip(b" \t\r\n"):
         try:
@@ -123,36 +166,36 @@ def _load(raw: bytearray, config: Config, digest: Digest | None) -> Body:
             value = error
     if digest is None:
         return Body(len(raw), value)
-    said: bytes | bytearray = raw
+    said = raw
     if isinstance(value, dict):
         with suppress(orjson.JSONEncodeError):
             said = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     return Body(len(raw), value, digest(said))
 
 
-async def _receive(request: Request, config: Config, count: Callable[[int], None]) -> bytearray:
+async def _receive(request: Request, config: Config, count: Callable[[int], None]) -> _Arrived:
     """The whole body, or ApiError 413 as soon as it is known to be too large, 408 when it is too slow."""
     limit = config.max_body_bytes
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large(limit)
-    raw = bytearray()
+    arrived = _Arrived()
     until = asyncio.get_running_loop().time() + config.body_timeout_s
     chunks = request.stream()
     try:
         while True:
-            async with asyncio.timeout_at(until + len(raw) / MIN_BODY_RATE):
+            async with asyncio.timeout_at(until + arrived.num_bytes / MIN_BODY_RATE):
                 chunk = await anext(chunks, None)
             if chunk is None:
-                return raw
-            if len(raw) + len(chunk) > limit:
+                return arrived
+            if arrived.num_bytes + len(chunk) > limit:
                 raise _too_large(limit)
             count(len(chunk))
-            raw += chunk
+            arrived.add(chunk)
     except TimeoutError:
-        allowed = config.body_timeout_s + len(raw) / MIN_BODY_RATE
+        allowed = config.body_timeout_s + arrived.num_bytes / MIN_BODY_RATE
         raise ApiError(
             408,
-            f"The request's body did not arrive: {len(raw)} bytes in {allowed:.3g} s.",
+            f"The request's body did not arrive: {arrived.num_bytes} bytes in {allowed:.3g} s.",
             code="request_timeout",
             headers={"connection": "close"},
         ) from None
@@ -162,7 +205,7 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request's body is larger than {limit} bytes.", code="request_too_large")
 
 
-def parse_object(raw: bytes | bytearray, max_depth: int, max_values: int) -> dict[str, Any]:
+def parse_object(raw: bytes, max_depth: int, max_values: int) -> dict[str, Any]:
     """JSON text to an object; ApiError 400 `invalid_json` for anything else."""
     # The parser holds the interpreter for as long as it works, thread or not, so its work is bounded
     # beforehand. Every value but the first follows a bracket or a comma; those inside of strings count too.

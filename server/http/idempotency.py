@@ -285,7 +285,7 @@ def _key(scope: Scope) -> str | None:
     return key
 
 
-def _digest(body: bytes | bytearray) -> bytes:
+def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=32).digest()
 
 

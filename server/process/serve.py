@@ -48,6 +48,7 @@ REFUSED = 2
 ENGINE_DIED = 70  # EX_SOFTWARE
 
 LATE_MODULES = (
+    "anyio._backends._asyncio",  # streams
     "cryptography.hazmat.primitives.ciphers.aead",  # sealed reasoning
     "encodings.idna",  # names of other hosts
     "encodings.unicode_escape",  # log lines

@@ -59,7 +59,7 @@ async def _answer(
 ) -> Response:
     """The way from a request to its reply. whole, chunk: the `object` of a whole reply, and of a part."""
     here = context(request)
-    asked = await read_as(request, parse)
+    asked = await read_as(request, parse, first=here.models.require_room)
     served = here.models.get(asked.model)
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.

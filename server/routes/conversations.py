@@ -44,9 +44,8 @@ from server.schema import (
     missing,
     mistyped,
     normalize_input,
-    num_parts,
 )
-from server.threads import THREADED_PARTS, aside
+from server.threads import aside, in_large_request
 from storage import ItemConflict, NewItem
 
 T = TypeVar("T")
@@ -167,6 +166,10 @@ def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Item] | None
     return body, normalize_input(value, new_id=new_id, param="items")
 
 
+def _size(items: list[Item], limit: int) -> int:
+    return check_sizes(items, limit, param="items")
+
+
 async def _stored(
     here: Context,
     who: str,
@@ -177,7 +180,7 @@ async def _stored(
 ) -> T:
     """Store a request's items by `store`, under ids that are free. num_bytes: what is stored beside them.
     Raises ApiError 400, 404, and 429 where the owner's quota is used up."""
-    size = check_sizes(items, here.config.max_item_bytes, param="items")
+    size = await aside(in_large_request(), _size, items, here.config.max_item_bytes)
     await here.quota.require(who, num_bytes + size)
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
@@ -185,6 +188,6 @@ async def _stored(
         words_of(item, f"items[{index}]")
     while True:
         try:
-            return await store(await aside(num_parts(items) > THREADED_PARTS, new_items, items))
+            return await store(await aside(in_large_request(), new_items, items))
         except ItemConflict as conflict:  # the id was taken meanwhile, or by an item that is out of sight
             items = await identify(here.storage, who, items, param="items", taken=conflict.item_id)

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import encrypted_reasoning
+from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.http import (
     Context,
@@ -53,17 +54,17 @@ from server.schema import (
     TEXT,
     CreateResponse,
     Item,
+    ToolOutputs,
     as_output,
     normalize_input,
-    num_parts,
     parse_create,
     parse_input_tokens,
     parse_tool_outputs,
     refuse,
 )
 from server.sse_frame import frames
-from server.threads import THREADED_PARTS, aside
-from storage import EventsExpired, NotFound, StoredItem, StoredResponse
+from server.threads import THREADED_PARTS, aside, begin_large_request, in_large_request
+from storage import EventsExpired, HistoryItem, NotFound, StoredItem, StoredResponse
 
 router = APIRouter(prefix="/v1/responses")
 
@@ -85,7 +86,13 @@ def new_id(prefix: str) -> str:
 @router.post("", **documented("Response", "responses.write", body="CreateResponse", stream="ResponseEvent"))
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
-    parsed, items = await read_as(request, partial(_asked, parse_create))
+    models, known = context(request).models, keyed(request).response_id
+
+    def first(body: Mapping[str, Any]) -> None:
+        if known is None and body.get("background") is not True:  # that waits where no place is free
+            models.require_room(body)
+
+    parsed, items = await read_as(request, partial(_asked, parse_create), first=first)
     _name_untold(request, parsed)
     if (response_id := keyed(request).response_id) is not None:
         return await _again(request, response_id, stream=parsed.stream)
@@ -98,7 +105,8 @@ def _asked(
     """A body as the request, and its input's items. Raises ApiError 400."""
     parsed = parse(body)
     items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
-    return parsed, items
+    # The input as it came is freed here, because ten thousand items take long enough to hold the loop.
+    return parsed.model_copy(update={"input": None}), items
 
 
 def _name_untold(request: Request, parsed: CreateResponse) -> None:
@@ -292,15 +300,23 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     args = page_args(query)
     if choice(query, "scope", ("own", "all")) == "all":
         history = await storage.history(who, previous_response_id=response_id)
-        before = [e.item for e in history if not (e.response_id == response_id and e.direction == "out")]
-        # A cursor is an id, so an item that stands there twice is listed once.
-        found, has_more = _slice(list({item.id: item for item in before}.values()), args)
+        much = len(history) > THREADED_PARTS
+        found, has_more = await aside(much, _page_of_all, history, response_id, args)
     else:
         page = await storage.input_items(who, response_id, **args)
         found, has_more = page.data, page.has_more
     return json_reply(
         page_json([item.body for item in found], [item.id for item in found], has_more=has_more)
     )
+
+
+def _page_of_all(
+    history: Sequence[HistoryItem], response_id: str, args: PageArgs
+) -> tuple[Sequence[StoredItem], bool]:
+    """One page of all that a response was made from. Raises NotFound for an unknown `after`."""
+    before = [e.item for e in history if not (e.response_id == response_id and e.direction == "out")]
+    # A cursor is an id, so an item that stands there twice is listed once.
+    return _slice(list({item.id: item for item in before}.values()), args)
 
 
 def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[StoredItem], bool]:
@@ -363,15 +379,22 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     if missing:
         message = f"Outputs of all pending calls are needed; missing: {', '.join(sorted(missing))}."
         refuse("tool_outputs", message)
-    made = [orjson.loads(item.body) for item in stored.output]
-    body = _continuation(stored, answering(outputs.items, made), stream=outputs.stream)
+    if len(stored.plan) > THREADED_BYTES:
+        begin_large_request()
     with collecting():  # what the first request said was named in its reply
-        parsed, items = await aside(num_parts(outputs.items) > THREADED_PARTS, _asked, parse_create, body)
+        parsed, items = await aside(in_large_request(), _goes_on, stored, outputs)
     return await _start(request, parsed, items)
 
 
+def _goes_on(stored: StoredResponse, outputs: ToolOutputs) -> tuple[CreateResponse, list[Item]]:
+    """The request that goes on where a completed response stopped, and its input. Raises ApiError 400."""
+    made = [orjson.loads(item.body) for item in stored.output]
+    body = _continuation(stored, answering(outputs.items, made), stream=outputs.stream)
+    return _asked(parse_create, body)
+
+
 def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:
-    """The request that goes on where a completed response stopped, with everything its parent asked for."""
+    """The body of a request with everything that its parent asked for."""
     parent = orjson.loads(b"{" + stored.echo + b"}")
     plan = RunPlan.load(stored.plan)
     body = {name: parent[name] for name in INHERITED if parent.get(name) is not None}

@@ -6,7 +6,7 @@ Bodies: `{"model", "prompt"}` or `{"model", "messages", "tools", ...}` -> `{"cou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -21,6 +21,7 @@ from server.model_registry import ServedModel
 from server.routes.documented import documented
 from server.schema import ChatRequest, missing, mistyped, parse_chat, refuse
 from server.stateless import offer_of, rendered
+from server.threads import aside, in_large_request
 
 router = APIRouter()
 
@@ -43,7 +44,8 @@ async def tokenize(request: Request) -> Response:
     body, asked = await read_as(request, _read)
     model = _model(request, body)
     if asked is not None:
-        ids = (await rendered(asked, model, offer_of(asked), scope=owner(request))).ids
+        offered = await aside(in_large_request(), offer_of, asked)
+        ids = (await rendered(asked, model, offered, scope=owner(request))).ids
     else:
         prompt = body.get("prompt")
         if prompt is None:
@@ -51,10 +53,8 @@ async def tokenize(request: Request) -> Response:
         if not isinstance(prompt, str):
             mistyped("prompt", "a string", prompt)
         ids = await model.engine.tokenize(prompt, add_special_tokens=_flag(body, "add_special_tokens", True))
-    reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.info.max_model_len, "tokens": ids}
-    if _flag(body, "return_token_strs", False):
-        reply["token_strs"] = [model.engine.token_text(token_id) for token_id in ids]
-    return json_reply(orjson.dumps(reply))
+    shown = _flag(body, "return_token_strs", False)
+    return json_reply(await aside(in_large_request(), _reply, model, ids, shown))
 
 
 @router.post("/detokenize", **documented("Text", "models.read", body="Detokenize"))
@@ -68,6 +68,14 @@ async def detokenize(request: Request) -> Response:
 
     model, tokens = await read_as(request, read)
     return json_reply(orjson.dumps({"prompt": await model.engine.detokenize(tokens)}))
+
+
+def _reply(model: ServedModel, ids: Sequence[int], shown: bool) -> bytes:
+    """The body of a reply of token ids. shown: with their texts."""
+    reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.info.max_model_len, "tokens": ids}
+    if shown:
+        reply["token_strs"] = [model.engine.token_text(token_id) for token_id in ids]
+    return orjson.dumps(reply)
 
 
 def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ChatRequest | None]:

@@ -58,14 +58,15 @@ from server.runs.planning import (
     not_found,
     pending_calls,
 )
-from server.schema import check_sizes, num_parts
+from server.schema import check_sizes
 from server.schema import echo as response_echo
-from server.threads import THREADED_PARTS, aside
+from server.threads import aside, in_large_request
 from storage import (
     ConversationLocked,
     ConversationMoved,
     ItemConflict,
     KeyedRequest,
+    NewItem,
     NewResponse,
     NotFound,
     OutputConflict,
@@ -244,9 +245,9 @@ class Runs:
     ) -> Started:
         """Plan and begin; see `create`."""
         owner = principal.owner
-        num_bytes = check_sizes(input_items, self._config.max_item_bytes)
+        large = in_large_request()
+        num_bytes = await aside(large, _num_bytes, request, input_items, self._config.max_item_bytes)
         if request.store or keyed is not None or request.conversation_id is not None:
-            num_bytes += len(orjson.dumps([request.instructions, request.tools]))
             await self._quota.require(owner, num_bytes)
         # Items of an unstored turn are stored at its end, when it is too late to find that an id is taken.
         late = request.conversation_id is not None and not request.store and keyed is None
@@ -265,10 +266,7 @@ class Runs:
                 pasts=self._pasts,
             )
             planned = await (plan if planning is None or request.background else planning(plan))
-            drawn = planned.request.sampling
-            echo = echo_members(
-                response_echo(request, model=served.name, temperature=drawn.temperature, top_p=drawn.top_p)
-            )
+            echo = await aside(large, _echo, request, served, planned)
             try:
                 return await self._begin(planned, echo, place, keyed)
             except ConversationMoved:
@@ -302,6 +300,7 @@ class Runs:
     ) -> Started:
         plan = planned.plan
         seal = await self._sealing.seal(plan.owner, plan.sealed_by)
+        dumped, input_items = await aside(in_large_request(), _as_stored, planned)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
         run.input, run.first, run.place = planned.input, planned.request, place
         queued = plan.background and (self._queue.busy or self._room() <= 0)
@@ -317,10 +316,10 @@ class Runs:
             store=plan.store,
             head=orjson.dumps(head),
             echo=echo,
-            plan=plan.dump(),
+            plan=dumped,
             previous_response_id=plan.previous_response_id,
             conversation_id=plan.conversation_id,
-            input_items=await aside(num_parts(planned.input) > THREADED_PARTS, new_items, planned.input),
+            input_items=input_items,
             record=None,
             runner=None if queued else self._storage.runner,
             conversation_head=planned.conversation_head,
@@ -526,17 +525,10 @@ class Runs:
 
         The same output again changes nothing. Raises NotFound, NotWaiting, UnknownCall, OutputConflict.
         """
-        num_bytes = check_sizes(outputs, self._config.max_item_bytes, param="tool_outputs")
+        num_bytes, fresh = await aside(
+            in_large_request(), _new_outputs, stored, outputs, self._config.max_item_bytes
+        )
         await self._quota.require(owner, num_bytes)
-        plan = RunPlan.load(stored.plan)
-        items = [orjson.loads(item.body) for item in stored.output]
-        taken = {item["call_id"]: item["output"] for item in items if is_output(item)}
-        fresh = []
-        for item in answering(outputs, items):
-            if item["call_id"] not in taken:
-                fresh.append(_tool_output(plan, item))
-            elif taken[item["call_id"]] != item["output"]:
-                raise OutputConflict(item["call_id"])
         if fresh:
             waiting = await self._storage.add_tool_outputs(owner, stored.id, fresh, now_us())
             if waiting.runnable:
@@ -617,6 +609,23 @@ def _report(chore: asyncio.Task[None]) -> None:
         log.critical("%s has stopped", chore.get_name(), exc_info=error)
 
 
+def _num_bytes(request: CreateResponse, items: Sequence[Item], limit: int) -> int:
+    """What a request takes in storage; ApiError 400 for an item of more than `limit` bytes."""
+    return check_sizes(items, limit) + len(orjson.dumps([request.instructions, request.tools]))
+
+
+def _echo(request: CreateResponse, served: ServedModel, planned: Planned) -> bytes:
+    drawn = planned.request.sampling
+    return echo_members(
+        response_echo(request, model=served.name, temperature=drawn.temperature, top_p=drawn.top_p)
+    )
+
+
+def _as_stored(planned: Planned) -> tuple[bytes, tuple[NewItem, ...]]:
+    """A plan and its new items as storage takes them."""
+    return planned.plan.dump(), new_items(planned.input)
+
+
 def _pending(stored: StoredResponse) -> dict[str, str]:
     return pending_calls([orjson.loads(item.body) for item in stored.output])
 
@@ -625,6 +634,22 @@ def interrupted(response_id: str) -> ApiError:
     """503 `response_interrupted`: this server stops before a run that is read here has ended."""
     message = f"The server stopped before response '{response_id}' was done."
     return ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
+
+
+def _new_outputs(stored: StoredResponse, outputs: Sequence[Item], limit: int) -> tuple[int, list[ToolOutput]]:
+    """The bytes of tool outputs, and those of them that their run does not have yet. Raises OutputConflict,
+    and ApiError 400 for an output of more than `limit` bytes."""
+    num_bytes = check_sizes(outputs, limit, param="tool_outputs")
+    plan = RunPlan.load(stored.plan)
+    items = [orjson.loads(item.body) for item in stored.output]
+    taken = {item["call_id"]: item["output"] for item in items if is_output(item)}
+    fresh = []
+    for item in answering(outputs, items):
+        if item["call_id"] not in taken:
+            fresh.append(_tool_output(plan, item))
+        elif taken[item["call_id"]] != item["output"]:
+            raise OutputConflict(item["call_id"])
+    return num_bytes, fresh
 
 
 def _tool_output(plan: RunPlan, item: Item) -> ToolOutput:

@@ -23,6 +23,7 @@ from server.schema.messages import unsupported_in
 from server.schema.responses import (
     INCLUDES,
     CreateResponse,
+    ToolOutputs,
     check_metadata,
     echo,
     parse_create,
@@ -44,6 +45,7 @@ __all__ = [
     "Item",
     "SamplingFields",
     "Search",
+    "ToolOutputs",
     "array",
     "as_output",
     "boolean",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
 
 from engine import Shape
 from server.ignored import ignore
@@ -45,8 +45,8 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     model: Name | None = None
-    messages: list[dict[str, Any]]
-    items: list[Item]
+    messages: SkipValidation[list[dict[str, Any]]]
+    items: SkipValidation[list[Item]]
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     search: Search | None = None
     stream: bool = False

@@ -44,7 +44,7 @@ from server.prompting import (
     to_messages,
 )
 from server.runs.events import item_logprob
-from server.schema import PRIORITIES, ChatRequest, effective_tier, num_parts, unsupported_in
+from server.schema import PRIORITIES, ChatRequest, effective_tier, unsupported_in
 from server.stateless.choices import (
     Completion,
     Part,
@@ -54,7 +54,7 @@ from server.stateless.choices import (
     new_head,
     prompt_requests,
 )
-from server.threads import THREADED_PARTS, aside
+from server.threads import THREADED_TOKENS, aside, in_large_request
 
 
 async def prepare_chat(
@@ -64,12 +64,26 @@ async def prepare_chat(
     RequestError."""
     require_use(principal, served.name, request.tools)
     owner = principal.owner
-    await aside(num_parts(request.items) > THREADED_PARTS, check_modalities, request, served)
+    await aside(in_large_request(), check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     check_search(request.search, served)
-    offered = offer_of(request)
+    offered = await aside(in_large_request(), offer_of, request)
     await check(offered, served, request.tools, request.shape_param, owner)
     prompt = await rendered(request, served, offered, scope=owner)
+    much = in_large_request() or len(prompt.ids) > THREADED_TOKENS
+    return await aside(much, _completion, request, served, place, offered, prompt, owner, telemetry)
+
+
+def _completion(
+    request: ChatRequest,
+    served: ServedModel,
+    place: Place,
+    offered: Offer,
+    prompt: Prompt,
+    owner: str,
+    telemetry: Telemetry,
+) -> Completion:
+    """The choices of a request whose prompt is rendered. Raises ApiError 400 and RequestError."""
     params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
@@ -122,8 +136,7 @@ async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *,
         effort_param="reasoning_effort",
         template_kwargs=request.chat_template_kwargs,
     )
-    much = num_parts(request.items) > THREADED_PARTS
-    asked = await aside(much, _render_input, request, offered, time.time())
+    asked = await aside(in_large_request(), _render_input, request, offered, time.time())
     return await served.engine.render(replace(asked, scope=scope))
 
 
@@ -131,8 +144,12 @@ def _render_input(request: ChatRequest, offered: Offer, now: float) -> RenderInp
     """What the template is given. now: unix seconds."""
     going_on = request.continue_final_message
     asked = request.add_generation_prompt
+    messages = to_messages(request.items)
+    # Nobody needs them any more, and to free ten thousand takes long enough to be done here.
+    request.messages.clear()
+    request.items.clear()
     return RenderInput(
-        to_messages(request.items),
+        messages,
         tools=offered.tools,
         add_generation_prompt=not going_on if asked is None else asked,
         continue_final_message=going_on,

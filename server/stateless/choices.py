@@ -22,6 +22,7 @@ from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.schema import Search, num_requests
 from server.sse_frame import frame
+from server.threads import THREADED_PARTS, aside, in_large_request
 
 Part = dict[str, Any]
 T = TypeVar("T")
@@ -113,7 +114,8 @@ class Completion:
             try:
                 async for choice, chunk in chunks:
                     self.usage.add(choice, chunk, silent=self.silent)
-                    parts = self.writers[choice].write(chunk)
+                    much = len(chunk.prompt_logprobs or ()) > THREADED_PARTS
+                    parts = await aside(much, self.writers[choice].write, chunk)
                     if parts:
                         yield parts
             except ConstraintError as error:
@@ -161,7 +163,12 @@ class Completion:
             async for parts in stream:
                 for part in parts:
                     gathered[part["index"]].append(part)
+        much = in_large_request() or sum(map(len, gathered)) > THREADED_PARTS
+        return await aside(much, self._folded, object_name, gathered)
+
+    def _folded(self, object_name: str, gathered: list[list[Part]]) -> bytes:
         choices = [writer.fold(parts) for writer, parts in zip(self.writers, gathered, strict=True)]
+        gathered.clear()  # here, because to free a long answer's parts takes long enough to hold the loop
         return orjson.dumps({**self._head(object_name), "choices": choices, "usage": self.usage.totals()})
 
     async def frames(self, object_name: str, *, include_usage: bool) -> AsyncGenerator[bytes]:
@@ -191,13 +198,11 @@ def prompt_requests(
     asked: what they have in common; its id is the completion's. first: how many requests other prompts of the
     completion have before. Raises the engine's RequestErrors.
     """
-    requests = [
+    check_request(asked, served.info)  # once: they differ by their numbers alone
+    return [
         replace(asked, id=f"{asked.id}/{first + choice}", choice=choice)
         for choice in range(num_requests(search, n))
     ]
-    for request in requests:
-        check_request(request, served.info)
-    return requests
 
 
 def new_head(completion_id: str, served: ServedModel) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from server.stateless.choices import (
     new_head,
     prompt_requests,
 )
+from server.threads import THREADED_TOKENS, aside, in_large_request
 
 
 async def prepare_completion(
@@ -59,23 +60,32 @@ async def prepare_completion(
     counts: list[int] = []
     for position, prompt in enumerate(request.prompts):
         path = f"prompt[{position}]" if len(request.prompts) > 1 else "prompt"
-        ids = await _prompt_ids(prompt, served, path, request.add_special_tokens)
-        params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
-        if "max_tokens" in request.model_fields_set:
-            require_room(request.max_tokens, "max_tokens", prompt_tokens=len(ids), info=served.info)
-        params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)
+        if isinstance(prompt, str):
+            ids = await served.engine.tokenize(prompt, add_special_tokens=request.add_special_tokens)
+        else:
+            ids = tuple(prompt)
         counts.append(len(ids))
-        asked = GenerateRequest(
-            id=completion_id,
-            prompt_ids=ids,
-            sampling=steady(params, offered.answer),
-            reader=ReaderParams(dialect=False),
-            constraint=offered.constraint,
-            owner=owner,
-            cache_salt=request.cache_salt or "",
-            adapter=served.adapter,
-        )
-        requests += prompt_requests(asked, served, request.search, request.n, first=len(requests))
+
+        def of_prompt(ids: tuple[int, ...], path: str, first: int) -> list[GenerateRequest]:
+            _check_ids(ids, path, served)
+            params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
+            if "max_tokens" in request.model_fields_set:
+                require_room(request.max_tokens, "max_tokens", prompt_tokens=len(ids), info=served.info)
+            params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)
+            asked = GenerateRequest(
+                id=completion_id,
+                prompt_ids=ids,
+                sampling=steady(params, offered.answer),
+                reader=ReaderParams(dialect=False),
+                constraint=offered.constraint,
+                owner=owner,
+                cache_salt=request.cache_salt or "",
+                adapter=served.adapter,
+            )
+            return prompt_requests(asked, served, request.search, request.n, first=first)
+
+        much = in_large_request() or len(ids) > THREADED_TOKENS
+        requests += await aside(much, of_prompt, ids, path, len(requests))
         writers += await _writers(request, served, prompt, ids, first=len(writers))
     return Completion(
         engine=served.engine,
@@ -118,18 +128,11 @@ async def _writers(
     ]
 
 
-async def _prompt_ids(
-    prompt: str | list[int], served: ServedModel, path: str, special: bool
-) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        ids = await served.engine.tokenize(prompt, add_special_tokens=special)
-    else:
-        ids = tuple(prompt)
+def _check_ids(ids: tuple[int, ...], path: str, served: ServedModel) -> None:
     if not ids:
         refuse(path, f"Invalid '{path}': the prompt is empty.")
     if min(ids) < 0 or max(ids) >= served.info.vocab_size:
         refuse(path, f"Invalid '{path}': token ids are from 0 to {served.info.vocab_size - 1}.")
-    return ids
 
 
 class TextWriter:

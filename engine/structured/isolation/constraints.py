@@ -64,6 +64,7 @@ KEPT_MEMORY = 2 << 30
 KEPT_COUNT = 256
 KEPT_SIZE = 8 << 20  # characters of all grammars kept
 REFUSED_COUNT = 256
+LARGE = 64 << 10  # characters of a constraint; more are told from others in a thread
 ATTEMPTS = 3
 
 _REASONS: dict[Cause, str] = {
@@ -201,8 +202,9 @@ class Constraints:
         honoured.
         """
         offered = reader.tools if self._dialect.typed and constraint.tools else ()
-        told = repr((constraint, reader.starts_in, reader.dialect, offered))
-        digest = blake2b(told.encode(errors="surrogatepass"), digest_size=16).digest()
+        told = (constraint, reader.starts_in, reader.dialect, offered)
+        large = _num_chars(constraint) > LARGE
+        digest = await self._beside(lambda: _digest(told)) if large else _digest(told)
         if (found := self._known(digest)) is not None:
             return found
         lock = self._tried.get(digest)
@@ -325,6 +327,18 @@ class Constraints:
         if not self._lasting:
             self.nursery.close()
         self._pool.shutdown(wait=False)
+
+
+def _num_chars(constraint: Constraint) -> int:
+    answer = 0 if constraint.answer is None else len(constraint.answer.source)
+    return answer + sum(
+        len(tool.parameters) + (0 if tool.input is None else len(tool.input.source))
+        for tool in constraint.tools
+    )
+
+
+def _digest(told: tuple[Any, ...]) -> bytes:
+    return blake2b(repr(told).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 class Turns:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -26,6 +27,7 @@ from server.runs.execution.recovery_probation import Probation
 from server.runs.execution.recovery_replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
 from server.runs.planning import steps
+from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.webhooks import notice
 from storage import ClosedItem, Finish, Park, RunLost
 from tools import Registry, ToolResult
@@ -117,12 +119,13 @@ class Loop:
         first_item = len(output)
         request, run.first = run.first, None
         if request is None:
-            offered = run.plan.offer(run.functions, forced=generation == 0)
+            large = in_large_request()
+            offer = partial(run.plan.offer, run.functions, forced=generation == 0)
+            offered = await aside(large, offer)
             prompt = await run.plan.rendered(run.served, [*run.context, *output], offered)
             try:
-                request = run.plan.request(
-                    run.served, prompt, offered, generation=generation, max_tokens=max_tokens
-                )
+                make = partial(run.plan.request, generation=generation, max_tokens=max_tokens)
+                request = await aside(large, make, run.served, prompt, offered)
             except PromptTooLong:
                 if generation == 0:
                     raise
@@ -134,7 +137,8 @@ class Loop:
         else:
             facts: dict[str, Any] = {"generation": generation, "first_item": first_item}
             facts |= {"input_tokens": len(request.prompt_ids), "cached_tokens": 0}
-            facts["prompt"] = fingerprint(request.prompt_ids)
+            long = len(request.prompt_ids) > THREADED_TOKENS
+            facts["prompt"] = await aside(long, fingerprint, request.prompt_ids)
             run.unlogged = Unlogged(generation, facts=facts)
         async with aclosing(self._telemetry.timed(run.served.engine.generate(request, run.place))) as chunks:
             async for chunk in chunks:

@@ -15,8 +15,8 @@ from server.errors import ApiError
 from server.items import Item, is_client_call, is_output, words_of
 from server.runs.planning.pasts import Pasts, Said, read_items
 from server.runs.planning.steps import TERMINAL, pending_calls
-from server.schema import num_parts, refuse, unsupported_parts
-from server.threads import THREADED_PARTS, aside
+from server.schema import refuse, unsupported_parts
+from server.threads import THREADED_PARTS, aside, begin_large_request, in_large_request
 from storage import NotFound
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
     """The stored past of a turn and its new input, checked: nothing in it is beyond the model, and every call
     has its output. pasts: of earlier turns, to be built upon. Raises ApiError 400/404."""
     request, new = turn.request, turn.input
-    num_new = num_parts(new)
-    await aside(num_new > THREADED_PARTS, _check_readable, new, turn.served)
+    await aside(in_large_request(), _check_readable, new, turn.served)
     head = None
     history: Sequence[Said] = ()
     try:
@@ -76,9 +75,10 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
             history = await aside(len(stored) > THREADED_PARTS, read_items, stored)
     except NotFound as unknown:
         raise not_found(request, unknown) from None
-    much = num_new + len(history) > THREADED_PARTS
+    if len(history) > THREADED_PARTS:
+        begin_large_request()
     source = "previous_response_id" if request.conversation_id is None else "conversation"
-    return Context(await aside(much, _joined, history, new, source), head)
+    return Context(await aside(in_large_request(), _joined, history, new, source), head)
 
 
 def _check_readable(items: Sequence[Item], served: ServedModel) -> None:

@@ -21,7 +21,7 @@ from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
 from server.prompting import Offer, check, name_cut_limit, naming_source, offer, sampling, steady, to_messages
 from server.runs.planning.history import Turn, drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
-from server.threads import THREADED_PARTS, aside
+from server.threads import THREADED_PARTS, THREADED_TOKENS, aside, in_large_request
 
 if TYPE_CHECKING:
     from server.encrypted_reasoning import SealedBy
@@ -139,7 +139,7 @@ class RunPlan:
 
     async def rendered(self, served: ServedModel, context: Sequence[Item], offered: Offer) -> Prompt:
         """A context as the model is shown it. Raises the engine's RequestErrors."""
-        much = num_parts(context) > THREADED_PARTS
+        much = in_large_request() or num_parts(context) > THREADED_PARTS
         return await served.engine.render(await aside(much, self._render_input, context, offered))
 
     def _render_input(self, context: Sequence[Item], offered: Offer) -> RenderInput:
@@ -249,29 +249,38 @@ async def make_plan(
     plan = _resolve(turn, tool_timeout_s)
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)
-    functions = plan.functions(registry)
-    offered = plan.offer(functions, forced=True)
+    functions, offered = await aside(in_large_request(), _offered, plan, registry)
     await check(offered, served, plan.tools, request.shape_param, turn.principal.owner)
     num_dropped, prompt = await fit(
         plan, served, context.items, offered, truncate=request.truncation == "auto"
     )
+    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=turn.principal.key_id)
+
+    def finished() -> Planned:
+        first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
+        check_request(first, served.info)
+        kept = tuple(drop_oldest(context.items, num_dropped))
+        return Planned(plan, functions, tuple(turn.input), kept, context.conversation_head, first)
+
     name_cut_limit(
         plan.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
     )
-    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=turn.principal.key_id)
-    first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
-    check_request(first, served.info)
-    kept = tuple(drop_oldest(context.items, num_dropped))
-    return Planned(plan, functions, tuple(turn.input), kept, context.conversation_head, first)
+    return await aside(in_large_request() or len(prompt.ids) > THREADED_TOKENS, finished)
 
 
 async def count_input(turn: Turn, storage: Storage, registry: Registry) -> int:
     """How many prompt tokens a turn would have, through the same rendering. Raises ApiError 400/404."""
     context = await load_context(turn, storage)
     plan = _resolve(turn, tool_timeout_s=0.0)
-    offered = plan.offer(plan.functions(registry), forced=True)
+    _, offered = await aside(in_large_request(), _offered, plan, registry)
     prompt = await plan.rendered(turn.served, context.items, offered)
     return len(prompt.ids)
+
+
+def _offered(plan: RunPlan, registry: Registry) -> tuple[Functions, Offer]:
+    """All functions of a plan, and what of them the first generation is offered. Raises ApiError 400."""
+    functions = plan.functions(registry)
+    return functions, plan.offer(functions, forced=True)
 
 
 def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
@@ -329,7 +338,8 @@ async def fit(
     limit = served.info.max_model_len
 
     async def without(count: int) -> Prompt:
-        return await plan.rendered(served, drop_oldest(context, count), offered)
+        kept = context if not count else await aside(in_large_request(), drop_oldest, context, count)
+        return await plan.rendered(served, kept, offered)
 
     if not truncate:
         prompt = await without(0)

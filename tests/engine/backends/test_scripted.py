@@ -480,6 +480,7 @@ def test_a_long_chunk_is_looked_at_token_by_token(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Speech, "finish", counted)
     request = GenerateRequest("r", (1,), SamplingParams(seed=0, max_tokens=5000, min_tokens=4000))
-    said = list(speech.chunks(request, lambda *_: iter([Say("a" * 3000 + " b", whole=True)]), None, 5000))
+    steps = [Say("a" * 3000 + " b", whole=True)]
+    said = list(speech.chunks(request, "", lambda *_: iter(steps), None, 5000))
     num_tokens = sum(len(chunk[0]) for chunk in said if isinstance(chunk, tuple))
     assert 4000 < num_tokens < 4010 and seen <= num_tokens + 10

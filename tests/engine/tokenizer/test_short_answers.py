@@ -12,7 +12,7 @@ from engine import Constraint, LocalEngine, RenderInput, Shape
 from engine.dialects.table import dialect_named
 from engine.tiny import CHECKPOINT
 from engine.tokenizer.chat_template import render_template
-from engine.tokenizer.renderer import start_of
+from engine.tokenizer.growing_prompts import start_of
 from engine.tokenizer.short_answers import is_brief
 from engine.types import GenerateRequest, ReaderParams, SamplingParams
 

@@ -113,6 +113,31 @@ async def test_every_way_in_is_refused_before_anything_is_written(tmp_path: Path
         await idle(server)
 
 
+async def test_a_full_server_does_not_look_into_what_is_asked(tmp_path: Path) -> None:
+    """A refusal comes before the body is checked; what needs no place, and repeats, are no less welcome."""
+    engine = ScriptedEngine(max_running=1, max_waiting=1)
+    async with live_app(tmp_path, engine, max_waiting=1) as server, http_client(server) as client:
+        keyed = {"idempotency-key": "again"}
+        first = await client.post("/v1/responses", json={"input": "say x"}, headers=keyed)
+        held = [engine.admission.enter(), engine.admission.enter()]
+        wrong: list[tuple[str, Json]] = [
+            ("/v1/responses", {"input": 7}),
+            ("/v1/chat/completions", {"messages": 7}),
+            ("/v1/completions", {"prompt": {}}),
+        ]
+        for path, body in wrong:
+            refusal(await client.post(path, json=body))
+        reply = await client.post("/v1/responses", json={"input": 7, "background": True})
+        assert reply.status_code == 400
+        reply = await client.post("/v1/responses", json={"input": "say x", "model": "another"})
+        assert reply.status_code == 404
+        again = await client.post("/v1/responses", json={"input": "say x"}, headers=keyed)
+        assert again.status_code == 200 and again.json() == first.json()
+        for place in held:
+            place.leave()
+        await idle(server)
+
+
 async def test_what_was_acknowledged_is_never_refused(tmp_path: Path) -> None:
     """Recovered runs and tool outputs of waiting ones go on, however full the queue is."""
     engine = ScriptedEngine(tick_s=60.0, max_running=1, max_waiting=4)
