@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from server.prompting.context_room import name_cut_limit, require_room
+from server.prompting.context_room import name_cut_limit, require_room, words_of_field
 from server.prompting.messages import sampling, to_messages
-from server.prompting.tool_offer import Offer, check, custom_tool_names, offer, steady
+from server.prompting.tool_offer import Offer, check, custom_tool_names, named, offer, steady
 
 __all__ = [
     "Offer",
     "check",
     "custom_tool_names",
     "name_cut_limit",
+    "named",
     "offer",
     "require_room",
     "sampling",
     "steady",
     "to_messages",
+    "words_of_field",
 ]

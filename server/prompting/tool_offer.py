@@ -137,12 +137,19 @@ async def check(
     try:
         await served.engine.check(constraint, owner)
     except ConstraintError as error:
-        place = next((index for index, tool in enumerate(tools) if tool.get("name") == error.tool), None)
-        if error.tool is None or place is None:
-            raise ApiError(400, f"Invalid '{param}': {error}.", code="invalid_schema", param=param) from None
-        part = "format" if tools[place].get("type") == "custom" else "parameters"
-        message = f"Invalid schema for tool '{error.tool}': {error}."
-        raise ApiError(400, message, code="invalid_schema", param=f"tools[{place}].{part}") from None
+        raise named(error, offered, tools, param) from None
+
+
+def named(error: ConstraintError, offered: Offer, tools: Sequence[Mapping[str, Any]], param: str) -> ApiError:
+    """The 400 for a constraint that cannot be compiled or followed, with the field that asked for it. tools:
+    as the request lists them. param: the field that has the answer's shape."""
+    place = next((index for index, tool in enumerate(tools) if tool.get("name") == error.tool), None)
+    if error.tool is None or place is None:
+        where = "tools" if offered.answer is None else param
+        return ApiError(400, f"Invalid '{where}': {error}.", code="invalid_schema", param=where)
+    part = "format" if tools[place].get("type") == "custom" else "parameters"
+    message = f"Invalid schema for tool '{error.tool}': {error}."
+    return ApiError(400, message, code="invalid_schema", param=f"tools[{place}].{part}")
 
 
 def steady(params: SamplingParams, answer: Shape | None) -> SamplingParams:

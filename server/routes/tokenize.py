@@ -17,6 +17,7 @@ from starlette.responses import Response
 from server.http import context, json_reply, owner, read_as
 from server.ignored import unread
 from server.model_registry import ServedModel
+from server.prompting import words_of_field
 from server.routes.documented import documented
 from server.schema import ChatRequest, missing, mistyped, parse_chat, refuse
 from server.stateless import offer_of, rendered
@@ -49,7 +50,9 @@ async def tokenize(request: Request) -> Response:
             missing("prompt")
         if not isinstance(prompt, str):
             mistyped("prompt", "a string", prompt)
-        ids = await model.engine.tokenize(prompt, add_special_tokens=_flag(body, "add_special_tokens", True))
+        special = _flag(body, "add_special_tokens", True)
+        with words_of_field("prompt"):
+            ids = await model.engine.tokenize(prompt, add_special_tokens=special)
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.info.max_model_len, "tokens": ids}
     if _flag(body, "return_token_strs", False):
         reply["token_strs"] = [model.engine.token_text(token_id) for token_id in ids]

@@ -34,11 +34,13 @@ from server.prompting import (
     Offer,
     check,
     custom_tool_names,
+    named,
     offer,
     require_room,
     sampling,
     steady,
     to_messages,
+    words_of_field,
 )
 from server.runs.events import item_logprob
 from server.schema import PRIORITIES, ChatRequest, effective_tier, num_parts, unsupported_in
@@ -65,7 +67,10 @@ async def prepare_chat(
     offered = offer_of(request)
     await check(offered, served, request.tools, request.shape_param, owner)
     prompt = await rendered(request, served, offered, scope=owner)
-    params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
+    with words_of_field("messages"):
+        params = sampling(
+            request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63)
+        )
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
     reader = offered.reader(prompt.starts_in)
@@ -99,6 +104,7 @@ async def prepare_chat(
         place=place,
         usage=Usage([len(prompt.ids)], request.n),
         search=request.search,
+        named=lambda error: named(error, offered, request.tools, request.shape_param),
     )
 
 
@@ -112,7 +118,8 @@ async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *,
     upon. Raises the engine's RequestErrors."""
     much = num_parts(request.items) > THREADED_PARTS
     asked = await aside(much, _render_input, request, offered, time.time())
-    return await served.engine.render(replace(asked, scope=scope))
+    with words_of_field("messages"):
+        return await served.engine.render(replace(asked, scope=scope))
 
 
 def _render_input(request: ChatRequest, offered: Offer, now: float) -> RenderInput:

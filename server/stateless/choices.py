@@ -9,14 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from engine import Chunk, Engine, GenerateRequest, Place, beam_search, best_of, check_request
+from engine import (
+    Chunk,
+    ConstraintError,
+    Engine,
+    GenerateRequest,
+    Place,
+    beam_search,
+    best_of,
+    check_request,
+)
 from server.errors import ApiError, to_api_error
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
@@ -91,7 +100,8 @@ class Completion:
     requests: one per choice, prompt after prompt; with a search one per candidate, or per prompt for beams.
     writers: one per choice. place: that of all of them in the engine's queue; whoever took it gives it back.
     head: what every body and chunk says (id, created, model, ...). silent: the
-    tokens that come are not part of the answer (no token was asked for).
+    tokens that come are not part of the answer (no token was asked for). named: the error for a shape that
+    cannot be followed to its end, with the field that asked for it.
     """
 
     engine: Engine
@@ -101,6 +111,7 @@ class Completion:
     head: dict[str, Any]
     usage: Usage
     place: Place
+    named: Callable[[ConstraintError], ApiError]
     silent: bool = False
     search: Search | None = None
 
@@ -108,11 +119,14 @@ class Completion:
         """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them
         all."""
         async with aclosing(self._chunks()) as chunks:
-            async for choice, chunk in chunks:
-                self.usage.add(choice, chunk, silent=self.silent)
-                parts = self.writers[choice].write(chunk)
-                if parts:
-                    yield parts
+            try:
+                async for choice, chunk in chunks:
+                    self.usage.add(choice, chunk, silent=self.silent)
+                    parts = self.writers[choice].write(chunk)
+                    if parts:
+                        yield parts
+            except ConstraintError as error:
+                raise self.named(error) from error
 
     async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
         """(choice, chunk) as they come; where the best are to be found first, when they are."""

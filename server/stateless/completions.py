@@ -23,7 +23,7 @@ from engine import (
 )
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.prompting import Offer, check, require_room, sampling, steady
+from server.prompting import Offer, check, named, require_room, sampling, steady, words_of_field
 from server.schema import CompletionRequest, refuse
 from server.stateless.choices import (
     Completion,
@@ -51,8 +51,9 @@ async def prepare_completion(
     counts: list[int] = []
     for position, prompt in enumerate(request.prompts):
         path = f"prompt[{position}]" if len(request.prompts) > 1 else "prompt"
-        ids = await _prompt_ids(prompt, served, path, request.add_special_tokens)
-        params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
+        with words_of_field(path):
+            ids = await _prompt_ids(prompt, served, path, request.add_special_tokens)
+            params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
         if "max_tokens" in request.model_fields_set:
             require_room(request.max_tokens, "max_tokens", prompt_tokens=len(ids), info=served.info)
         params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)
@@ -79,6 +80,7 @@ async def prepare_completion(
         usage=Usage(counts, len(writers)),
         silent=request.max_tokens == 0,
         search=request.search,
+        named=lambda error: named(error, offered, (), request.shape_param),
     )
 
 

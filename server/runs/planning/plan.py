@@ -17,7 +17,16 @@ import orjson
 
 from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
-from server.prompting import Offer, check, name_cut_limit, offer, sampling, steady, to_messages
+from server.prompting import (
+    Offer,
+    check,
+    name_cut_limit,
+    offer,
+    sampling,
+    steady,
+    to_messages,
+    words_of_field,
+)
 from server.runs.planning.history import drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
 from server.threads import THREADED_PARTS, aside
@@ -241,9 +250,10 @@ async def make_plan(
     functions = plan.functions(registry)
     offered = plan.offer(functions, forced=True)
     await check(offered, served, plan.tools, request.shape_param, owner)
-    num_dropped, prompt = await fit(
-        plan, served, context.items, offered, truncate=request.truncation == "auto"
-    )
+    with words_of_field("input"):
+        num_dropped, prompt = await fit(
+            plan, served, context.items, offered, truncate=request.truncation == "auto"
+        )
     name_cut_limit(
         plan.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
     )
@@ -262,7 +272,8 @@ async def count_input(
     context = await load_context(request, input_items, owner=owner, storage=storage, served=served, as_of=now)
     plan = _resolve(request, owner=owner, served=served, now=now, tool_timeout_s=0.0)
     offered = plan.offer(plan.functions(registry), forced=True)
-    prompt = await plan.rendered(served, context.items, offered)
+    with words_of_field("input"):
+        prompt = await plan.rendered(served, context.items, offered)
     return len(prompt.ids)
 
 
