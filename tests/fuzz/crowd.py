@@ -12,6 +12,7 @@ import json
 import math
 import random
 import re
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -24,10 +25,9 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from tests.chaos.driver import Server, free_port
-from tests.chaos.report import percentile
+from tests.fuzz.pauses import Pauses
 
 LIMIT_S = 5.0  # a reply that takes longer, while nothing else is asked for, counts as a hang
-LATE_S = 0.1  # a neighbour's token that comes later than this is noted
 HANG_S = 90.0  # whoever waits for a reply in a crowd gives up
 PROGRESS_S = 60.0
 RETRIES = 5  # of a request that is refused because the server is busy
@@ -135,6 +135,7 @@ class Crowd:
         self.url = url
         self.found = Found()
         self.under_way: dict[int, Try] = {}
+        self.stopped = False
         self._session = session
         self._limit_s = limit_s
 
@@ -180,6 +181,10 @@ class Crowd:
             await asyncio.sleep(min(5.0, float(said.headers["retry-after"])))
         return reply
 
+    def stop(self) -> None:
+        """Send no more requests."""
+        self.stopped = True
+
     async def run(
         self, tries: Iterator[Try], at_once: int, done: Callable[[Try, Reply], Awaitable[None]] | None = None
     ) -> None:
@@ -188,7 +193,7 @@ class Crowd:
         async def some() -> None:
             for each in tries:  # one iterator for all
                 reply = await self.send(each)
-                if reply is None:
+                if reply is None or self.stopped:
                     return
                 if done is not None:
                     await done(each, reply)
@@ -228,25 +233,13 @@ class Crowd:
         return f"something is left behind: {left}"
 
 
-class Pause(NamedTuple):
-    """Between two tokens of the neighbour. waited_s: how long a thread of the server had no processor in it,
-    which is the machine's doing. under_way: what was asked for meanwhile."""
-
-    seconds: float
-    waited_s: float
-    under_way: Sequence[Try]
-
-
 class Neighbour:
     """Plain streams, one after the other, whose pauses are noted."""
 
     def __init__(self, crowd: Crowd, session: aiohttp.ClientSession, pid: int) -> None:
         self._crowd = crowd
         self._session = session
-        self._tasks = Path(f"/proc/{pid}/task")
-        self.seconds: list[float] = []
-        self.late: list[Pause] = []
-        self.num_streams = 0
+        self.pauses = Pauses(pid)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -268,44 +261,16 @@ class Neighbour:
 
     async def _stream(self, body: dict[str, Any]) -> None:
         url = f"{self._crowd.url}/v1/chat/completions"
-        then, waits, tail = 0.0, {}, b""
+        tail = b""
+        self.pauses.begin()
         async with self._session.post(url, json=body) as reply:
             assert reply.status == 200, f"{reply.status} {await reply.text()}"
             async for line in reply.content:
                 tail = line.strip() or tail
-                if b'"content":"' not in line:
-                    continue
-                now, waiting = time.monotonic(), self._waits()
-                if then:
-                    self.seconds.append(now - then)
-                    if now - then > LATE_S:
-                        waited = max((own - waits.get(key, own) for key, own in waiting.items()), default=0.0)
-                        self.late.append(Pause(now - then, waited, list(self._crowd.under_way.values())))
-                then, waits = now, waiting
+                if b'"content":"' in line:
+                    self.pauses.token(list(self._crowd.under_way.values()))
         assert tail == b"data: [DONE]", f"a stream that ends with {tail!r}"
-        self.num_streams += 1
-
-    def _waits(self) -> dict[str, float]:
-        """Seconds that each thread of the server has waited for a processor so far."""
-        found = {}
-        for thread in self._tasks.iterdir():
-            with suppress(OSError, IndexError):
-                found[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
-        return found
-
-    def told(self) -> str:
-        """The figures, as one line."""
-        if not self.seconds:
-            return "no stream beside them"
-        own = [each for each in self.late if each.seconds - each.waited_s > LATE_S]
-        worst = max((each.seconds - each.waited_s for each in own), default=0.0)
-        p50, p99 = (percentile(self.seconds, part) * 1000 for part in (0.5, 0.99))
-        return (
-            f"{self.num_streams} streams beside them, {len(self.seconds)} pauses between tokens: "
-            f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {max(self.seconds) * 1000:.0f} ms; "
-            f"{len(self.late)} over {LATE_S * 1000:.0f} ms, {len(own)} of them also without the "
-            f"time that the server waited for a processor (max {worst * 1000:.0f} ms)"
-        )
+        self.pauses.end()
 
 
 Fuzz = Callable[[Crowd], Awaitable[None]]
@@ -322,13 +287,15 @@ async def crowd_at(url: str, limit_s: float = LIMIT_S) -> AsyncIterator[tuple[Cr
 
 async def against(
     folder: Path, flags: Sequence[str], options: argparse.Namespace, fuzz: Fuzz
-) -> tuple[Found, Neighbour]:
-    """Start a server process, fuzz it with a neighbour beside, and see how it is afterwards. What was late in
-    the crowd is then asked again, one at a time, of a new server, which has not met it yet."""
+) -> tuple[Found, Pauses]:
+    """Start a server process, fuzz it with a neighbour beside until SIGTERM at the latest, and see how it is
+    afterwards. What was late in the crowd is then asked again, one at a time, of a new server, which has not
+    met it yet."""
     port = options.port or free_port(random.Random())
     async with _process(folder / "crowd", flags, port) as server, crowd_at(server.url, options.limit_s) as at:
         crowd, session = at
         neighbour = Neighbour(crowd, session, server.pid)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, crowd.stop)
         beside = [asyncio.create_task(each) for each in (neighbour.run(), _progress(crowd))]
         try:
             await fuzz(crowd)
@@ -346,7 +313,7 @@ async def against(
                 for each in crowd.found.late:
                     await alone.send(each, alone=True)
             crowd.found.wrong += alone.found.wrong
-    return crowd.found, neighbour
+    return crowd.found, neighbour.pauses
 
 
 @asynccontextmanager
@@ -396,15 +363,15 @@ def parser_of(described: str, at_once: int) -> argparse.ArgumentParser:
 
 def command(
     options: argparse.Namespace,
-    fuzz: Callable[[Path, argparse.Namespace], Coroutine[Any, Any, tuple[Found, Neighbour]]],
+    fuzz: Callable[[Path, argparse.Namespace], Coroutine[Any, Any, tuple[Found, Pauses]]],
 ) -> int:
     """Fuzz, and print what came of it; 1 where something was wrong."""
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        found, neighbour = asyncio.run(fuzz(Path(folder), options))
+        found, pauses = asyncio.run(fuzz(Path(folder), options))
     for each in found.wrong[found.shown :]:
         print(f"WRONG {each[:4000]}")
-    for pause in sorted(neighbour.late, key=lambda pause: pause.waited_s - pause.seconds)[:8]:
+    for pause in sorted(pauses.late, key=lambda pause: -pause.own_s)[:8]:
         asked = "; ".join(f"{each.number} {each.path} {each.body[:600]}" for each in pause.under_way)
         print(f"LATE {pause.seconds * 1000:.0f} ms, {pause.waited_s * 1000:.0f} of them waiting: {asked}")
     replies = ", ".join(f"{count} of {status}" for status, count in sorted(found.replies.items()))
@@ -413,6 +380,6 @@ def command(
     print(
         f"the slowest took {found.slowest_s:.2f} s in the crowd; {len(found.late)} late ones were asked alone"
     )
-    print(neighbour.told())
+    print(pauses.told())
     print(f"{len(found.wrong)} were wrong")
     return 1 if found.wrong else 0

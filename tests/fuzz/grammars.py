@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.tiny import CHECKPOINT
-from tests.fuzz.crowd import Crowd, Found, Neighbour, Try, against, command, parser_of
+from tests.fuzz.crowd import Crowd, Found, Try, against, command, parser_of
 from tests.fuzz.grammar_texts import Maker
+from tests.fuzz.pauses import Pauses
 from tests.support.checkpoints import make_checkpoint
 
 AT_ONCE = 4
@@ -134,7 +135,7 @@ def requests(seed: int, first: int, count: int, until: float = math.inf) -> Iter
         yield request(seed, number)
 
 
-async def fuzz(folder: Path, options: argparse.Namespace) -> tuple[Found, Neighbour]:
+async def fuzz(folder: Path, options: argparse.Namespace) -> tuple[Found, Pauses]:
     """So many requests to a server process of its own."""
     model = CHECKPOINT if options.model == "shipped" else make_checkpoint("qwen3", folder / "model")
     until = time.monotonic() + options.seconds

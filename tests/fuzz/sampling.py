@@ -29,7 +29,6 @@ from tests.fuzz.crowd import (
     LIMIT_S,
     Crowd,
     Found,
-    Neighbour,
     Reply,
     Try,
     against,
@@ -37,6 +36,7 @@ from tests.fuzz.crowd import (
     crowd_at,
     parser_of,
 )
+from tests.fuzz.pauses import Pauses
 from tests.support.running import live_app
 
 CONTEXT = 128  # tokens: so that nothing that may be asked for runs for long
@@ -213,7 +213,7 @@ async def harm(engine: LocalEngine, crowd: Crowd) -> str | None:
     return await crowd.unwell()
 
 
-async def fuzz(folder: Path, options: argparse.Namespace) -> tuple[Found, Neighbour]:
+async def fuzz(folder: Path, options: argparse.Namespace) -> tuple[Found, Pauses]:
     """So many requests to a server process of its own."""
 
     async def through(crowd: Crowd) -> None:

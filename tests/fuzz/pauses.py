@@ -1,0 +1,84 @@
+"""Pauses between the tokens of a stream, and which part of them is the machine's and not the server's.
+
+On a machine with other work a thread waits for a processor. Linux says how long each thread did; the longest
+such wait within a pause is told apart from it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.chaos.report import percentile
+
+LATE_S = 0.1  # a token that comes later than this is noted
+
+
+class Pause(NamedTuple):
+    """Between two tokens. waited_s: how long a thread of the server had no processor in it. under_way: what
+    was asked for meanwhile."""
+
+    seconds: float
+    waited_s: float
+    under_way: list[Any]
+
+    @property
+    def own_s(self) -> float:
+        """What the server itself took."""
+        return self.seconds - self.waited_s
+
+
+@dataclass(slots=True)
+class Pauses:
+    """All pauses of the streams of one server, which is the process `pid`."""
+
+    pid: int
+    seconds: list[float] = field(default_factory=list)
+    late: list[Pause] = field(default_factory=list)
+    num_streams: int = 0
+    _then: float = 0.0
+    _waits: dict[str, float] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """A stream begins: nothing came before its first token."""
+        self._then = 0.0
+
+    def token(self, under_way: list[Any]) -> None:
+        """A token has come."""
+        now, waits = time.monotonic(), self._waiting()
+        if self._then:
+            pause = now - self._then
+            self.seconds.append(pause)
+            if pause > LATE_S:
+                waited = max((own - self._waits.get(key, own) for key, own in waits.items()), default=0.0)
+                self.late.append(Pause(pause, min(waited, pause), under_way))
+        self._then, self._waits = now, waits
+
+    def end(self) -> None:
+        """A stream has ended as it should."""
+        self.num_streams += 1
+
+    def _waiting(self) -> dict[str, float]:
+        """Seconds that each thread of the server has waited for a processor so far."""
+        found = {}
+        with suppress(OSError):
+            for thread in Path(f"/proc/{self.pid}/task").iterdir():
+                with suppress(OSError, IndexError):
+                    found[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+        return found
+
+    def told(self) -> str:
+        """The figures, as one line."""
+        if not self.seconds:
+            return f"{self.num_streams} streams beside them"
+        own = [each.own_s for each in self.late if each.own_s > LATE_S]
+        p50, p99 = (percentile(self.seconds, part) * 1000 for part in (0.5, 0.99))
+        return (
+            f"{self.num_streams} streams beside them, {len(self.seconds)} pauses between tokens: "
+            f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {max(self.seconds) * 1000:.0f} ms; "
+            f"{len(self.late)} over {LATE_S * 1000:.0f} ms, {len(own)} of them also without the time that "
+            f"the server waited for a processor (max {max(own, default=0.0) * 1000:.0f} ms)"
+        )
