@@ -296,7 +296,7 @@ async def against(
         crowd, session = at
         neighbour = Neighbour(crowd, session, server.pid)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, crowd.stop)
-        beside = [asyncio.create_task(each) for each in (neighbour.run(), _progress(crowd))]
+        beside = [asyncio.create_task(each) for each in (neighbour.run(), _progress(crowd, neighbour.pauses))]
         try:
             await fuzz(crowd)
         finally:
@@ -326,7 +326,7 @@ async def _process(folder: Path, flags: Sequence[str], port: int) -> AsyncIterat
         await server.close()
 
 
-async def _progress(crowd: Crowd) -> None:
+async def _progress(crowd: Crowd, pauses: Pauses) -> None:
     """A line now and then, until it is cancelled."""
     while True:
         before, began = crowd.found.replies.total(), time.monotonic()
@@ -335,7 +335,7 @@ async def _progress(crowd: Crowd) -> None:
         rate = (found.replies.total() - before) / (time.monotonic() - began)
         print(
             f"{time.strftime('%H:%M:%S')} {found.replies.total()} replies, {rate:.1f} a second: "
-            f"{len(found.wrong)} wrong, {len(found.late)} late",
+            f"{len(found.wrong)} wrong, {len(found.late)} late; {pauses.told()}",
             flush=True,
         )
         for each in found.wrong[found.shown :]:
