@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from server.prompting.context_room import name_cut_limit, require_room, words_of_field
 from server.prompting.messages import sampling, to_messages
-from server.prompting.tool_offer import Offer, check, custom_tool_names, named, offer, steady
+from server.prompting.tool_offer import Offer, check, custom_tool_names, naming_source, offer, steady
 
 __all__ = [
     "Offer",
     "check",
     "custom_tool_names",
     "name_cut_limit",
-    "named",
+    "naming_source",
     "offer",
     "require_room",
     "sampling",

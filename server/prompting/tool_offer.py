@@ -137,18 +137,30 @@ async def check(
     try:
         await served.engine.check(constraint, owner)
     except ConstraintError as error:
-        raise named(error, offered, tools, param) from None
+        raise naming_source(error, constraint, tools, param) from None
 
 
-def named(error: ConstraintError, offered: Offer, tools: Sequence[Mapping[str, Any]], param: str) -> ApiError:
-    """The 400 for a constraint that cannot be compiled or followed, with the field that asked for it. tools:
-    as the request lists them. param: the field that has the answer's shape."""
-    place = next((index for index, tool in enumerate(tools) if tool.get("name") == error.tool), None)
-    if error.tool is None or place is None:
-        where = "tools" if offered.answer is None else param
-        return ApiError(400, f"Invalid '{where}': {error}.", code="invalid_schema", param=where)
+def naming_source(
+    error: ConstraintError, constraint: Constraint | None, tools: Sequence[Mapping[str, Any]], param: str
+) -> ApiError:
+    """The ApiError 400 for a constraint that cannot be compiled, or followed: it names the field that it came
+    from, which is all tools where one of several failed. tools, param: as in `check`."""
+    shapes = () if constraint is None else constraint.tools
+    answered = constraint is not None and constraint.answer is not None and constraint.answer.kind != "text"
+    if not shapes or answered:
+        return _naming(error, error.tool, tools, param)
+    return _naming(error, error.tool or (shapes[0].name if len(shapes) == 1 else None), tools, "tools")
+
+
+def _naming(
+    error: ConstraintError, name: str | None, tools: Sequence[Mapping[str, Any]], param: str
+) -> ApiError:
+    """The ApiError 400 that names the tool of this name, or `param` where there is none."""
+    place = next((index for index, tool in enumerate(tools) if tool.get("name") == name), None)
+    if name is None or place is None:
+        return ApiError(400, f"Invalid '{param}': {error}.", code="invalid_schema", param=param)
     part = "format" if tools[place].get("type") == "custom" else "parameters"
-    message = f"Invalid schema for tool '{error.tool}': {error}."
+    message = f"Invalid schema for tool '{name}': {error}."
     return ApiError(400, message, code="invalid_schema", param=f"tools[{place}].{part}")
 
 

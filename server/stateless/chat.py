@@ -34,7 +34,7 @@ from server.prompting import (
     Offer,
     check,
     custom_tool_names,
-    named,
+    naming_source,
     offer,
     require_room,
     sampling,
@@ -102,9 +102,9 @@ async def prepare_chat(
         ],
         head={**new_head(completion_id, served), "service_tier": tier},
         place=place,
+        named=lambda error: naming_source(error, offered.constraint, request.tools, request.shape_param),
         usage=Usage([len(prompt.ids)], request.n),
         search=request.search,
-        named=lambda error: named(error, offered, request.tools, request.shape_param),
     )
 
 

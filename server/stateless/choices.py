@@ -16,16 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from engine import (
-    Chunk,
-    ConstraintError,
-    Engine,
-    GenerateRequest,
-    Place,
-    beam_search,
-    best_of,
-    check_request,
-)
+from engine import Chunk, ConstraintError, Engine, GenerateRequest, Place, beam_search, best_of, check_request
 from server.errors import ApiError, to_api_error
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
@@ -100,8 +91,8 @@ class Completion:
     requests: one per choice, prompt after prompt; with a search one per candidate, or per prompt for beams.
     writers: one per choice. place: that of all of them in the engine's queue; whoever took it gives it back.
     head: what every body and chunk says (id, created, model, ...). silent: the
-    tokens that come are not part of the answer (no token was asked for). named: the error for a shape that
-    cannot be followed to its end, with the field that asked for it.
+    tokens that come are not part of the answer (no token was asked for). named: the error for a constraint
+    that failed in the middle of a text.
     """
 
     engine: Engine
@@ -126,7 +117,7 @@ class Completion:
                     if parts:
                         yield parts
             except ConstraintError as error:
-                raise self.named(error) from error
+                raise self.named(error) from None
 
     async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
         """(choice, chunk) as they come; where the best are to be found first, when they are."""

@@ -23,7 +23,7 @@ from engine import (
 )
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.prompting import Offer, check, named, require_room, sampling, steady, words_of_field
+from server.prompting import Offer, check, naming_source, require_room, sampling, steady, words_of_field
 from server.schema import CompletionRequest, refuse
 from server.stateless.choices import (
     Completion,
@@ -77,10 +77,10 @@ async def prepare_completion(
         writers=writers,
         head=new_head(completion_id, served),
         place=place,
+        named=lambda error: naming_source(error, offered.constraint, (), request.shape_param),
         usage=Usage(counts, len(writers)),
         silent=request.max_tokens == 0,
         search=request.search,
-        named=lambda error: named(error, offered, (), request.shape_param),
     )
 
 

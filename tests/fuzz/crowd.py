@@ -105,7 +105,7 @@ def _refusal(reply: Reply) -> str | None:
 
 
 def _stream(text: str) -> str | None:
-    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
     for event in events:
         if event.get("type") == "response.failed":
             return _failure(event["response"])

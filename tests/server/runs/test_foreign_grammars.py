@@ -128,7 +128,7 @@ async def test_what_hangs_later_is_a_400_that_names_the_field(tmp_path: Path) ->
         custom = {"type": "custom", "custom": {"name": "f", "format": form}}
         for path, body, param in (
             ("chat/completions", shape, "guided_grammar"),
-            ("chat/completions", {"tools": [custom], "tool_choice": "required"}, "tools"),
+            ("chat/completions", {"tools": [custom], "tool_choice": "required"}, "tools[0].format"),
             ("completions", shape, "guided_grammar"),
         ):
             asked = (
