@@ -18,7 +18,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ FLAGS = (
     *("--tool-dialect", "hermes"),
 )
 Json = dict[str, Any]
+Forms = tuple[Callable[[], Json], ...]
 
 
 def request(seed: int, number: int) -> Try:
@@ -63,7 +64,7 @@ def _plain(draw: random.Random) -> tuple[str, Json]:
 
 def _shaped(draw: random.Random, make: Maker, path: str) -> Json:
     """The fields that ask for a shape."""
-    extensions = (
+    extensions: Forms = (
         lambda: {"guided_json": draw.choice((make.root, lambda: json.dumps(make.root())))()},
         lambda: {"guided_json": make.root()},
         lambda: {"guided_regex": make.regex()},
@@ -74,12 +75,12 @@ def _shaped(draw: random.Random, make: Maker, path: str) -> Json:
         lambda: {"guided_choice": make.choices()},
         lambda: {"structured_outputs": _outputs(draw, make)},
     )
-    responses = (
+    responses: Forms = (
         lambda: {"text": {"format": {**_named(draw), "type": "json_schema", "schema": make.root()}}},
         lambda: {"text": {"format": make.tag()}},
         lambda: _tools(draw, make, nested=False),
     )
-    chat = (
+    chat: Forms = (
         lambda: {
             "response_format": {"type": "json_schema", "json_schema": {**_named(draw), "schema": make.root()}}
         },
@@ -98,7 +99,7 @@ def _named(draw: random.Random) -> Json:
 
 
 def _outputs(draw: random.Random, make: Maker) -> Json:
-    kinds = {
+    kinds: dict[str, Callable[[], Any]] = {
         "json": make.root,
         "regex": make.regex,
         "choice": make.choices,
@@ -111,8 +112,9 @@ def _outputs(draw: random.Random, make: Maker) -> Json:
 
 def _tools(draw: random.Random, make: Maker, *, nested: bool) -> Json:
     """Tools whose arguments, or input, have a shape, and whether one is to be called."""
-    tools = []
-    for index in range(draw.choice((1, 1, 2, 3))):
+    tools: list[Json] = []
+    own: Json
+    for index in range(draw.choice((1, 1, 2, 3)) if draw.random() < 0.98 else 40):
         name = f"f{index}"
         if draw.random() < 0.25:
             syntax, definition = draw.choice((("lark", make.lark), ("regex", make.regex)))

@@ -1,7 +1,8 @@
 """Pauses between the tokens of a stream, and which part of them is the machine's and not the server's.
 
-On a machine with other work a thread waits for a processor. Linux says how long each thread did; the longest
-such wait within a pause is told apart from it.
+On a machine with other work a thread waits for a processor. Linux says how long each thread did. The longest
+such wait of the server's threads within a pause, and that of the processes in which it has masks made (others
+that it started hold up no stream), are told apart from it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any, NamedTuple
 
 from tests.chaos.report import percentile
 
+MASKS = "memfd:masks"  # the memory that a process which makes masks shares with the server
 LATE_S = 0.1  # a token that comes later than this is noted
 
 
 class Pause(NamedTuple):
-    """Between two tokens. waited_s: how long a thread of the server had no processor in it. under_way: what
+    """Between two tokens. waited_s: how long threads of the server had no processor in it. under_way: what
     was asked for meanwhile."""
 
     seconds: float
@@ -40,7 +42,8 @@ class Pauses:
     late: list[Pause] = field(default_factory=list)
     num_streams: int = 0
     _then: float = 0.0
-    _waits: dict[str, float] = field(default_factory=dict)
+    _waits: dict[int, dict[str, float]] = field(default_factory=dict)
+    _steppers: dict[int, bool] = field(default_factory=dict)
 
     def begin(self) -> None:
         """A stream begins: nothing came before its first token."""
@@ -53,7 +56,7 @@ class Pauses:
             pause = now - self._then
             self.seconds.append(pause)
             if pause > LATE_S:
-                waited = max((own - self._waits.get(key, own) for key, own in waits.items()), default=0.0)
+                waited = sum(_longest(self._waits.get(pid, {}), own) for pid, own in waits.items())
                 self.late.append(Pause(pause, min(waited, pause), under_way))
         self._then, self._waits = now, waits
 
@@ -61,14 +64,12 @@ class Pauses:
         """A stream has ended as it should."""
         self.num_streams += 1
 
-    def _waiting(self) -> dict[str, float]:
-        """Seconds that each thread of the server has waited for a processor so far."""
-        found = {}
-        with suppress(OSError):
-            for thread in Path(f"/proc/{self.pid}/task").iterdir():
-                with suppress(OSError, IndexError):
-                    found[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
-        return found
+    def _waiting(self) -> dict[int, dict[str, float]]:
+        """Seconds that each thread has waited for a processor so far, by process."""
+        workers = [pid for nursery in _children(self.pid) for pid in _children(nursery)]
+        self._steppers = {pid: self._steppers.get(pid) or _makes_masks(pid) for pid in workers}
+        steppers = [pid for pid, makes_masks in self._steppers.items() if makes_masks]
+        return {pid: _waits(pid) for pid in (self.pid, *steppers)}
 
     def told(self) -> str:
         """The figures, as one line."""
@@ -82,3 +83,31 @@ class Pauses:
             f"{len(self.late)} over {LATE_S * 1000:.0f} ms, {len(own)} of them also without the time that "
             f"the server waited for a processor (max {max(own, default=0.0) * 1000:.0f} ms)"
         )
+
+
+def _waits(pid: int) -> dict[str, float]:
+    found = {}
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError, IndexError):
+                found[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return found
+
+
+def _makes_masks(pid: int) -> bool:
+    with suppress(OSError):
+        return MASKS in Path(f"/proc/{pid}/maps").read_text()
+    return False
+
+
+def _longest(before: dict[str, float], after: dict[str, float]) -> float:
+    return max((own - before.get(thread, own) for thread, own in after.items()), default=0.0)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
+    return found

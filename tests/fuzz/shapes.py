@@ -402,8 +402,8 @@ async def run(running: Running, seed: int, num_shapes: int, at_once: int) -> Out
             )
             return
         except (AssertionError, ValueError, KeyError) as fault:
-            said = b"".join(shape.pieces)
-            outcome.faults.append(f"shape {number} ({shape.kind}): {fault!r}; said {said[:600]!r}")
+            data = b"".join(shape.pieces)
+            outcome.faults.append(f"shape {number} ({shape.kind}): {fault!r}; said {data[:600]!r}")
             return
         outcome.kinds[shape.kind] += 1
         outcome.statuses.update(statuses)
