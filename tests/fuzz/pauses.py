@@ -1,14 +1,17 @@
 """Pauses between the tokens of a stream, and which part of them is the machine's and not the server's.
 
 On a machine with other work a thread waits for a processor. Linux says how long each thread did. The longest
-such wait of the server's threads within a pause, and that of the processes in which it has masks made (others
-that it started hold up no stream), are told apart from it.
+such waits within a pause are told apart from it: of the server's threads, of the processes in which it has
+masks made (others that it started hold up no stream), and of the fuzzer, which reads the clock.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +19,7 @@ from typing import Any, NamedTuple
 from tests.chaos.report import percentile
 
 MASKS = "memfd:masks"  # the memory that a process which makes masks shares with the server
+LOOK_S = 0.02
 LATE_S = 0.1  # a token that comes later than this is noted
 
 
@@ -66,10 +70,10 @@ class Pauses:
 
     def _waiting(self) -> dict[int, dict[str, float]]:
         """Seconds that each thread has waited for a processor so far, by process."""
-        workers = [pid for nursery in _children(self.pid) for pid in _children(nursery)]
+        workers = _workers(self.pid)
         self._steppers = {pid: self._steppers.get(pid) or _makes_masks(pid) for pid in workers}
         steppers = [pid for pid, makes_masks in self._steppers.items() if makes_masks]
-        return {pid: _waits(pid) for pid in (self.pid, *steppers)}
+        return {pid: _waits(pid) for pid in {self.pid, *steppers, os.getpid()}}
 
     def told(self) -> str:
         """The figures, as one line."""
@@ -85,6 +89,32 @@ class Pauses:
         )
 
 
+@asynccontextmanager
+async def waiting_of(pid: int) -> AsyncIterator[Callable[[], float]]:
+    """Within it, seconds that the processes in which a server tries grammars, one after the other, have
+    waited for a processor since, as far as was seen."""
+    first: dict[int, dict[str, float]] = {}
+    latest: dict[int, dict[str, float]] = {}
+
+    def look() -> None:
+        for each in _workers(pid):
+            latest[each] = _waits(each) or latest.get(each, {})
+
+    async def watch() -> None:
+        while True:
+            look()
+            await asyncio.sleep(LOOK_S)
+
+    look()
+    first.update(latest)
+    watching = asyncio.create_task(watch())
+    try:
+        yield lambda: sum(_longest(first.get(each, {}), waits, 0.0) for each, waits in latest.items())
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
 def _waits(pid: int) -> dict[str, float]:
     found = {}
     with suppress(OSError):
@@ -94,14 +124,22 @@ def _waits(pid: int) -> dict[str, float]:
     return found
 
 
+def _workers(pid: int) -> list[int]:
+    """The processes in which a server compiles and steps grammars."""
+    return [worker for nursery in _children(pid) for worker in _children(nursery)]
+
+
 def _makes_masks(pid: int) -> bool:
     with suppress(OSError):
         return MASKS in Path(f"/proc/{pid}/maps").read_text()
     return False
 
 
-def _longest(before: dict[str, float], after: dict[str, float]) -> float:
-    return max((own - before.get(thread, own) for thread, own in after.items()), default=0.0)
+def _longest(before: dict[str, float], after: dict[str, float], new: float | None = None) -> float:
+    """The longest wait of a thread in between. new: what a thread that was not there before had waited then;
+    None: it does not count."""
+    pairs = ((before.get(thread, own if new is None else new), own) for thread, own in after.items())
+    return max((own - then for then, own in pairs), default=0.0)
 
 
 def _children(pid: int) -> list[int]:
