@@ -46,6 +46,7 @@ class Pauses:
     late: list[Pause] = field(default_factory=list)
     num_streams: int = 0
     _then: float = 0.0
+    _looked: float = 0.0  # when the waits had been read: what passed until then is the fuzzer's own
     _waits: dict[int, dict[str, float]] = field(default_factory=dict)
     _steppers: dict[int, bool] = field(default_factory=dict)
 
@@ -61,8 +62,9 @@ class Pauses:
             self.seconds.append(pause)
             if pause > LATE_S:
                 waited = sum(_longest(self._waits.get(pid, {}), own) for pid, own in waits.items())
+                waited += self._looked - self._then
                 self.late.append(Pause(pause, min(waited, pause), under_way))
-        self._then, self._waits = now, waits
+        self._then, self._waits, self._looked = now, waits, time.monotonic()
 
     def end(self) -> None:
         """A stream has ended as it should."""
