@@ -29,8 +29,10 @@ test-js: $(DEVEL) ## the JavaScript SDKs against this server (needs Node 20 or l
 chaos: $(DEVEL) ## what RELIABILITY.md is made of, 40 minutes (make chaos ARGS="--rows 1,3 --seed 7")
 	$(BIN)/python -m tests.chaos.run $(or $(ARGS),--full)
 
-fuzz: $(DEVEL) ## every sampling field at its edges, two at a time (make fuzz ARGS="--requests 50000 --seed 7")
+fuzz: $(DEVEL) ## hostile fields, grammars and HTTP, from a seed (make fuzz ARGS="--requests 50000 --seed 7")
 	$(BIN)/python -m tests.fuzz.sampling $(or $(ARGS),--requests 20000)
+	$(BIN)/python -m tests.fuzz.grammars $(or $(ARGS),--requests 20000)
+	$(BIN)/python -m tests.fuzz.shapes $(or $(ARGS),--requests 20000)
 
 check: lint types test ## what CI runs: format, lint, types, tests
 

@@ -33,7 +33,7 @@ class TagWriter:
             "grammar": lambda form: self._nested("lark", _text(form, "grammar")),
             "sequence": lambda form: " ".join(map(self.write, _list(form, "elements"))) or '""',
             "or": lambda form: f"( {' | '.join(map(self.write, _list(form, 'elements')))} )",
-            "any_text": lambda form: self._free(list(form.get("excluded_str") or form.get("excludes") or ())),
+            "any_text": lambda form: self._free(_excluded(form)),
             "tag": self._tag,
             "triggered_tags": self._triggered,
             "tags_with_separator": self._separated,
@@ -49,7 +49,7 @@ class TagWriter:
         if "structures" in form:
             tags = [
                 {"begin": each.get("begin"), "end": each.get("end", ""), "content": _schema(each)}
-                for each in _list(form, "structures")
+                for each in _objects(form, "structures")
             ]
             form = {"format": {"type": "triggered_tags", "triggers": form.get("triggers"), "tags": tags}}
         inner = form.get("format", form) if form.get("type", "structural_tag") == "structural_tag" else form
@@ -88,25 +88,25 @@ class TagWriter:
         return self._rule(f"/{SOME}/{unwanted}", "TEXT") + "?"
 
     def _tag(self, form: Object) -> str:
-        begin, end, content = self._spelled(_text(form, "begin")), form.get("end", ""), form.get("content")
-        ends = [str(each) for each in (end if isinstance(end, list) else [end])]
+        begin, content = self._spelled(_text(form, "begin")), form.get("content")
+        ends = _texts(form, "end") or [""]
         if isinstance(content, dict) and content.get("type") == "any_text" and all(ends):
-            unwanted = list(content.get("excluded_str") or content.get("excludes") or ())
+            unwanted = _excluded(content)
             return f"{begin} ( {' | '.join(self._until(each, [*unwanted, *ends]) for each in ends)} )"
         closed = " | ".join(self._spelled(each) or '""' for each in ends)
         return f"{begin} {self.write(content)}" + (f" ( {closed} )" if any(ends) else "")
 
     def _triggered(self, form: Object) -> str:
-        triggers, tags = _list(form, "triggers"), _list(form, "tags")
-        if not all(isinstance(each, str) and each for each in triggers):
-            raise ConstraintError("the triggers of a structural tag must be texts")
+        triggers, tags = _texts(form, "triggers"), _objects(form, "tags")
+        if not triggers or not all(triggers):
+            raise ConstraintError("a structural tag's 'triggers' must be texts that are not empty")
         options = []
         for trigger in triggers:
-            own = [tag for tag in tags if str(tag.get("begin")).startswith(trigger)]
+            own = [tag for tag in tags if _text(tag, "begin").startswith(trigger)]
             if own:
                 rests = [self._tag({**tag, "begin": tag["begin"][len(trigger) :]}) for tag in own]
                 options.append((trigger, f"( {' | '.join(rests)} )"))
-        if sum(str(tag.get("begin")).startswith(tuple(triggers)) for tag in tags) < len(tags):
+        if not all(_text(tag, "begin").startswith(tuple(triggers)) for tag in tags):
             raise ConstraintError("every tag must begin with one of the triggers")
         found = " | ".join(f"{self._until(trigger, triggers)} {rest}" for trigger, rest in options)
         first = " | ".join(f"{self._spelled(trigger)} {rest}" for trigger, rest in options)
@@ -125,11 +125,10 @@ class TagWriter:
         return self._rule(terminal, "head", "[lazy]")
 
     def _separated(self, form: Object) -> str:
-        tags = " | ".join(map(self._tag, _list(form, "tags")))
+        tags = " | ".join(map(self._tag, _objects(form, "tags")))
         one = self._rule(tags)
-        more = (
-            "" if form.get("stop_after_first") else f" ({self._spelled(form.get('separator') or '')} {one})*"
-        )
+        separator = "" if form.get("separator") is None else self._spelled(_text(form, "separator"))
+        more = "" if form.get("stop_after_first") else f" ({separator} {one})*"
         return f"{one}{more}" if form.get("at_least_one") else f"( {one}{more} )?"
 
 
@@ -149,6 +148,26 @@ def _list(form: Object, key: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise ConstraintError(f"a structural tag's {key!r} must be a list that is not empty")
     return value
+
+
+def _objects(form: Object, key: str) -> list[Object]:
+    value = _list(form, key)
+    if not all(isinstance(each, dict) for each in value):
+        raise ConstraintError(f"a structural tag's {key!r} must be a list of objects")
+    return value
+
+
+def _texts(form: Object, key: str) -> list[str]:
+    """A text, or a list of texts, as a list; empty where there is none."""
+    value = form.get(key)
+    found = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ConstraintError(f"a structural tag's {key!r} must be a text or a list of texts")
+    return found
+
+
+def _excluded(form: Object) -> list[str]:
+    return _texts(form, "excluded_str") or _texts(form, "excludes")
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.prompting.context_room import name_cut_limit, require_room
+from server.prompting.context_room import name_cut_limit, require_room, words_of_field
 from server.prompting.messages import sampling, to_messages
 from server.prompting.tool_offer import Offer, check, custom_tool_names, naming_source, offer, steady
 from server.prompting.untold import name_untold
@@ -19,4 +19,5 @@ __all__ = [
     "sampling",
     "steady",
     "to_messages",
+    "words_of_field",
 ]

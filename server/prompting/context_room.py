@@ -8,9 +8,22 @@ limit with every turn of a growing conversation. The answer then names the limit
 
 from __future__ import annotations
 
-from engine import ModelInfo
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine import ModelInfo, PromptTooLong, RenderError
 from server.errors import ApiError
 from server.ignored import ignore
+
+
+@contextmanager
+def words_of_field(param: str) -> Iterator[None]:
+    """Have a prompt that is too long, or that the chat template refuses, name the field that it came from."""
+    try:
+        yield
+    except (PromptTooLong, RenderError) as error:
+        error.param = error.param or param
+        raise
 
 
 def require_room(limit: int | None, param: str, *, prompt_tokens: int, info: ModelInfo) -> None:

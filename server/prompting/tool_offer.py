@@ -137,13 +137,13 @@ async def check(
     try:
         await served.engine.check(constraint, owner)
     except ConstraintError as error:
-        raise _naming(error, error.tool, tools, param) from None
+        raise naming_source(error, constraint, tools, param) from None
 
 
 def naming_source(
     error: ConstraintError, constraint: Constraint | None, tools: Sequence[Mapping[str, Any]], param: str
 ) -> ApiError:
-    """The ApiError 400 for a constraint that failed in the middle of a text: it names the field that it came
+    """The ApiError 400 for a constraint that cannot be compiled, or followed: it names the field that it came
     from, which is all tools where one of several failed. tools, param: as in `check`."""
     shapes = () if constraint is None else constraint.tools
     answered = constraint is not None and constraint.answer is not None and constraint.answer.kind != "text"

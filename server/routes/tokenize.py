@@ -18,6 +18,7 @@ from server.access import require_use
 from server.http import context, json_reply, owner, principal, read_as
 from server.ignored import unread
 from server.model_registry import ServedModel
+from server.prompting import words_of_field
 from server.routes.documented import documented
 from server.schema import ChatRequest, missing, mistyped, parse_chat, refuse
 from server.stateless import offer_of, rendered
@@ -52,7 +53,9 @@ async def tokenize(request: Request) -> Response:
             missing("prompt")
         if not isinstance(prompt, str):
             mistyped("prompt", "a string", prompt)
-        ids = await model.engine.tokenize(prompt, add_special_tokens=_flag(body, "add_special_tokens", True))
+        special = _flag(body, "add_special_tokens", True)
+        with words_of_field("prompt"):
+            ids = await model.engine.tokenize(prompt, add_special_tokens=special)
     shown = _flag(body, "return_token_strs", False)
     return json_reply(await aside(in_large_request(), _reply, model, ids, shown))
 

@@ -42,6 +42,7 @@ from server.prompting import (
     sampling,
     steady,
     to_messages,
+    words_of_field,
 )
 from server.runs.events import item_logprob
 from server.schema import PRIORITIES, ChatRequest, effective_tier, unsupported_in
@@ -84,7 +85,10 @@ def _completion(
     telemetry: Telemetry,
 ) -> Completion:
     """The choices of a request whose prompt is rendered. Raises ApiError 400 and RequestError."""
-    params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
+    with words_of_field("messages"):
+        params = sampling(
+            request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63)
+        )
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
     reader = offered.reader(prompt.starts_in)
@@ -137,7 +141,8 @@ async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *,
         template_kwargs=request.chat_template_kwargs,
     )
     asked = await aside(in_large_request(), _render_input, request, offered, time.time())
-    return await served.engine.render(replace(asked, scope=scope))
+    with words_of_field("messages"):
+        return await served.engine.render(replace(asked, scope=scope))
 
 
 def _render_input(request: ChatRequest, offered: Offer, now: float) -> RenderInput:

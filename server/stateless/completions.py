@@ -24,7 +24,7 @@ from engine import (
 from server.access import Principal, require_use
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.prompting import Offer, check, naming_source, require_room, sampling, steady
+from server.prompting import Offer, check, naming_source, require_room, sampling, steady, words_of_field
 from server.schema import CompletionRequest, refuse
 from server.stateless.choices import (
     Completion,
@@ -61,14 +61,16 @@ async def prepare_completion(
     for position, prompt in enumerate(request.prompts):
         path = f"prompt[{position}]" if len(request.prompts) > 1 else "prompt"
         if isinstance(prompt, str):
-            ids = await served.engine.tokenize(prompt, add_special_tokens=request.add_special_tokens)
+            with words_of_field(path):
+                ids = await served.engine.tokenize(prompt, add_special_tokens=request.add_special_tokens)
         else:
             ids = tuple(prompt)
         counts.append(len(ids))
 
         def of_prompt(ids: tuple[int, ...], path: str, first: int) -> list[GenerateRequest]:
             _check_ids(ids, path, served)
-            params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
+            with words_of_field(path):
+                params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
             if "max_tokens" in request.model_fields_set:
                 require_room(request.max_tokens, "max_tokens", prompt_tokens=len(ids), info=served.info)
             params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)

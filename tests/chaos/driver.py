@@ -32,7 +32,7 @@ import orjson
 from tests.chaos.history import History, Json, Read, Seen
 
 ROOT = Path(__file__).parents[2]
-START_S = 60.0  # how long a server may take to say that it listens before the harness gives up
+START_S = 300.0  # how long a server may take to say that it listens before the harness gives up
 PATIENCE_S = 90.0  # how long a client tries before a request counts as one that never finished
 PAUSE_S = 0.05
 

@@ -1,40 +1,46 @@
 """All sampling fields of all three APIs, two at a time, at the edges of every number.
 
-Owns: the fields and values that are tried, the requests made of them, and what is wrong with a reply. Refuses
-to know: what a field means, beyond that a server must take it or say 400. Run it as
+Owns the fields and values that are tried, and the requests made of them. Refuses to know what a field means,
+beyond that a server must take it or say 400. Run it as
 
     python -m tests.fuzz.sampling --requests 5000 --seed 7
 
-which serves the shipped model in this process, prints what was wrong as bodies to send again, and exits with
-1 if anything was.
+which starts a server with the shipped model, prints what was wrong as bodies to send again, and exits with 1
+if anything was.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
 import json
+import math
 import random
 import sys
-import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from engine import LocalEngine
 from engine.tiny import CHECKPOINT
-from tests.support.running import http_client, running_app
+from tests.fuzz.crowd import (
+    LIMIT_S,
+    Crowd,
+    Found,
+    Reply,
+    Try,
+    against,
+    command,
+    crowd_at,
+    parser_of,
+)
+from tests.fuzz.pauses import Pauses
+from tests.support.running import live_app
 
-LIMIT_S = 5.0  # a reply that takes longer counts as a hang
-CONTEXT = 256  # tokens: so that nothing that may be asked for runs for long
-AT_ONCE = 4
+CONTEXT = 128  # tokens: so that nothing that may be asked for runs for long
+AT_ONCE = 12
 VOCABULARY = 3072  # of the shipped model
 
 EDGES: tuple[Any, ...] = (
@@ -113,14 +119,12 @@ APIS: Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "responses": ("/v1/responses", {"input": "x", "max_output_tokens": 16}, (*SHARED, *RUN)),
     "chat": (
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 8},
+        {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 3},
         (*SHARED, *SEARCHED, "max_completion_tokens", "top_logprobs"),
     ),
-    "completions": ("/v1/completions", {"prompt": "x", "max_tokens": 8}, (*SHARED, *SEARCHED, "echo")),
+    "completions": ("/v1/completions", {"prompt": "x", "max_tokens": 3}, (*SHARED, *SEARCHED, "echo")),
 }
 """Path, body to begin with, and the fields that are tried, by API."""
-
-Body = dict[str, Any]
 
 
 def values_of(name: str) -> tuple[Any, ...]:
@@ -128,27 +132,20 @@ def values_of(name: str) -> tuple[Any, ...]:
     return (*EDGES, *LISTS.get(name, ()))
 
 
-@dataclass(slots=True)
-class Found:
-    """What came of it: replies by status, and what was wrong, each with the request that shows it."""
-
-    replies: Counter[int] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-    slowest_s: float = 0.0
-
-
 class Fuzzer:
-    """Tries one server. limit_s: seconds that a reply may take."""
+    """Tries one server."""
 
-    def __init__(self, client: httpx.AsyncClient, seed: int, limit_s: float = LIMIT_S) -> None:
-        self._client = client
+    def __init__(self, crowd: Crowd, seed: int) -> None:
+        self._crowd = crowd
         self._draw = random.Random(seed)
-        self._limit_s = limit_s
         self._taken: dict[tuple[str, str], list[Any]] = {}  # values that an API takes as a field
-        self.found = Found()
+        self._sent: dict[int, tuple[str, Sequence[str], Sequence[Any]]] = {}
+        self._numbers = itertools.count()
 
-    async def run(self, num_requests: int) -> Found:
-        """Every value as every field by itself, as far as a third of the requests goes; then pairs."""
+    async def run(self, num_requests: int, at_once: int = AT_ONCE, seconds: float = math.inf) -> None:
+        """Every value as every field by itself, as far as a third of the requests goes; then pairs. seconds:
+        after which no request begins."""
+        until = time.monotonic() + seconds
         singles = [
             (api, (name,), (value,))
             for api, (_, _, names) in APIS.items()
@@ -157,9 +154,9 @@ class Fuzzer:
         ]
         self._draw.shuffle(singles)
         singles = singles[: num_requests // 3]
-        await self._try_all(iter(singles))
-        await self._try_all(itertools.islice(self._pairs(), num_requests - len(singles)))
-        return self.found
+        for chosen in (iter(singles), itertools.islice(self._pairs(), num_requests - len(singles))):
+            timely = itertools.takewhile(lambda _: time.monotonic() < until, chosen)
+            await self._crowd.run((self._try(*each) for each in timely), at_once, self._look)
 
     def _pairs(self) -> Iterator[tuple[str, Sequence[str], Sequence[Any]]]:
         """Every pair of fields of every API, in a new order each time, with values that mostly are taken."""
@@ -175,116 +172,61 @@ class Fuzzer:
         taken = self._taken.get((api, name))
         return self._draw.choice(taken if taken and self._draw.random() < 0.8 else values_of(name))
 
-    async def _try_all(self, tries: Iterator[tuple[str, Sequence[str], Sequence[Any]]]) -> None:
-        async def some() -> None:
-            for api, names, values in tries:  # one iterator for all
-                await self.attempt(api, names, values)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(AT_ONCE):
-                group.create_task(some())
+    def _try(self, api: str, names: Sequence[str], values: Sequence[Any]) -> Try:
+        path, begun, _ = APIS[api]
+        number = next(self._numbers)
+        self._sent[number] = (api, names, values)
+        return Try(number, path, json.dumps(begun | dict(zip(names, values, strict=True))))
 
     async def attempt(self, api: str, names: Sequence[str], values: Sequence[Any]) -> None:
         """Send one request, and look at what comes of it."""
-        path, begun, _ = APIS[api]
-        body = begun | dict(zip(names, values, strict=True))
-        sent = json.dumps(body)
-        before = time.monotonic()
-        try:
-            async with asyncio.timeout(self._limit_s):
-                reply = await self._client.post(
-                    path, content=sent, headers={"content-type": "application/json"}
-                )
-                wrong = _fault(reply) or await self._end(body, reply)
-        except TimeoutError:
-            self.found.wrong.append(f"{path} {sent}: no reply in {self._limit_s:g} s")
+        each = self._try(api, names, values)
+        if (reply := await self._crowd.send(each)) is not None:
+            await self._look(each, reply)
+
+    async def _look(self, each: Try, reply: Reply) -> None:
+        """Remember which values are taken, and wait for the end of a background response."""
+        api, names, values = self._sent.pop(each.number)
+        if reply.status != 200:
             return
-        self.found.slowest_s = max(self.found.slowest_s, time.monotonic() - before)
-        self.found.replies[reply.status_code] += 1
-        if wrong:
-            self.found.wrong.append(f"{path} {sent}: {wrong}")
-        elif reply.status_code == 200 and len(names) == 1:
+        if len(names) == 1:
             self._taken.setdefault((api, names[0]), []).append(values[0])
-
-    async def _end(self, body: Body, reply: httpx.Response) -> str | None:
-        """What is wrong with the end of a background response."""
-        if reply.status_code != 200 or body.get("background") is not True or body.get("stream") is True:
-            return None
-        path = f"/v1/responses/{reply.json()['id']}"
-        ended = await self._client.get(path, params={"wait": str(self._limit_s)})
-        return _fault(ended)
-
-
-def _fault(reply: httpx.Response) -> str | None:
-    """What is wrong with a reply; None where it is an answer, or a refusal that says why."""
-    if reply.status_code >= 500:
-        return f"{reply.status_code} {reply.text[:200]}"
-    if reply.status_code != 200:
-        return _refusal(reply)
-    if reply.headers["content-type"].startswith("text/event-stream"):
-        events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
-        bad = [
-            event for event in events if "error" in event or event.get("type") in ("error", "response.failed")
-        ]
-        return f"the stream says {json.dumps(bad[0])[:300]}" if bad else None
-    whole = reply.json()
-    return f"it failed: {whole['error']}" if whole.get("status") == "failed" else None
-
-
-def _refusal(reply: httpx.Response) -> str | None:
-    error = reply.json().get("error", {}) if reply.content else {}
-    if reply.status_code == 400 and error.get("message") and error.get("code") and "param" in error:
-        return None
-    return f"{reply.status_code} {reply.text[:200]}"
+        asked = dict(zip(names, values, strict=True))
+        if asked.get("background") is True and asked.get("stream") is not True:
+            await self._crowd.follow(each, json.loads(reply.text)["id"])
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[tuple[LocalEngine, httpx.AsyncClient]]:
-    """The shipped model behind the API."""
-    engine = LocalEngine(CHECKPOINT, max_model_len=CONTEXT, num_threads=1)
-    async with running_app(folder, engine) as running, http_client(running) as client:
-        yield engine, client
+async def served(
+    folder: Path, limit_s: float = LIMIT_S, max_model_len: int = CONTEXT
+) -> AsyncIterator[tuple[LocalEngine, Crowd]]:
+    """The shipped model behind the API, in this process."""
+    engine = LocalEngine(CHECKPOINT, max_model_len=max_model_len, num_threads=1)
+    async with live_app(folder, engine) as running, crowd_at(running.base_url, limit_s) as (crowd, _):
+        yield engine, crowd
 
 
-async def harm(engine: LocalEngine, client: httpx.AsyncClient) -> str | None:
-    """What the requests have done to the server, None where it is as before."""
-    if (health := await client.get("/health")).status_code != 200:
-        return f"the server is not well: {health.text}"
+async def harm(engine: LocalEngine, crowd: Crowd) -> str | None:
+    """What the requests have done to a server in this process, None where it is as before."""
     await engine.settled()
     engine.check_integrity()
-    stats = engine.stats()
-    left = (stats.running, stats.waiting, stats.kv_blocks_used)
-    return None if left == (0, 0, 0) else f"something is left behind: {stats}"
+    return await crowd.unwell()
 
 
-async def fuzz(num_requests: int, seed: int, limit_s: float = LIMIT_S) -> Found:
-    """So many requests to a server of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        async with served(Path(folder)) as (engine, client):
-            found = await Fuzzer(client, seed, limit_s).run(num_requests)
-            if (harmed := await harm(engine, client)) is not None:
-                found.wrong.append(harmed)
-            return found
+async def fuzz(folder: Path, options: argparse.Namespace) -> tuple[Found, Pauses]:
+    """So many requests to a server process of its own."""
+
+    async def through(crowd: Crowd) -> None:
+        await Fuzzer(crowd, options.seed).run(options.requests, options.at_once, options.seconds)
+
+    flags = ("--max-model-len", str(CONTEXT), "--num-threads", "1")
+    return await against(folder, flags, options, through)
 
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument(
-        "--limit-s", type=float, default=LIMIT_S, help="seconds of a reply (default %(default)g)"
-    )
-    options = parser.parse_args()
-    print(f"seed {options.seed}", flush=True)
-    found = asyncio.run(fuzz(options.requests, options.seed, options.limit_s))
-    for each in found.wrong:
-        print(each)
-    replies = ", ".join(f"{count} of {status}" for status, count in sorted(found.replies.items()))
-    print(f"{replies}; the slowest took {found.slowest_s:.2f} s; {len(found.wrong)} were wrong")
-    return 1 if found.wrong else 0
+    parser = parser_of(__doc__ or "", AT_ONCE)
+    return command(parser.parse_args(), fuzz)
 
 
 if __name__ == "__main__":

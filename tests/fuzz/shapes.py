@@ -13,6 +13,7 @@ import asyncio
 import collections
 import json
 import logging
+import os
 import random
 import re
 import sys
@@ -29,6 +30,7 @@ import httpx
 import uvloop
 
 from server.http import bounded_protocol
+from tests.fuzz.pauses import Pauses
 from tests.support.running import Running, http_client, live_app
 
 TIMEOUTS = {"head_timeout_s": 3.0, "body_timeout_s": 3.0, "idle_timeout_s": 0.5}
@@ -254,18 +256,25 @@ class Outcome:
     kinds: collections.Counter[str] = field(default_factory=collections.Counter)
     statuses: collections.Counter[int] = field(default_factory=collections.Counter)
     faults: list[str] = field(default_factory=list)
-    num_streams: int = 0
-    slowest_s: float = 0.0
+    pauses: Pauses = field(default_factory=lambda: Pauses(os.getpid()))
+    slowest: tuple[float, str, int] = (0.0, "", 0)
+    """Seconds from the last byte that was said to the last that was answered, with the shape's kind and
+    number."""
 
 
-async def _read(reader: asyncio.StreamReader, answer: bytearray) -> None:
+async def _read(reader: asyncio.StreamReader, answer: bytearray) -> float:
+    """Read until the end; when the last of it came, on the monotonic clock."""
+    last = 0.0
     with suppress(ConnectionError):  # what came before a reset counts
         while data := await reader.read(1 << 16):
             answer += data
+            last = time.monotonic()
+    return last
 
 
-async def say(address: tuple[str, int], shape: Shape) -> bytes | None:
-    """What a server answers until it closes; None where the client left first."""
+async def say(address: tuple[str, int], shape: Shape) -> tuple[bytes, float] | None:
+    """What a server answers until it closes, and for how many seconds behind the last byte that was said;
+    None where the client left first."""
     reader, writer = await asyncio.open_connection(*address)
     answer = bytearray()
     try:
@@ -281,8 +290,9 @@ async def say(address: tuple[str, int], shape: Shape) -> bytes | None:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             return None
-        await reading
-        return bytes(answer)
+        said = time.monotonic()
+        answered = await reading
+        return bytes(answer), max(0.0, answered - said)
     finally:
         writer.close()
 
@@ -348,14 +358,20 @@ async def _neighbour(client: httpx.AsyncClient, outcome: Outcome) -> None:
         try:
             headers = {"connection": "close"}
             async with client.stream("POST", "/v1/responses", json=body, headers=headers) as reply:
-                text = "".join([line async for line in reply.aiter_lines()])
+                lines = []
+                outcome.pauses.begin()
+                async for line in reply.aiter_lines():
+                    lines.append(line)
+                    if line == "event: response.output_text.delta":
+                        outcome.pauses.token([])
+                text = "".join(lines)
         except httpx.HTTPError as error:
             outcome.faults.append(f"a neighbour's stream: {error!r}")
             continue
         whole = " ".join(str(number) for number in range(1, 61))
         if reply.status_code != 200 or "response.completed" not in text or whole not in text:
             outcome.faults.append(f"a neighbour's stream: status {reply.status_code}, {text[-200:]!r}")
-        outcome.num_streams += 1
+        outcome.pauses.end()
 
 
 async def run(running: Running, seed: int, num_shapes: int, at_once: int) -> Outcome:
@@ -378,20 +394,21 @@ async def run(running: Running, seed: int, num_shapes: int, at_once: int) -> Out
         began = time.monotonic()
         try:
             async with asyncio.timeout(LIMIT_S):
-                answer = await say(address, shape)
-            statuses = [] if answer is None else judge(shape, answer, time.monotonic() - began)
+                said = await say(address, shape)
+            statuses = [] if said is None else judge(shape, said[0], time.monotonic() - began)
         except TimeoutError:
             outcome.faults.append(
                 f"shape {number} ({shape.kind}) had no end: {b''.join(shape.pieces)[:300]!r}"
             )
             return
         except (AssertionError, ValueError, KeyError) as fault:
-            said = b"".join(shape.pieces)
-            outcome.faults.append(f"shape {number} ({shape.kind}): {fault!r}; said {said[:600]!r}")
+            data = b"".join(shape.pieces)
+            outcome.faults.append(f"shape {number} ({shape.kind}): {fault!r}; said {data[:600]!r}")
             return
         outcome.kinds[shape.kind] += 1
         outcome.statuses.update(statuses)
-        outcome.slowest_s = max(outcome.slowest_s, time.monotonic() - began)
+        if said is not None:
+            outcome.slowest = max(outcome.slowest, (said[1], shape.kind, number))
 
     async def worker() -> None:
         for number in numbers:
@@ -428,7 +445,7 @@ async def fuzz(folder: Path, seed: int, num_shapes: int, at_once: int) -> Outcom
 def main(argv: Iterable[str] | None = None) -> int:
     """The command; returns 1 where something was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", type=int, default=10_000)
+    parser.add_argument("--shapes", "--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--at-once", type=int, default=48)
     options = parser.parse_args(None if argv is None else list(argv))
@@ -443,7 +460,9 @@ def main(argv: Iterable[str] | None = None) -> int:
     kinds = ", ".join(f"{number} {kind}" for kind, number in outcome.kinds.most_common())
     statuses = ", ".join(f"{number} x {status}" for status, number in outcome.statuses.most_common())
     print(f"shapes: {kinds}\nreplies: {statuses}")
-    print(f"{outcome.num_streams} streams beside them; the slowest shape took {outcome.slowest_s:.1f} s")
+    seconds, kind, number = outcome.slowest
+    print(f"the slowest answer came {seconds:.1f} s behind what was said: shape {number} ({kind})")
+    print(outcome.pauses.told())
     print(f"{len(outcome.faults)} faults")
     return 1 if outcome.faults else 0
 

@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 
 from engine.core.batch_state import Rows
-from tests.fuzz.sampling import APIS, Fuzzer, fuzz, harm, served
+from tests.fuzz.sampling import APIS, Fuzzer, harm, served
 
 SEED = int(os.environ.get("ANTIPHON_FUZZ_SEED", random.SystemRandom().randrange(1 << 30)))
 PATIENCE_S = 60.0  # of a machine that others use too; the long form asks for 5
 
 
-async def test_no_field_ends_the_server_or_fails_as_its_fault() -> None:
+async def test_no_field_ends_the_server_or_fails_as_its_fault(tmp_path: Path) -> None:
     print(f"ANTIPHON_FUZZ_SEED={SEED}")
-    found = await fuzz(450, SEED, PATIENCE_S)
-    assert found.wrong == []
-    assert set(found.replies) == {200, 400} and found.replies.total() == 450
+    async with served(tmp_path, PATIENCE_S) as (engine, crowd):
+        await Fuzzer(crowd, SEED).run(450)
+        assert crowd.found.wrong == [] and crowd.found.late == []
+        assert set(crowd.found.replies) == {200, 400} and crowd.found.replies.total() == 450
+        assert await harm(engine, crowd) is None
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -34,14 +36,14 @@ async def test_the_fuzzer_sees_what_is_wrong(
             raise IndexError("injected")
         return append(rows, slots, *rest)
 
-    async with served(tmp_path) as (engine, client):
-        fuzzer = Fuzzer(client, SEED, PATIENCE_S)
+    async with served(tmp_path, PATIENCE_S) as (engine, crowd):
+        fuzzer = Fuzzer(crowd, SEED)
         monkeypatch.setattr(Rows, "append", broken)
         await fuzzer.attempt(api, ("temperature",), (1.0,))
-        assert fuzzer.found.wrong == []
+        assert crowd.found.wrong == []
         await fuzzer.attempt(api, ("temperature",), (0.5,))
-        assert len(fuzzer.found.wrong) == 1 and '"temperature": 0.5' in fuzzer.found.wrong[0]
+        assert len(crowd.found.wrong) == 1 and '"temperature": 0.5' in crowd.found.wrong[0]
         monkeypatch.undo()
         await fuzzer.attempt(api, ("temperature",), (0.5,))
-        assert len(fuzzer.found.wrong) == 1, "the failure was that request's alone"
-        assert await harm(engine, client) is None
+        assert len(crowd.found.wrong) == 1, "the failure was that request's alone"
+        assert await harm(engine, crowd) is None

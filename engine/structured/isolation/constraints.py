@@ -227,31 +227,35 @@ class Constraints:
         try:
             said = await self._told(constraint, reader, owner)
         except Died as death:
-            # A process that died names no tool: it is the first that fails by itself.
-            error = ConstraintError(f"compiling it {_REASONS[death.cause]}")
-            raise await self._blame(constraint, reader, owner, error) from None
+            raise await self._blame(constraint, reader, owner, death.cause) from None
         if "error" in said:
             raise ConstraintError(said["error"], tool=said["tool"])
         return Grammar(said["source"], said["marked"], reader.starts_in, said["size"], digest, self)
 
     async def _blame(
-        self, constraint: Constraint, reader: ReaderParams, owner: str, error: ConstraintError
+        self, constraint: Constraint, reader: ReaderParams, owner: str, cause: Cause
     ) -> ConstraintError:
-        if constraint.tools and constraint.answer is not None and constraint.answer.kind != "text":
+        """The error for what ended its process, with the tool that does so by itself, where one does. Half of
+        the tools are tried, and half of these, all in the short time: whoever asked waits for it."""
+        error = ConstraintError(f"compiling it {_REASONS[cause]}")
+
+        async def fails(part: Constraint) -> bool:
             try:
-                await self._told(Constraint(answer=constraint.answer), reader, owner)
-            except Died:
-                return error
-        for tool in constraint.tools:
-            try:
-                alone = Constraint((tool,), 1)
-                said = {} if len(constraint.tools) == 1 else await self._told(alone, reader, owner)
-                if len(constraint.tools) > 1 and "error" not in said:
-                    continue
-            except Died:
-                pass
-            return ConstraintError(str(error), tool=tool.name)
-        return error
+                trial = Trial(part, reader, SHORT_S, TRIAL_MEMORY, False)
+                return "error" in await self._trial(self._short, trial, owner)
+            except Died as death:
+                return death.cause == cause
+
+        tools, answer = constraint.tools, constraint.answer
+        if tools and answer is not None and answer.kind != "text" and await fails(Constraint(answer=answer)):
+            return error
+        if len(tools) == 1:
+            return ConstraintError(str(error), tool=tools[0].name)
+        while len(tools) > 1:
+            half = tools[: len(tools) // 2]
+            tools = half if await fails(Constraint(half, 1)) else tools[len(half) :]
+        alone = tools and await fails(Constraint(tools, 1))
+        return ConstraintError(str(error), tool=tools[0].name) if alone else error
 
     async def _told(self, constraint: Constraint, reader: ReaderParams, owner: str) -> dict[str, Any]:
         """What a trial says. Raises Died."""

@@ -18,7 +18,17 @@ import orjson
 from engine import ConstraintError, GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.errors import ApiError
 from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
-from server.prompting import Offer, check, name_cut_limit, naming_source, offer, sampling, steady, to_messages
+from server.prompting import (
+    Offer,
+    check,
+    name_cut_limit,
+    naming_source,
+    offer,
+    sampling,
+    steady,
+    to_messages,
+    words_of_field,
+)
 from server.runs.planning.history import Turn, drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
 from server.threads import THREADED_PARTS, THREADED_TOKENS, aside, in_large_request
@@ -251,9 +261,10 @@ async def make_plan(
         plan = replace(plan, store=True, hidden=not request.store)
     functions, offered = await aside(in_large_request(), _offered, plan, registry)
     await check(offered, served, plan.tools, request.shape_param, turn.principal.owner)
-    num_dropped, prompt = await fit(
-        plan, served, context.items, offered, truncate=request.truncation == "auto"
-    )
+    with words_of_field("input"):
+        num_dropped, prompt = await fit(
+            plan, served, context.items, offered, truncate=request.truncation == "auto"
+        )
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=turn.principal.key_id)
 
     def finished() -> Planned:
@@ -273,7 +284,8 @@ async def count_input(turn: Turn, storage: Storage, registry: Registry) -> int:
     context = await load_context(turn, storage)
     plan = _resolve(turn, tool_timeout_s=0.0)
     _, offered = await aside(in_large_request(), _offered, plan, registry)
-    prompt = await plan.rendered(turn.served, context.items, offered)
+    with words_of_field("input"):
+        prompt = await plan.rendered(turn.served, context.items, offered)
     return len(prompt.ids)
 
 

@@ -747,4 +747,4 @@ async def test_a_body_that_breaks_before_100_continue_is_one_reply(
 async def test_some_hundred_shapes(tmp_path: Path) -> None:
     outcome = await fuzz(tmp_path, seed=20, num_shapes=250, at_once=50)
     assert not outcome.faults
-    assert outcome.num_streams
+    assert outcome.pauses.num_streams

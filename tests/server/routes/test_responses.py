@@ -324,7 +324,7 @@ async def test_a_prompt_beyond_the_context_is_refused_with_exact_counts(tmp_path
             "input_tokens"
         ]
         error = await api.refused(400, long)
-        assert error["code"] == "context_length_exceeded"
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
         assert f"{num_tokens} tokens" in error["message"] and "200 tokens" in error["message"]
         assert (await api.page("/v1/responses"))["data"] == [], "nothing was stored"
 

@@ -128,6 +128,25 @@ async def test_a_row_that_hangs_leaves_its_neighbours_alone(tmp_path: Path) -> N
         check(await chat(tools=[custom, other], tool_choice="required"), "tools")
 
 
+async def test_what_hangs_later_is_a_400_that_names_the_field(tmp_path: Path) -> None:
+    async with serving(tmp_path) as client:
+        shape = {"guided_grammar": ENDLESS % 20}
+        form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": ENDLESS % 21}}
+        custom = {"type": "custom", "custom": {"name": "f", "format": form}}
+        for path, body, param in (
+            ("chat/completions", shape, "guided_grammar"),
+            ("chat/completions", {"tools": [custom], "tool_choice": "required"}, "tools[0].format"),
+            ("completions", shape, "guided_grammar"),
+        ):
+            asked = (
+                {"messages": [{"role": "user", "content": "Go."}]} if "chat" in path else {"prompt": "Go."}
+            )
+            check(
+                await client.post(f"/v1/{path}", json={**asked, "max_tokens": 60, "seed": 3, **body}), param
+            )
+            shape = {"guided_grammar": ENDLESS % 22}  # the first is known by now
+
+
 async def test_a_stored_run_that_kills_fails_once(tmp_path: Path) -> None:
     async with serving(tmp_path) as client:
         form = {"type": "grammar", "syntax": "lark", "definition": ENDLESS % 20}

@@ -166,6 +166,7 @@ async def test_a_prompt_that_is_too_long_is_400_with_its_length(
         assert reply.status_code == 400
         error = wire.validate_error(reply.json())
         assert error["code"] == "context_length_exceeded" and "200 tokens" in error["message"]
+        assert error["param"] in long, "the field that is too long"
 
 
 async def test_frames_that_nobody_takes_are_closed_all_the_same() -> None:

@@ -116,7 +116,8 @@ async def test_what_kills_or_hangs_is_refused_and_remembered(constraints: Constr
 async def test_the_tool_that_kills_is_named(constraints: Constraints) -> None:
     good = ToolShape("good", '{"type": "object", "properties": {"a": {"type": "string"}}}')
     bad = ToolShape("bad", '{"type": "object", "properties": {"a": {"const": -9223372036854775808}}}')
-    for tools in ((bad,), (good, bad)):
+    many = tuple(ToolShape(f"good{n}", good.parameters) for n in range(9))
+    for tools in ((bad,), (good, bad), (*many[:7], bad, *many[7:])):
         with pytest.raises(ConstraintError) as caught:
             await constraints.compile(Constraint(tools), ReaderParams(tools=tools))
         assert caught.value.tool == "bad"
@@ -125,6 +126,26 @@ async def test_the_tool_that_kills_is_named(constraints: Constraints) -> None:
             Constraint((good,), None, Shape("json", '{"const": -9223372036854775808}')), PLAIN
         )
     assert caught.value.tool is None
+
+
+async def test_many_tools_that_take_too_long_together_are_refused_soon(constraints: Constraints) -> None:
+    """Each is taken alone, though not in the short time; tried one by one they would take half a minute."""
+    schema = (
+        '{"type": "object", "properties": {"n": {"type": "integer", "multipleOf": %d}}, "required": ["n"]}'
+    )
+    tools = tuple(ToolShape(f"f{n}", schema % (300_007 + 2 * n)) for n in range(64))
+    tried = 0
+    trial = constraints._trial
+
+    async def counted(*args: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        return await trial(*args)
+
+    constraints._trial = counted
+    with pytest.raises(ConstraintError, match="takes too long"):
+        await constraints.compile(Constraint(tools), ReaderParams(tools=tools))
+    assert tried <= 10  # two of all, then seven halves, and one alone
 
 
 EDGES = [
