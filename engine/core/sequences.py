@@ -38,6 +38,8 @@ class Sequence:
     first_sent: bool = False
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
     began: int | None = None  # the newest request's handle when this one began to decode
+    submitted: float = 0.0  # time.perf_counter seconds, as is the next one
+    started: float = 0.0  # when it was first in a step
     slow: bool = False  # making its masks takes long
     mask: Future[tuple[NDArray[np.int32], float]] | None = (
         None  # the next mask of a slow one, and the seconds it took
