@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.private_files import make_private_folder
 from storage.records import (
+    COMMIT_SECONDS,
     ECHO_MARK,
     PROGRESS_EVENTS,
     TERMINAL_STATUSES,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from storage.tables import metadata
 
 __all__ = [
+    "COMMIT_SECONDS",
     "ECHO_MARK",
     "PROGRESS_EVENTS",
     "TERMINAL_STATUSES",

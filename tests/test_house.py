@@ -47,7 +47,7 @@ ORDERS = {
     ),
     "tools": ("spec", "runtime", "builtin"),
     "server": (
-        *("clock", "threads", "config", "errors", "metrics", "sse_frame", "api_keys", "model_registry"),
+        *("clock", "threads", "config", "errors", "telemetry", "sse_frame", "api_keys", "model_registry"),
         *("environment", "quota", "ignored", "shapes", "items"),
         *("schema", "item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),

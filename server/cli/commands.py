@@ -169,7 +169,7 @@ def _serve(options: argparse.Namespace) -> int:
     from server.config import Config, load
     from server.process import serve, set_up_logging
 
-    set_up_logging(loaded.config.log_level)
+    set_up_logging(loaded.config.log_level, loaded.config.log_format)
     if loaded.config.db_file is not None and loaded.sources["db"] != "default":
         logging.getLogger("antiphon").info("the database is the file %s", loaded.config.db_file)
 

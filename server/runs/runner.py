@@ -58,6 +58,7 @@ from server.runs.planning import (
 )
 from server.schema import check_sizes, num_parts
 from server.schema import echo as response_echo
+from server.telemetry import current
 from server.threads import THREADED_PARTS, aside
 from storage import (
     ConversationLocked,
@@ -79,10 +80,10 @@ from storage import (
 if TYPE_CHECKING:
     from server.config import Config
     from server.encrypted_reasoning import Sealing
-    from server.metrics import Telemetry
     from server.model_registry import Models, ServedModel
     from server.quota import Quota
     from server.schema import CreateResponse
+    from server.telemetry import Telemetry
     from storage import Storage
     from tools import Registry
 
@@ -300,6 +301,8 @@ class Runs:
         seal = await self._sealing.seal(plan.owner, plan.sealed_by)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
         run.input, run.first, run.place = planned.input, planned.request, place
+        if (record := current.get()) is not None:
+            record.model, record.response_id = plan.model, plan.response_id
         queued = plan.background and (self._queue.busy or self._room() <= 0)
         status = "queued" if plan.background else "in_progress"
         head = run.head(status)

@@ -28,7 +28,6 @@ from engine import (
 )
 from server.errors import ApiError
 from server.items import InputReader
-from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.prompting import (
     Offer,
@@ -51,6 +50,7 @@ from server.stateless.choices import (
     new_head,
     prompt_requests,
 )
+from server.telemetry import Telemetry
 from server.threads import THREADED_PARTS, aside
 
 
@@ -99,6 +99,7 @@ async def prepare_chat(
         place=place,
         usage=Usage([len(prompt.ids)], request.n),
         search=request.search,
+        messages=lambda: to_messages(request.items),
     )
 
 

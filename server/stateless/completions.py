@@ -21,7 +21,6 @@ from engine import (
     Text,
     TokenLogprob,
 )
-from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.prompting import Offer, check, require_room, sampling, steady
 from server.schema import CompletionRequest, refuse
@@ -34,6 +33,7 @@ from server.stateless.choices import (
     new_head,
     prompt_requests,
 )
+from server.telemetry import Telemetry
 
 
 async def prepare_completion(
@@ -79,6 +79,7 @@ async def prepare_completion(
         usage=Usage(counts, len(writers)),
         silent=request.max_tokens == 0,
         search=request.search,
+        operation="text_completion",
     )
 
 

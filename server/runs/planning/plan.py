@@ -20,6 +20,7 @@ from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
 from server.prompting import Offer, check, name_cut_limit, offer, sampling, steady, to_messages
 from server.runs.planning.history import drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
+from server.telemetry import current
 from server.threads import THREADED_PARTS, aside
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class RunPlan:
     took from the beginning of the context. fingerprint: of the model that the plan was made for. hidden: its
     client asked for store=false, and it is stored all the same, for the repeats of its request alone.
     answer: kind and source of the shape that an answer must have. sealed_by: what seals its reasoning, where
-    that is wanted.
+    that is wanted. trace: of the request that began it (`RequestRecord.dump`); None in plans of earlier
+    versions.
     """
 
     response_id: str
@@ -86,6 +88,7 @@ class RunPlan:
     answer: tuple[str, str] | None = None
     effort: str | None = None
     sealed_by: SealedBy | None = None
+    trace: dict[str, str] | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -307,6 +310,7 @@ def _resolve(
         tool_timeout_s=request.tool_timeout_s or tool_timeout_s,
         priority=PRIORITIES[effective_tier(request.service_tier)],
         answer=None if request.shape is None else (request.shape.kind, request.shape.source),
+        trace=None if (record := current.get()) is None else record.dump(),
     )
 
 

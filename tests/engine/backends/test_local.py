@@ -671,7 +671,7 @@ async def test_the_time_in_the_queue_is_that_of_those_before(folder: Path) -> No
     await engine.start()
     try:
         began = time.perf_counter()
-        both = [engine.generate(request(greedy(40), PROMPT + (tail,))) for tail in (A, B)]
+        both = [engine.generate(request(greedy(40), (*PROMPT, tail))) for tail in (A, B)]
 
         async def timing(chunks: Any) -> tuple[Any, float]:
             found = [chunk async for chunk in chunks]

@@ -67,15 +67,15 @@ async def test_metrics(client: httpx.AsyncClient) -> None:
     assert 'route="/v1/responses/{response_id}",status="404"' in text
     assert "resp_unknown" not in text
     for name in (
-        "antiphon_time_to_first_token_seconds_count 1.0",
+        'antiphon_time_to_first_token_seconds_count{model="antiphon-scripted"} 1.0',
         "antiphon_inter_token_seconds_count",
-        "antiphon_engine_waiting 0.0",
-        "antiphon_engine_running 0.0",
+        'antiphon_engine_waiting{model="antiphon-scripted"} 0.0',
+        'antiphon_engine_running{model="antiphon-scripted"} 0.0',
         "antiphon_engine_kv_blocks_used",
         "antiphon_engine_prefix_hits_total",
         "antiphon_storage_commits_total",
         "antiphon_sse_readers 0.0",
-        'antiphon_runs_total{status="completed"} 1.0',
+        'antiphon_runs_total{model="antiphon-scripted",status="completed"} 1.0',
     ):
         assert name in text, name
 
