@@ -279,6 +279,23 @@ class RunClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that has not ended. state: queued, running or waiting. runner: the process that carries it on, if
+    one does. created_at: microseconds. attempt: how often an engine was given it. num_tokens: output tokens
+    so far."""
+
+    response_id: str
+    owner: str
+    model: str
+    state: str
+    runner: str | None
+    background: bool
+    created_at: int
+    attempt: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class KnownRequest:
     """What is known of a keyed request: the run that it started, or its reply, or that it is at work.
 

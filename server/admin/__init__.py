@@ -8,13 +8,14 @@ from server.admin.backup import run
 from server.admin.database_access import AdminError, address_file, leave_address
 
 if TYPE_CHECKING:  # imported when they are asked for
-    from server.admin import keys, sealing_keys, tenants, webhooks
+    from server.admin import keys, live_runs, sealing_keys, tenants, webhooks
 
 __all__ = [
     "AdminError",
     "address_file",
     "keys",
     "leave_address",
+    "live_runs",
     "run",
     "sealing_keys",
     "tenants",

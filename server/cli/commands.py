@@ -345,6 +345,18 @@ def _sealing(options: argparse.Namespace) -> int:
     return _print(sealing_keys.run(loaded.config, options))
 
 
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
+    _add_storage_settings(parser)
+
+
+def _runs(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import live_runs
+
+    return _print(live_runs.run(loaded.config, options))
+
+
 def _add_backup(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="where the copy goes; it must not exist yet")
     _add_storage_settings(parser)
@@ -471,6 +483,12 @@ COMMANDS = {
             "antiphon keys list --json",
             "antiphon keys revoke key_...",
         ),
+    ),
+    "runs": Command(
+        "show the responses that are being made, of all owners",
+        _runs,
+        _add_runs,
+        ("antiphon runs", "antiphon runs --json"),
     ),
     "backup": Command(
         "copy the database to a file, also while a server runs",

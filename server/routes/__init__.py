@@ -10,6 +10,7 @@ from server.routes import (
     conversations,
     health,
     keys,
+    live_runs,
     models,
     reference,
     responses,
@@ -23,7 +24,7 @@ ROUTERS: tuple[APIRouter, ...] = tuple(
     family.router
     for family in (
         *(health, models, responses, conversations, chat, completions, tokenize),
-        *(keys, webhooks, sealing, tenants),
+        *(keys, webhooks, sealing, tenants, live_runs),
     )
 )
 

@@ -198,6 +198,10 @@ class Runs:
         """Runs that this process carries on now."""
         return len(self._tasks)
 
+    def unstored(self) -> list[tuple[RunPlan, int]]:
+        """Runs at work that the database knows nothing of: their plans, and their output tokens so far."""
+        return [(run.plan, run.num_tokens) for run in self._tasks if not run.entry.fence]
+
     # -- starting --------------------------------------------------------------------------------------------
 
     async def create(
