@@ -84,6 +84,7 @@ class ServerLifecycle:
         KeyFileError; whatever had started is closed again by `close`.
         """
         from server.runs import Runs
+        from server.runs.cluster import runner_name
 
         self.keys.reload()
         async with asyncio.TaskGroup() as group:
@@ -92,6 +93,8 @@ class ServerLifecycle:
         assert self._storage is not None and self._engine is not None
         models = Models()
         models.add(self._engine, served_names(self.config))
+        served = [(model.name, model.info.fingerprint) for model in models]
+        self._storage.runner = runner_name(self._storage.runner, served)
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         quota = Quota(self._storage, self.config.max_bytes_per_owner)
         runs = Runs(self._storage, models, sealing, self.config, self.telemetry, quota, self._registry)
