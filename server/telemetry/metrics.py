@@ -252,7 +252,7 @@ class Telemetry:
 
     def exposition(self) -> bytes:
         """All metrics in the text format."""
-        return generate_latest(_Page(self._registry, vllm_names=self._vllm_names))  # type: ignore[arg-type]
+        return generate_latest(_Page(self._registry, vllm_names=self._vllm_names))
 
 
 _HTTP = ("route", "method", "status")

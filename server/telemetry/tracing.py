@@ -218,7 +218,7 @@ class Tracing:
             span.set_attribute(names.ERROR, "tool_error")
             span.set_status(StatusCode.ERROR)
         if self.content:
-            span.set_attribute(names.TOOL_RESULT, output if error is None else error)  # type: ignore[arg-type]
+            span.set_attribute(names.TOOL_RESULT, output if error is None else error)
         span.end()
 
     def _start(self, name: str, kind: Any, attributes: Mapping[str, Any]) -> Span:

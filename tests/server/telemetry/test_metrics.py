@@ -22,6 +22,7 @@ from tests.support.upstreams import until
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "engine" / "tiny" / "checkpoint"
+PAGE = ROOT / "docs" / "observability.md"
 DASHBOARD = ROOT / "examples" / "grafana-dashboard.json"
 MODEL = "antiphon-scripted"
 SUM = 'call calculator {"expression": "2+3"}'
@@ -38,7 +39,7 @@ async def families(client: httpx.AsyncClient) -> Families:
 def value(found: Families, name: str, sample: str = "", **labels: str) -> float:
     """The value of the one sample with these labels. `sample`: what its name ends with."""
     samples = [
-        each.value
+        float(each.value)
         for each in found[name].samples
         if each.name.endswith(sample) and labels.items() <= each.labels.items()
     ]
@@ -178,6 +179,19 @@ def test_tokens_a_second_are_of_the_last_minute(monkeypatch: pytest.MonkeyPatch)
     assert rates.read(EngineStats(output_tokens_total=350))["output_tokens_per_second"] == 300 / 60
 
 
+async def test_the_page_explains_every_metric_and_no_other(client: httpx.AsyncClient) -> None:
+    """A name that begins with an underscore goes on from the first two words of the one before."""
+    named: set[str] = set()
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("| `antiphon_"):
+            prefix = ""
+            for name in re.findall(r"`([\w*]+)`", line.split("|")[1]):
+                prefix = prefix if name.startswith("_") else "_".join(name.split("_")[:2])
+                named.add((prefix + name if name.startswith("_") else name).removesuffix("_total"))
+    shown = {name for name in await families(client) if not name.startswith("antiphon_retention_")}
+    assert named - {"antiphon_retention_*"} == shown
+
+
 def queries() -> Iterator[tuple[str, str]]:
     """(panel, query) of the dashboard."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
@@ -219,7 +233,7 @@ def test_the_dashboard_can_be_imported() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    boxes = set()
+    boxes: set[tuple[int, int]] = set()
     for panel in panels:
         box = panel["gridPos"]
         assert box["x"] + box["w"] <= 24
