@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -194,9 +195,13 @@ class Tracing:
 
     # -- tools -----------------------------------------------------------------------------------------------
 
-    def tool(self, name: str, kind: str, call_id: str, arguments: str) -> Span:
-        """Begin the span of a tool that this server runs."""
-        from opentelemetry.trace import SpanKind
+    @contextmanager
+    def tool(
+        self, name: str, kind: str, call_id: str, arguments: str
+    ) -> Iterator[Callable[[str | None, str | None], None]]:
+        """Held while this server runs a tool; the span's end. Call what it gives with the tool's output, or
+        with its error; a tool that tells neither was cut off."""
+        from opentelemetry.trace import SpanKind, StatusCode
 
         attributes = {
             names.OPERATION: "execute_tool",
@@ -208,18 +213,22 @@ class Tracing:
             attributes[names.MCP_METHOD] = "tools/call"
         if self.content:
             attributes[names.TOOL_ARGUMENTS] = arguments
-        return self._start(f"execute_tool {name}", SpanKind.INTERNAL, attributes)
+        span = self._start(f"execute_tool {name}", SpanKind.INTERNAL, attributes)
+        fault: str | None = "cancelled"
 
-    def tool_ended(self, span: Span, output: str | None, error: str | None) -> None:
-        """End the span of a tool."""
-        from opentelemetry.trace import StatusCode
+        def told(output: str | None, error: str | None) -> None:
+            nonlocal fault
+            fault = None if error is None else "tool_error"
+            if self.content:
+                span.set_attribute(names.TOOL_RESULT, (output if error is None else error) or "")
 
-        if error is not None:
-            span.set_attribute(names.ERROR, "tool_error")
-            span.set_status(StatusCode.ERROR)
-        if self.content:
-            span.set_attribute(names.TOOL_RESULT, output if error is None else error)
-        span.end()
+        try:
+            yield told
+        finally:
+            if fault is not None:
+                span.set_attribute(names.ERROR, fault)
+                span.set_status(StatusCode.ERROR)
+            span.end()
 
     def _start(self, name: str, kind: Any, attributes: Mapping[str, Any]) -> Span:
         """A span under that of the request or run that this task works for."""

@@ -205,12 +205,12 @@ class Loop:
         if limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
             return ToolResult(error=f"This response may make no more than {limit} tool calls.")
         tracing, name = self._telemetry.tracing, call.get("name") or call["type"]
-        span = None
-        if tracing is not None:
-            span = tracing.tool(name, call["type"], call["id"], call.get("arguments", ""))
-        result = await execution.run(call, self._registry)
-        if tracing is not None and span is not None:
-            tracing.tool_ended(span, result.output, result.error)
+        if tracing is None:
+            result = await execution.run(call, self._registry)
+        else:
+            with tracing.tool(name, call["type"], call["id"], call.get("arguments", "")) as told:
+                result = await execution.run(call, self._registry)
+                told(result.output, result.error)
         known = name if self._registry.get(name) is not None else call["type"]
         self._telemetry.tool_called(run.plan.model, known, "ok" if result.error is None else "error")
         return result

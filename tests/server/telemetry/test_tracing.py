@@ -17,10 +17,12 @@ import httpx
 import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, mcp_attributes
 
+from engine import UpstreamEngine
 from server.telemetry import read_traceparent, trace_names
 from tests.support.otlp import Receiver, receiver
 from tests.support.running import http_client, live_app
 from tests.support.talk import BUILTIN, Api
+from tests.support.upstreams import scripted_folder
 
 ROOT = Path(__file__).parents[3]
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -124,6 +126,28 @@ async def test_content_only_where_it_is_asked_for(tmp_path: Path, collector: Rec
     assert tool.attributes["gen_ai.tool.call.result"] == "5"
     text = next(span for span in spans if span.name.startswith("text_completion"))
     assert "hello" in text.attributes["gen_ai.output.messages"]
+
+
+async def test_a_trace_goes_on_at_an_upstream_server(tmp_path: Path, collector: Receiver) -> None:
+    async with live_app(tmp_path / "behind", otel=True) as behind:
+        engine = UpstreamEngine(scripted_folder(tmp_path / "model"), [behind.base_url])
+        async with live_app(tmp_path / "front", engine, otel=True) as front, http_client(front) as client:
+            say = {"messages": [{"role": "user", "content": "say hello"}]}
+            assert (await client.post("/v1/chat/completions", json=say)).status_code == 200
+    (request,) = collector.named("POST /v1/chat/completions")
+    # The front also asks by itself, as it starts, what the server behind it can do.
+    spans = collector.wait(lambda spans: sum(span.trace_id == request.trace_id for span in spans) == 4)
+    ours = {span.name: span for span in spans if span.trace_id == request.trace_id}
+    chat, there = ours["chat antiphon-scripted"], ours["POST /v1/completions"]
+    assert chat.parent_id == request.span_id and there.parent_id == chat.span_id
+    assert ours["text_completion antiphon-scripted"].parent_id == there.span_id
+
+
+async def test_a_tool_that_fails_is_marked(tmp_path: Path, collector: Receiver) -> None:
+    async with live_app(tmp_path, otel=True) as server, http_client(server) as client:
+        await Api(client).create('call calculator {"expression": "1/0"}', tools=[BUILTIN])
+    (tool,) = collector.named("execute_tool calculator")
+    assert tool.failed and tool.attributes["error.type"] == "tool_error"
 
 
 async def test_failures_are_marked(tmp_path: Path, collector: Receiver) -> None:

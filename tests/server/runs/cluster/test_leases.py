@@ -595,7 +595,7 @@ async def test_a_server_with_another_model_is_named_in_the_log(
 
     def told() -> list[str]:
         return [
-            record.args[0]
+            str(record.args[0])
             for record in caplog.records
             if "serves another model" in record.message and isinstance(record.args, tuple)
         ]
