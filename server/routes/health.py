@@ -24,7 +24,6 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": here.phase})
 
 
-@router.post("/ping", include_in_schema=False)
 @router.head("/ping", include_in_schema=False)
 @router.get("/ping", **documented("Status", is_open=True))
 async def ping(request: Request) -> Response:
