@@ -46,6 +46,7 @@ from engine.types import (
     SamplingParams,
     Shape,
     Text,
+    Timing,
     TokenLogprob,
     ToolShape,
 )
@@ -124,6 +125,7 @@ __all__ = [
     "Shape",
     "Text",
     "Tick",
+    "Timing",
     "TokenLogprob",
     "ToolShape",
     "Unheeded",

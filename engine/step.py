@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.types import Done, EngineError
+from engine.types import Done, EngineError, Timing
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -119,7 +119,7 @@ class RowLogprobs:
 
 class RowOutput(NamedTuple):
     """What one step did for one request; `finish` or `error` makes it the last. The first carries
-    `cached_tokens`.
+    `cached_tokens` and `timing`.
     """
 
     handle: int
@@ -129,3 +129,4 @@ class RowOutput(NamedTuple):
     error: EngineError | None = None
     cached_tokens: int | None = None
     prompt_logprobs: tuple[RowLogprobs, ...] | None = None
+    timing: Timing | None = None

@@ -132,6 +132,7 @@ class GenerateRequest:
     adapter: str | None = None  # one of `ModelInfo.adapters`; None: the model as it is
     media: tuple[MediaSpan, ...] = ()
     deadline: float | None = None  # time.monotonic() seconds; past it the request ends with DeadlineExceeded
+    trace_headers: tuple[tuple[str, str], ...] = ()  # `traceparent` and the like, for servers asked for it
 
     @property
     def flat_prefix(self) -> list[int]:
@@ -241,14 +242,22 @@ Delta = Text | Reasoning | CallStart | CallArgs | CallEnd | Done
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds that a request took up to its first token: until it was first in a step, and from then on."""
+
+    queue_s: float
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """What one engine step (or several, coalesced) produced for one request; `Done` is the last delta of the
     last.
 
     `token_ids` are exactly the tokens that count as output (a stop string cuts them); `logprobs` align with
     them when asked for. `reasoning_tokens` counts those of `token_ids` inside reasoning blocks, tags
-    included. `cached_tokens` (prompt tokens found in the prefix cache) and `prompt_logprobs` come with the
-    first chunk.
+    included. `cached_tokens` (prompt tokens found in the prefix cache), `timing` and `prompt_logprobs` come
+    with the first chunk.
     """
 
     token_ids: tuple[int, ...]
@@ -258,6 +267,7 @@ class Chunk:
     cached_tokens: int | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     replayed: bool = False
+    timing: Timing | None = field(default=None, compare=False)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -314,10 +324,15 @@ class EngineStats:
 
     waiting: int = 0
     running: int = 0
+    paused: int = 0  # of those that wait: they decoded, and go on once their readers have taken tokens
+    prefilling: int = 0  # sequences whose prompts the latest step computed
+    decoding: int = 0  # sequences that decoded in the latest step
     unavailable: int = 0  # 1 while no server can generate (`EngineUnavailable`)
-    kv_blocks_total: int = 0
+    kv_bytes: int = 0  # size of the KV cache
+    kv_blocks: int = 0
     kv_blocks_used: int = 0  # referenced by running requests
     kv_blocks_cached: int = 0  # unreferenced, kept for prefix hits
+    kv_evictions_total: int = 0  # cached blocks that were given to other tokens
     prefix_queries_total: int = 0  # prompt tokens looked up
     prefix_hits_total: int = 0  # prompt tokens found
     prompt_tokens_total: int = 0

@@ -427,6 +427,19 @@ class Config(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "least severe log lines to print"
     )
+    log_format: Literal["text", "json"] = _setting(
+        "text", "how a log line is written; json: an object with the request, owner, model and tokens"
+    )
+    log_prompts: bool = _setting(
+        False, "log what each generation is asked, as the model reads it; never done unless asked for"
+    )
+    vllm_metrics: bool = _setting(
+        False, "show metrics under vLLM's names too, for dashboards that were made for it"
+    )
+    otel: bool = _setting(
+        False, "send spans of requests, generations and tools by OTLP, as the variables OTEL_* say"
+    )
+    otel_content: bool = _setting(False, "put what models and tools are told, and what they say, into spans")
 
     def __repr_args__(self) -> Iterator[tuple[str, str]]:
         """As it may be printed, in a traceback too."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.private_files import make_private_folder
 from storage.records import (
+    COMMIT_SECONDS,
     ECHO_MARK,
     PROGRESS_EVENTS,
     TERMINAL_STATUSES,
@@ -40,6 +41,7 @@ from storage.records import (
     KeyEnded,
     KnownRequest,
     Limits,
+    LiveRun,
     NewItem,
     NewKey,
     NewResponse,
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from storage.tables import metadata
 
 __all__ = [
+    "COMMIT_SECONDS",
     "ECHO_MARK",
     "PROGRESS_EVENTS",
     "TERMINAL_STATUSES",
@@ -113,6 +116,7 @@ __all__ = [
     "KeyedRequest",
     "KnownRequest",
     "Limits",
+    "LiveRun",
     "NewItem",
     "NewKey",
     "NewResponse",

@@ -314,6 +314,23 @@ class RunClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that has not ended. state: queued, running or waiting. runner: the process that carries it on, if
+    one does. created_at: microseconds. attempt: how often an engine was given it. num_tokens: output tokens
+    so far."""
+
+    response_id: str
+    owner: str
+    model: str
+    state: str
+    runner: str | None
+    background: bool
+    created_at: int
+    attempt: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class KnownRequest:
     """What is known of a keyed request: the run that it started, or its reply, or that it is at work.
 
@@ -568,6 +585,10 @@ class DatabaseState:
     shared: bool
 
 
+COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Bounds between which the durations of commits are counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommitStats:
     """What the writer did since it was opened, for metrics."""
@@ -576,7 +597,8 @@ class CommitStats:
     synced: int  # times that all commits so far were put on the disk
     jobs: int
     checkpoints: int
-    seconds: tuple[float, ...]  # durations of the latest commits, oldest first
+    seconds: tuple[int, ...]  # commits by duration: up to each of COMMIT_SECONDS, and last above all of them
+    seconds_sum: float
     wal_bytes: int
 
 

@@ -26,6 +26,7 @@ from storage.queries import (
     history,
     idempotency,
     items,
+    live_runs,
     responses,
     retention,
     runs,
@@ -48,6 +49,7 @@ from storage.records import (
     KeyedRequest,
     KnownRequest,
     Limits,
+    LiveRun,
     NewItem,
     NewKey,
     NewResponse,
@@ -259,6 +261,10 @@ class Storage:
     async def list_processes(self, now: int) -> FleetView:
         """Who beats, and whether there is anything to take up."""
         return await self._read(partial(fleet.list_processes, now=now))
+
+    async def live_runs(self, limit: int) -> tuple[LiveRun, ...]:
+        """The stored runs of all owners that have not ended, the oldest first; for operators."""
+        return await self._read(partial(live_runs.live_runs, limit=limit))
 
     async def release_runs(self, runner: str, beat: int | None) -> int:
         """Takes the runs from a process that is dead, unless its beat is another by now; returns how many.

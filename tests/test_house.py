@@ -47,16 +47,9 @@ ORDERS = {
     ),
     "tools": ("spec", "runtime", "builtin"),
     "server": (
-        *("clock", "threads", "config", "errors", "metrics", "sse_frame", "model_registry"),
+        *("clock", "threads", "config", "errors", "telemetry", "sse_frame", "model_registry"),
         *("environment", "quota", "ignored", "shapes", "items", "schema", "access"),
-        *(
-            "item_ids",
-            "encrypted_reasoning",
-            "prompting",
-            "webhooks",
-            "runs",
-            "stateless",
-        ),
+        *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),
     ),
     "server.runs": ("events", "planning", "execution", "cluster", "runner"),

@@ -132,6 +132,7 @@ class Generation:
             reasoning_tokens=reading.reasoning_tokens,
             cached_tokens=outputs[0].cached_tokens,
             prompt_logprobs=prompt_logprobs,
+            timing=outputs[0].timing,
         )
 
     def _logprob(self, row: RowLogprobs, count: int) -> TokenLogprob:

@@ -319,7 +319,9 @@ class UpstreamEngine:
             priority=peer.facts.priority,
         )
         answer = Answer(request, produced, eos=eos)
-        async with aclosing(peer.events({"model": peer.facts.model, **body})) as stream:
+        async with aclosing(
+            peer.events({"model": peer.facts.model, **body}, request.trace_headers)
+        ) as stream:
             while (events := await self._within(request, anext(stream, None))) is not None:
                 outputs = answer.read(events)
                 if not outputs:

@@ -92,12 +92,14 @@ class Peer:
             trust_env=False,
         )
 
-    async def events(self, body: Json) -> AsyncGenerator[list[Json]]:
+    async def events(
+        self, body: Json, trace_headers: Sequence[tuple[str, str]] = ()
+    ) -> AsyncGenerator[list[Json]]:
         """The events of a streamed completion, as many at once as arrived together; closing it closes the
         connection. Raises PeerDown, PeerBusy, and RequestError for what the server refuses."""
         self.in_flight += 1
         try:
-            content, headers = orjson.dumps(body), {"content-type": "application/json"}
+            content, headers = orjson.dumps(body), {"content-type": "application/json", **dict(trace_headers)}
             async with self._client.stream(
                 "POST", "/v1/completions", content=content, headers=headers
             ) as reply:

@@ -78,6 +78,7 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._by_digest: dict[bytes, int] = {}
         self._keys: dict[int, BlockKey] = {}
+        self.num_evictions = 0
 
     @property
     def num_available(self) -> int:
@@ -97,6 +98,7 @@ class BlockPool:
             else:
                 block, _ = self._cached.popitem(last=False)
                 self._unpublish(block)
+                self.num_evictions += 1
             self._references[block] = 1
             taken.append(block)
         return taken

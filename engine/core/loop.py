@@ -44,6 +44,7 @@ from engine.types import (
     LoadError,
     RequestFailed,
     SamplingParams,
+    Timing,
 )
 
 if TYPE_CHECKING:
@@ -190,7 +191,10 @@ class EngineLoop:
     ) -> None:
         """Compute and draw a batch, and book what came of it; `began`: when the step did."""
         parts, failed = self._compute(batch, forwarded)
+        counters = self.scheduler.counters
         with self.lock:
+            counters.prefilling = batch.num_prefills
+            counters.decoding = len(batch.sequences) - batch.num_prefills
             for sequence, error in failed:
                 self._fail(sequence, error, outputs)
             for part in parts:
@@ -484,8 +488,10 @@ class EngineLoop:
         move: Move | None,
     ) -> RowOutput:
         """What its draws mean for a sequence of `num_tokens`; `drawn` says where they are among `ids`."""
-        cached = prompt_logprobs = finish = failure = None
+        cached = prompt_logprobs = finish = failure = timing = None
         if not sequence.first_sent:
+            now = time.perf_counter()
+            timing = Timing(sequence.started - sequence.submitted, now - sequence.started)
             if sequence.wants_prompt_logprobs:
                 prompt_logprobs = tuple(sequence.prompt_logprobs)
             sequence.first_sent = True
@@ -516,7 +522,7 @@ class EngineLoop:
         if drawn.start in part.result.logprobs:
             logprobs = tuple(part.result.logprobs[row] for row in drawn[: len(token_ids)])
         return RowOutput(
-            sequence.handle, tuple(token_ids), finish, logprobs, failure, cached, prompt_logprobs
+            sequence.handle, tuple(token_ids), finish, logprobs, failure, cached, prompt_logprobs, timing
         )
 
     def _end(self, sequence: Sequence, token: int, num_tokens: int) -> Done | None:

@@ -5,8 +5,9 @@ Commands go through one queue; outputs come back as one batch a step.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Submit:
     """Run a request; `handle` names it from here on. The matcher, if any, has read the request's prefix
-    already.
+    already. `at`: when it was asked for, in time.perf_counter seconds.
     """
 
     handle: int
     request: GenerateRequest
     matcher: Matcher | None = None
+    at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True, slots=True)

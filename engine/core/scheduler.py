@@ -11,6 +11,7 @@ first.
 from __future__ import annotations
 
 import heapq
+import time
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from engine.types import GenerateRequest
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; see `EngineStats`."""
+    """Totals since the start, and what the latest step was; see `EngineStats`."""
 
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -38,6 +39,8 @@ class Counters:
     steps: int = 0
     drafts: int = 0
     drafts_accepted: int = 0
+    prefilling: int = 0  # of the latest step, as is the next one
+    decoding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,14 @@ class Batch:
     """What the next step computes: `counts[i]` tokens of `sequences[i]`.
 
     num_beside: how many of them are prompt tokens, where other sequences decode; None: nothing decodes.
+    num_prefills: how many of the sequences have prompts computed.
     """
 
     sequences: list[Sequence]
     slots: Ints
     counts: Ints
     num_beside: int | None
+    num_prefills: int = 0
 
     def halves(self) -> tuple[Batch, Batch]:
         """The same work as two steps, which do not count for the prefill budget."""
@@ -94,7 +99,7 @@ class Filling:
         slots = np.fromiter((sequence.slot for sequence in sequences), np.int64, len(sequences))
         counts = np.fromiter((count for _, count in self.chosen.values()), np.int64, len(sequences))
         beside = [count for sequence, count in self.chosen.values() if sequence.began is None]
-        return Batch(sequences, slots, counts, None if self.newest is None else sum(beside))
+        return Batch(sequences, slots, counts, None if self.newest is None else sum(beside), len(beside))
 
     def _is_late(self, sequence: Sequence) -> bool:
         return sequence.began is None and self.newest is not None and sequence.handle > self.newest
@@ -157,6 +162,7 @@ class Scheduler:
             stop_ids=frozenset(stops),
             limit=min(len(request.prompt_ids) + sampling.max_tokens, self._max_model_len),
             credit=self._max_undelivered,
+            submitted=submit.at,
         )
         self.waiting.push(sequence)
         self._live[submit.handle] = sequence
@@ -205,6 +211,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self._parked)
+
+    @property
+    def num_paused(self) -> int:
+        """Of those that wait: preempted, and held back by their readers."""
+        return len(self._parked)
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -379,6 +390,7 @@ class Scheduler:
         sequence.num_published = hit.num_blocks
         self.rows.num_computed[slot] = num_hit
         if sequence.cached_tokens is None:
+            sequence.started = time.perf_counter()
             sequence.cached_tokens = min(num_hit, num_prompt)
             self.counters.prefix_queries += num_prompt
             self.counters.prefix_hits += sequence.cached_tokens

@@ -36,6 +36,8 @@ class Sequence:
     first_sent: bool = False
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
     began: int | None = None  # the newest request's handle when this one began to decode
+    submitted: float = 0.0  # time.perf_counter seconds, as is the next one
+    started: float = 0.0  # when it was first in a step
     slow: bool = False  # making its masks takes long
     move: Move | None = None  # what its grammar was asked last
     unsettled: bool = False  # what that took of the tokens drawn last is not known yet

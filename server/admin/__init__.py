@@ -8,7 +8,7 @@ from server.admin.backup import run
 from server.admin.database_access import AdminError, UnknownOwner, address_file, leave_address
 
 if TYPE_CHECKING:  # imported when they are asked for
-    from server.admin import audit, keys, projects, sealing_keys, tenants, webhooks
+    from server.admin import audit, keys, live_runs, projects, sealing_keys, tenants, webhooks
 
 __all__ = [
     "AdminError",
@@ -17,6 +17,7 @@ __all__ = [
     "audit",
     "keys",
     "leave_address",
+    "live_runs",
     "projects",
     "run",
     "sealing_keys",

@@ -188,7 +188,7 @@ def _serve(options: argparse.Namespace) -> int:
     from server.config import Config, load
     from server.process import serve, set_up_logging
 
-    set_up_logging(loaded.config.log_level)
+    set_up_logging(loaded.config.log_level, loaded.config.log_format)
     if loaded.config.db_file is not None and loaded.sources["db"] != "default":
         logging.getLogger("antiphon").info("the database is the file %s", loaded.config.db_file)
 
@@ -431,6 +431,18 @@ def _sealing(options: argparse.Namespace) -> int:
     return _print(sealing_keys.run(loaded.config, options))
 
 
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
+    _add_storage_settings(parser)
+
+
+def _runs(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import live_runs
+
+    return _print(live_runs.run(loaded.config, options))
+
+
 def _add_backup(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="where the copy goes; it must not exist yet")
     _add_storage_settings(parser)
@@ -577,6 +589,12 @@ COMMANDS = {
             "antiphon audit verify",
             "antiphon audit verify --expect 17:9f86d081...",
         ),
+    ),
+    "runs": Command(
+        "show the responses that are being made, of all owners",
+        _runs,
+        _add_runs,
+        ("antiphon runs", "antiphon runs --json"),
     ),
     "backup": Command(
         "copy the database to a file, also while a server runs",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from server.http.state import ServerState
 
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/openapi.json", "/docs"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/version", "/openapi.json", "/docs"})
 METRICS_PATH = "/metrics"
 ADMIN_PATHS = "/admin/"
 ORGANIZATION_PATHS = "/v1/organization/"

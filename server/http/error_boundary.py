@@ -29,6 +29,7 @@ from server import __version__
 from server.errors import ApiError, to_api_error
 from server.http.refusal import tell
 from server.http.sse import StreamCut
+from server.telemetry import RequestRecord, current, read_traceparent
 
 if TYPE_CHECKING:
     from server.http.state import ServerState
@@ -37,7 +38,8 @@ log = logging.getLogger("antiphon")
 access = logging.getLogger("antiphon.access")
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds, so logged only for debugging
+PROBES = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
+"""Paths that are asked every few seconds: they are logged only for debugging, and have no spans."""
 MAX_ECHO = 512
 MAX_REQUEST_ID = 128
 MAX_LOGGED = 512
@@ -73,16 +75,16 @@ class Envelope:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Headers: x-request-id (the client's own, if it can be one), x-client-request-id and x-request-trace
-        (echo), openai-organization and openai-version (echo or default), openai-processing-ms,
-        x-antiphon-version."""
+        (echo), traceparent (of the request's span, or the client's own), openai-organization and
+        openai-version (echo or default), openai-processing-ms, x-antiphon-version."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
         asked = Headers(scope=scope)
-        request_id = asked.get("x-request-id", "")
-        if not _is_request_id(request_id):
-            request_id = f"req_{uuid.uuid4().hex}"
+        method = _method(scope)
+        record = self._record(scope, asked, method)
+        request_id = record.request_id
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
 
@@ -98,6 +100,8 @@ class Envelope:
             yield b"x-request-id", request_id.encode()
             yield b"openai-processing-ms", b"%d" % ((time.perf_counter() - began) * 1000)
             yield b"x-antiphon-version", __version__.encode()
+            if record.traceparent is not None:
+                yield b"traceparent", record.traceparent.encode()
             for name in ECHOED:
                 if _can_be_echoed(value := asked.get(name, "")):
                     yield name.encode(), value.encode()
@@ -106,28 +110,58 @@ class Envelope:
                 if shown := value if _can_be_echoed(value) else default:
                     yield name.encode(), shown.encode()
 
-        method = _method(scope)
-        telemetry = self._life.telemetry
-        telemetry.request_started()
+        self._life.telemetry.request_started()
+        working_for = current.set(record)
         try:
             with self._life.at_work(method):
                 await self._app(scope, receive, with_headers)
         finally:
-            seconds = time.perf_counter() - began
-            status = status or CLIENT_LEFT
-            route = getattr(scope.get("route"), "path", "unmatched")
-            telemetry.request_ended(route, method, status, seconds)
-            level = logging.DEBUG if route in PROBES else logging.INFO
-            access.log(
-                level,
-                "%s %s %d %.0f ms %s %s",
-                method,
-                _logged(scope),
-                status,
-                seconds * 1000,
-                request_id,
-                _client(scope),
-            )
+            self._ended(scope, record, status or CLIENT_LEFT, time.perf_counter() - began)
+            current.reset(working_for)
+
+    def _record(self, scope: Scope, asked: Headers, method: str) -> RequestRecord:
+        """A request's record, and its span where spans are made."""
+        request_id = asked.get("x-request-id", "")
+        if not _is_request_id(request_id):
+            request_id = f"req_{uuid.uuid4().hex}"
+        record = RequestRecord(request_id)
+        if "traceparent" in asked:
+            record.traceparent = read_traceparent(asked["traceparent"])
+            if _can_be_echoed(state := asked.get("tracestate", "")):
+                record.trace_state = state
+        if _can_be_echoed(trace := asked.get("x-request-trace", "")):
+            record.request_trace = trace
+        tracing = self._life.telemetry.tracing
+        if tracing is not None and scope["path"] not in PROBES:
+            tracing.request(record, method, _logged(scope), _client(scope))
+        return record
+
+    def _ended(self, scope: Scope, record: RequestRecord, status: int, seconds: float) -> None:
+        """Count a request whose reply is over, log it, and end its span."""
+        telemetry = self._life.telemetry
+        method, path = _method(scope), _logged(scope)
+        route = getattr(scope.get("route"), "path", "unmatched")
+        telemetry.request_ended(route, method, status, seconds, record.error_code)
+        if telemetry.tracing is not None and record.span is not None:
+            telemetry.tracing.replied(record, method, route, status)
+        level = logging.DEBUG if route in PROBES else logging.INFO
+        if not access.isEnabledFor(level):
+            return
+        principal, client = scope["state"].get("principal"), _client(scope)
+        said = {
+            "method": method,
+            "path": path,
+            "route": route,
+            "status": status,
+            "duration_ms": round(seconds * 1000, 3),
+            "client": client,
+            "owner": principal and principal.owner,
+            "key_id": principal and principal.key_id,
+            **record.fields(),
+        }
+        line = "%s %s %d %.0f ms %s %s"
+        words = (method, path, status, seconds * 1000, record.request_id, client)
+        access.log(level, line, *words, extra=said)
 
 
 class Boundary:

@@ -25,7 +25,7 @@ from server.http.refusal import tell
 if TYPE_CHECKING:
     from server.config import Config
 
-PROBES = frozenset({"/health", "/ready"})
+PROBES = frozenset({"/health", "/ping", "/ready"})
 """What asks these may know the server by its address only, as a kubelet does, or by no name at all."""
 
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")

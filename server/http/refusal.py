@@ -9,6 +9,7 @@ from __future__ import annotations
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError
+from server.telemetry import current
 
 POLICY_VIOLATION, INTERNAL_ERROR, TRY_AGAIN_LATER = 1008, 1011, 1013
 """Codes of closes, as IANA lists them."""
@@ -24,6 +25,8 @@ async def tell(
 
     A server that cannot deny a WebSocket with a reply (an ASGI extension) refuses it with a bare 403.
     """
+    if (record := current.get()) is not None:
+        record.error_code = error.code or error.type
     can_reply = scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {})
     if can_reply and not accepted:
         await error.response()(scope, receive, send)

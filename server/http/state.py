@@ -5,6 +5,7 @@ Owns the bundle of long-lived objects, and what may be asked of the process that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
     from server.encrypted_reasoning import Sealing
     from server.errors import ApiError
     from server.http.arrivals import Arrivals
-    from server.metrics import Telemetry
     from server.model_registry import Models
     from server.quota import Quota
     from server.runs import Runs
+    from server.telemetry import Telemetry
     from storage import Storage
 
 Phase = Literal["starting", "ready", "draining", "dead"]
@@ -49,11 +50,16 @@ class ServerState(Protocol):
     phase: Phase
     context: Context | None  # None: the server cannot serve yet, or no longer
 
+    num_connections: Callable[[], int]  # open connections of clients
+
     def admit(self, method: str, path: str) -> None:
         """ApiError 503 for what this phase no longer, or not yet, takes."""
 
     def refusal(self) -> ApiError:
         """Why the server does not serve in its present phase."""
+
+    async def probe(self) -> None:
+        """Have the model generate; ApiError 503 where it does not."""
 
     def at_work(self, method: str) -> AbstractContextManager[None]:
         """Held around each request, so that a drain knows when new work has gone quiet."""

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from engine import Engine
 from server.access import LOCAL_OWNER, Keys
@@ -21,12 +21,13 @@ from server.config import Config
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
-from server.metrics import Telemetry
 from server.model_registry import Models, build_engine, served_names
+from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.quota import Quota
+from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Tracing
 from server.webhooks import Deliveries
-from storage import CommitStats, Storage, open_storage
+from storage import COMMIT_SECONDS, CommitStats, Storage, open_storage
 from tools import BUILTIN, Registry
 
 log = logging.getLogger("antiphon")
@@ -50,9 +51,14 @@ class ServerLifecycle:
     """Everything one server process holds, from its first moment to its last."""
 
     def __init__(self, config: Config, *, engine: Engine | None = None, registry: Registry = BUILTIN) -> None:
-        """registry: the tools that this server runs itself."""
+        """registry: the tools that this server runs itself. Raises TracingError."""
         self.config = config
-        self.telemetry = Telemetry()
+        self.telemetry = Telemetry(
+            tracing=Tracing(content=config.otel_content) if config.otel else None,
+            vllm_names=config.vllm_metrics,
+            log_prompts=config.log_prompts,
+        )
+        self.num_connections: Callable[[], int] = lambda: 0  # set by whoever listens
         self.num_streams = 0  # open event streams
         self.keys = Keys(config)
         self.arrivals = Arrivals(config.max_arriving_bytes)
@@ -66,6 +72,8 @@ class ServerLifecycle:
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
         self._retention: Retention | None = None
+        self._probe: GenerationProbe | None = None
+        self._engine_rates = EngineRates()
         self._watchers: list[asyncio.Task[None]] = []
         self._drained = False
         self._num_posts = 0
@@ -82,6 +90,7 @@ class ServerLifecycle:
         or Refused; whatever had started is closed again by `close`.
         """
         from server.runs import Runs
+        from server.runs.cluster import runner_name
 
         self.keys.reload()
         if key_required:  # only storage knows whether there is one, and a model takes long to load
@@ -95,6 +104,8 @@ class ServerLifecycle:
         assert self._storage is not None and self._engine is not None
         models = Models()
         models.add(self._engine, served_names(self.config))
+        served = [(model.name, model.info.fingerprint) for model in models]
+        self._storage.runner = runner_name(self._storage.runner, served)
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         quota = Quota(self._storage, self.config.max_bytes_per_owner)
         runs = Runs(self._storage, models, sealing, self.config, self.telemetry, quota, self._registry)
@@ -108,8 +119,8 @@ class ServerLifecycle:
         self._deliveries.start()
         self._retention = Retention(self._storage, self.config)
         self._retention.start()
-        self.telemetry.watch(self._readings)
         self.context = context
+        self.telemetry.watch(self._readings)
         if self.phase == "starting":
             self.phase = "ready"
 
@@ -143,14 +154,19 @@ class ServerLifecycle:
         self.phase, self.cause = "dead", cause
         self.died.set()
 
-    def _readings(self) -> Iterator[tuple[str, object]]:
-        assert self._engine is not None and self._storage is not None
+    def _readings(self) -> Iterator[Reading]:
+        assert self._engine is not None and self._storage is not None and self.context is not None
         assert self._deliveries is not None and self._retention is not None
-        yield "engine", self._engine.stats()
-        yield "storage", _commit_numbers(self._storage.commit_stats())
-        yield "sse", {"readers": self.num_streams}
-        yield "webhooks", {"pending": self._deliveries.num_pending}
-        yield "retention", self._retention.readings()
+        model = {"model": self.context.models.get(None).root}
+        stats = self._engine.stats()
+        yield Reading("engine", stats, model)
+        yield Reading("engine", self._engine_rates.read(stats), model)
+        yield Reading("storage", _commit_numbers(self._storage.commit_stats()))
+        yield Reading("sse", {"readers": self.num_streams})
+        yield Reading("http", {"connections": self.num_connections()})
+        yield Reading("runs", {"active": self.context.runs.num_active})
+        yield Reading("webhooks", {"pending": self._deliveries.num_pending})
+        yield Reading("retention", self._retention.readings())
 
     # -- being -----------------------------------------------------------------------------------------------
 
@@ -166,6 +182,12 @@ class ServerLifecycle:
         """Why the server does not serve in its present phase."""
         code, message, seconds = _REFUSALS[self.phase]
         return ApiError(503, message, code=code, headers={"retry-after": seconds})
+
+    async def probe(self) -> None:
+        """Have the engine generate; ApiError 503 `probe_failed` where it does not. See `GenerationProbe`."""
+        assert self._engine is not None
+        self._probe = self._probe or GenerationProbe(self._engine)
+        await self._probe.check()
 
     @contextlib.contextmanager
     def at_work(self, method: str) -> Iterator[None]:
@@ -217,18 +239,17 @@ class ServerLifecycle:
         await self.keys.close()
         if self._storage is not None:
             await self._storage.close()
+        if self.telemetry.tracing is not None:
+            await asyncio.to_thread(self.telemetry.tracing.close)
 
 
-def _commit_numbers(stats: CommitStats) -> dict[str, float]:
-    """The writer's counters, and how long the latest commits took, in seconds."""
-    latest = sorted(stats.seconds) or [0.0]
+def _commit_numbers(stats: CommitStats) -> dict[str, float | Distribution]:
+    """The writer's counters, and how long commits took, in seconds."""
     return {
         "commits_total": stats.commits,
         "syncs_total": stats.synced,
         "jobs_total": stats.jobs,
         "checkpoints_total": stats.checkpoints,
         "wal_bytes": stats.wal_bytes,
-        "commit_seconds_p50": latest[len(latest) // 2],
-        "commit_seconds_p99": latest[len(latest) * 99 // 100],
-        "commit_seconds_max": latest[-1],
+        "commit_seconds": Distribution(COMMIT_SECONDS, stats.seconds, stats.seconds_sum),
     }

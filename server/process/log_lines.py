@@ -1,9 +1,13 @@
-"""The form of log lines: one record is one line, whatever a client put into it."""
+"""The forms of log lines: one record is one line, whatever a client put into it."""
 
 from __future__ import annotations
 
 import logging
 import re
+from datetime import UTC, datetime
+from typing import Any
+
+from server.telemetry import current
 
 FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -41,3 +45,29 @@ class Lines(logging.Formatter):
         """The record's own line."""
         record.message = printable(record.message)
         return super().formatMessage(record)
+
+
+def json_lines() -> logging.Formatter:
+    """Writes a record as one JSON object: time (UTC), level, logger, message, the fields that were logged
+    with it, and the ids of the request that its task works for. A traceback is the field `exc_info`."""
+    from pythonjsonlogger.json import JsonFormatter
+
+    class JsonLines(JsonFormatter):
+        def add_fields(
+            self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]
+        ) -> None:
+            """Fill in what stands on a line, in its order; what is not known is left out."""
+            at = datetime.fromtimestamp(record.created, UTC)
+            log_data["time"] = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            log_data["level"] = record.levelname.lower()
+            log_data["logger"] = record.name
+            log_data["message"] = record.message
+            working_for = current.get()
+            if working_for is not None:
+                log_data["request_id"] = working_for.request_id
+                log_data["trace_id"] = working_for.trace_id
+            super().add_fields(log_data, record, message_dict)
+            for name in [name for name, value in log_data.items() if value is None]:
+                del log_data[name]
+
+    return JsonLines("%(message)s", json_ensure_ascii=True)

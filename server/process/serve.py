@@ -37,9 +37,10 @@ from server.config import Config, ConfigError
 from server.http import BoundedHttp
 from server.process.app import create_app
 from server.process.lifecycle import Refused, ServerLifecycle
-from server.process.log_lines import Lines
+from server.process.log_lines import Lines, json_lines
 from server.process.sockets import Listener, raise_descriptor_limit, room
 from server.process.tls import CertificateError, Tls
+from server.telemetry import TracingError
 from storage import StorageError
 
 log = logging.getLogger("antiphon")
@@ -85,10 +86,13 @@ def serve(
         return runner.run(_Process(config, began or time.monotonic(), engine, reread).run())
 
 
-def set_up_logging(level: str) -> None:
-    """Lines on standard error: ours from `level` on, those of libraries only when they warn."""
+def set_up_logging(level: str, form: str = "text") -> None:
+    """Lines on standard error: ours from `level` on, those of libraries only when they warn.
+
+    form: `text`, or `json` for an object a line.
+    """
     lines = logging.StreamHandler()
-    lines.setFormatter(Lines())
+    lines.setFormatter(json_lines() if form == "json" else Lines())
     logging.basicConfig(level=logging.WARNING, handlers=[lines])
     log.setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of bad requests, which have their replies
@@ -133,8 +137,13 @@ class _Process:
             return _refuse(
                 f"cannot listen on {self._config.host} port {self._config.port}: {exc.strerror or exc}"
             )
-        life = ServerLifecycle(self._config, engine=self._engine)
+        try:
+            life = ServerLifecycle(self._config, engine=self._engine)
+        except TracingError as exc:
+            sock.close()
+            return _refuse(str(exc))
         server = web_server(create_app(life), self._config, self._tls)
+        life.num_connections = lambda: len(server.server_state.connections)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, life)

@@ -9,6 +9,7 @@ from server.routes import (
     conversations,
     health,
     keys,
+    live_runs,
     models,
     organization,
     reference,
@@ -24,7 +25,7 @@ ROUTERS: tuple[APIRouter, ...] = (
         family.router
         for family in (
             *(health, models, responses, conversations, completions, tokenize),
-            *(keys, webhooks, sealing, tenants),
+            *(keys, webhooks, sealing, tenants, live_runs),
         )
     ),
     *organization.ROUTERS,

@@ -16,11 +16,11 @@ from starlette.responses import Response
 from engine import Place
 from server.access import Principal
 from server.http import EventStream, context, json_reply, principal, read_as, while_connected
-from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.routes.documented import documented
 from server.schema import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from server.stateless import Completion, begin, prepare_chat, prepare_completion
+from server.telemetry import Telemetry
 
 router = APIRouter(prefix="/v1")
 

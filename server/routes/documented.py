@@ -28,6 +28,7 @@ QUERY: Mapping[str, tuple[Json, str]] = {
     "stream": ({"type": "boolean"}, "Answer with the events."),
     "starting_after": ({"type": "integer", "minimum": -1}, "Of a stream: the last event that is known."),
     "wait": ({"type": "number", "minimum": 0, "maximum": 300}, "Seconds to wait for the end at most."),
+    "probe": ({"type": "boolean"}, "Have the model generate two tokens first."),
     "scope": ({"enum": ["own", "all"]}, "All: with the history before the response."),
     "include": (
         {"type": "array", "items": {"enum": sorted(INCLUDES)}},

@@ -8,9 +8,9 @@ from starlette.responses import JSONResponse, Response
 
 from server import __version__
 from server.access import OPEN
-from server.http import life
-from server.metrics import CONTENT_TYPE
+from server.http import context, flag, life
 from server.routes.documented import documented, needs
+from server.telemetry import CONTENT_TYPE
 
 router = APIRouter()
 
@@ -25,15 +25,42 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": here.phase})
 
 
+@router.head("/ping", **needs(OPEN), include_in_schema=False)
+@router.get("/ping", **documented("Status", OPEN))
+async def ping(request: Request) -> Response:
+    """The same as `/health`, for platforms that ask for it by this name."""
+    return await health(request)
+
+
 @router.head("/ready", **needs(OPEN), include_in_schema=False)
-@router.get("/ready", **documented("Ready", OPEN))
+@router.get("/ready", **documented("Ready", OPEN, query=("probe",)))
 async def ready(request: Request) -> Response:
-    """200 when a new request would be served: the engine runs and the database answers."""
+    """200 when a new request would be served: the engine runs and the database answers. With `probe` the
+    model has also just generated two tokens; 503 `probe_failed` where it could not."""
     here = life(request)
     if here.phase != "ready" or here.context is None:
         raise here.refusal()
     await here.context.storage.ready()
+    if flag(request.query_params, "probe"):
+        await here.probe()
     return JSONResponse({"status": "ready", "models": [model.name for model in here.context.models]})
+
+
+@router.get("/load", **documented("Load", "models.read"))
+async def load(request: Request) -> Response:
+    """How much there is to do: for balancers that send a request to the server with the least."""
+    here = context(request)
+    engines = {id(model.engine): model.engine.stats() for model in here.models}.values()
+    running, waiting = sum(each.running for each in engines), sum(each.waiting for each in engines)
+    blocks = sum(each.kv_blocks for each in engines)
+    return JSONResponse(
+        {
+            "server_load": running + waiting,
+            "running": running,
+            "waiting": waiting,
+            "kv_cache_usage": sum(each.kv_blocks_used for each in engines) / blocks if blocks else 0.0,
+        }
+    )
 
 
 @router.get("/version", **documented("Version", OPEN))

@@ -60,6 +60,7 @@ from server.runs.planning import (
 )
 from server.schema import check_sizes
 from server.schema import echo as response_echo
+from server.telemetry import current
 from server.threads import aside, in_large_request
 from storage import (
     ConversationLocked,
@@ -82,10 +83,10 @@ from storage import (
 if TYPE_CHECKING:
     from server.config import Config
     from server.encrypted_reasoning import Sealing
-    from server.metrics import Telemetry
     from server.model_registry import Models, ServedModel
     from server.quota import Quota
     from server.schema import CreateResponse
+    from server.telemetry import Telemetry
     from storage import Storage
     from tools import Registry
 
@@ -202,6 +203,10 @@ class Runs:
         """Runs that this process carries on now."""
         return len(self._tasks)
 
+    def unstored(self) -> list[tuple[RunPlan, int]]:
+        """Runs at work that the database knows nothing of: their plans, and their output tokens so far."""
+        return [(run.plan, run.num_tokens) for run in self._tasks if not run.entry.fence]
+
     # -- starting --------------------------------------------------------------------------------------------
 
     async def create(
@@ -303,6 +308,8 @@ class Runs:
         dumped, input_items = await aside(in_large_request(), _as_stored, planned)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
         run.input, run.first, run.place = planned.input, planned.request, place
+        if (record := current.get()) is not None:
+            record.model, record.response_id = plan.model, plan.response_id
         queued = plan.background and (self._queue.busy or self._room() <= 0)
         status = "queued" if plan.background else "in_progress"
         head = run.head(status)

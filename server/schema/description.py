@@ -409,6 +409,7 @@ _REPLIES: Mapping[str, Schema] = {
     ),
     "Text": of({"prompt": STRING}),
     "Status": of({"status": STRING}),
+    "Load": of({"server_load": INTEGER, "running": INTEGER, "waiting": INTEGER, "kv_cache_usage": NUMBER}),
     "Ready": of({"status": {"const": "ready"}, "models": listed(STRING)}),
     "Version": of({"version": STRING}),
 }

@@ -29,7 +29,6 @@ from engine import (
 from server.access import Principal, require_use
 from server.errors import ApiError
 from server.items import InputReader
-from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.prompting import (
     Offer,
@@ -55,6 +54,7 @@ from server.stateless.choices import (
     new_head,
     prompt_requests,
 )
+from server.telemetry import Telemetry
 from server.threads import THREADED_TOKENS, aside, in_large_request
 
 
@@ -123,6 +123,7 @@ def _completion(
         named=lambda error: naming_source(error, offered.constraint, request.tools, request.shape_param),
         usage=Usage([len(prompt.ids)], request.n),
         search=request.search,
+        messages=lambda: to_messages(request.items),
     )
 
 

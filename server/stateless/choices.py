@@ -12,16 +12,16 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import orjson
 
 from engine import Chunk, ConstraintError, Engine, GenerateRequest, Place, beam_search, best_of, check_request
 from server.errors import ApiError, to_api_error
-from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.schema import Search, num_requests
 from server.sse_frame import frame
+from server.telemetry import Asked, Telemetry, current
 from server.threads import THREADED_PARTS, aside, in_large_request
 
 Part = dict[str, Any]
@@ -93,7 +93,7 @@ class Completion:
     writers: one per choice. place: that of all of them in the engine's queue; whoever took it gives it back.
     head: what every body and chunk says (id, created, model, ...). silent: the
     tokens that come are not part of the answer (no token was asked for). named: the error for a constraint
-    that failed in the middle of a text.
+    that failed in the middle of a text. operation, messages: what a span says of it.
     """
 
     engine: Engine
@@ -106,6 +106,8 @@ class Completion:
     named: Callable[[ConstraintError], ApiError]
     silent: bool = False
     search: Search | None = None
+    operation: Literal["chat", "text_completion"] = "chat"
+    messages: Callable[[], list[dict[str, Any]]] | None = None
 
     async def parts(self) -> AsyncGenerator[list[Part]]:
         """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them
@@ -154,7 +156,15 @@ class Completion:
                 yield choice, chunk
 
     def _timed(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
-        return self.telemetry.timed(self.engine.generate(request, self.place))
+        asked = Asked(
+            self.head["model"],
+            self.engine,
+            request,
+            operation=self.operation,
+            completion_id=self.head["id"],
+            messages=self.messages,
+        )
+        return self.telemetry.generate(asked, self.place)
 
     async def whole(self, object_name: str) -> bytes:
         """The body of a reply that is not streamed. Raises the engine's errors."""
@@ -332,6 +342,8 @@ async def begin(frames: AsyncGenerator[bytes], patience_s: float = PATIENCE_S) -
 def error_frame(exc: Exception) -> bytes:
     """The event of a failure: the official error object alone, which makes SDKs raise."""
     error = to_api_error(exc)
+    if (record := current.get()) is not None:
+        record.error_code = error.code or error.type
     if error.status >= 500:
         log.error("a stream failed", exc_info=exc)
     return frame(None, error.body())

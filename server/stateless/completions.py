@@ -22,7 +22,6 @@ from engine import (
     TokenLogprob,
 )
 from server.access import Principal, require_use
-from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.prompting import Offer, check, naming_source, require_room, sampling, steady, words_of_field
 from server.schema import CompletionRequest, refuse
@@ -35,6 +34,7 @@ from server.stateless.choices import (
     new_head,
     prompt_requests,
 )
+from server.telemetry import Telemetry
 from server.threads import THREADED_TOKENS, aside, in_large_request
 
 
@@ -100,6 +100,7 @@ async def prepare_completion(
         usage=Usage(counts, len(writers)),
         silent=request.max_tokens == 0,
         search=request.search,
+        operation="text_completion",
     )
 
 

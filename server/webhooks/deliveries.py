@@ -25,7 +25,7 @@ from server.clock import now_us
 from storage import TERMINAL_STATUSES, Delivery, Notice, StorageUnavailable
 
 if TYPE_CHECKING:
-    from server.metrics import Telemetry
+    from server.telemetry import Telemetry
     from server.webhooks.sender import Answer, Courier
     from storage import Storage
 

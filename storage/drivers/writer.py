@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from storage.drivers.interface import CommitUnknown, Database, ErrorKind, Work, Writing, unavailable
-from storage.records import CommitStats, StorageUnavailable
+from storage.records import COMMIT_SECONDS, CommitStats, StorageUnavailable
 
 T = TypeVar("T")
 
@@ -76,7 +77,8 @@ class Writer:
         self._dead: BaseException | None = None
         self._blocked_since: float | None = None
         self._num_commits = self._num_jobs = 0
-        self._durations: deque[float] = deque(maxlen=2048)
+        self._durations = [0] * (len(COMMIT_SECONDS) + 1)
+        self._duration = 0.0
         self._thread = threading.Thread(target=self._run, name="antiphon-writer", daemon=True)
 
     def start(self) -> None:
@@ -108,13 +110,14 @@ class Writer:
             raise StorageUnavailable("the database has been locked, full or away for over a second")
 
     def stats(self) -> CommitStats:
-        """Counters since the start, and the durations of the latest commits."""
+        """Counters since the start."""
         return CommitStats(
             commits=self._num_commits,
             synced=self._writing.num_synced,
             jobs=self._num_jobs,
             checkpoints=self._writing.num_checkpoints,
             seconds=tuple(self._durations),
+            seconds_sum=self._duration,
             wal_bytes=self._writing.wal_bytes,
         )
 
@@ -202,7 +205,9 @@ class Writer:
             self._unsure = unknown.value
             self._leave_queue(batch)
             raise
-        self._durations.append(time.monotonic() - started)
+        took = time.monotonic() - started
+        self._durations[bisect_left(COMMIT_SECONDS, took)] += 1
+        self._duration += took
         self._leave_queue(batch)
         self._settle(outcomes)
 

@@ -150,6 +150,10 @@ def erase_segments(conn: Connection, ids: Sequence[int]) -> None:
     conn.execute(delete(segments).where(segments.c.id.in_(ids)))
 
 
+TOKEN_BYTES = 4
+"""Bytes of a packed token id."""
+
+
 def pack(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian uint32."""
     if not token_ids:

@@ -286,7 +286,8 @@ async def _engine_at_rest(client: Client) -> dict[str, float]:
     for _ in range(100):
         text = (await client.once("GET", "/metrics")).body.decode()
         readings = {
-            name: float(value) for name, value in re.findall(r"^antiphon_engine_(\w+) (\S+)$", text, re.M)
+            name: float(value)
+            for name, value in re.findall(r"^antiphon_engine_(\w+)\{[^}]*\} (\S+)$", text, re.M)
         }
         if not (readings["running"] or readings["waiting"] or readings["kv_blocks_used"]):
             break

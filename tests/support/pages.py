@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RUN = ("sh", "python")
-SHOWN = ("text", "toml", "json")
+SHOWN = ("text", "toml", "json", "yaml")
 """Languages of blocks that are only read, unless a marker says to write them to a file."""
 PORTS = (8000, 8001, 8002, 9000)
 """Ports that pages name; each stands for a free one. The first is the page's server's."""

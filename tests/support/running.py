@@ -79,6 +79,7 @@ async def live_app(
     app = create_app(life)
     tls = Tls(config) if config.ssl_certfile else None
     server = web_server(app, config, tls)
+    life.num_connections = lambda: len(server.server_state.connections)
     sock = bind("127.0.0.1", 0)
     url = base_url(sock, tls=tls is not None)
     serving = asyncio.create_task(server.serve(sockets=[sock]))

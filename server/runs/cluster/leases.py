@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from server.clock import now_us
 from server.runs.cluster.presence import Presence
+from server.runs.cluster.runner_names import serve_the_same
 from storage import FleetView, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ class Fleet:
         self._presence = presence
         self._at_work, self._free, self._due = at_work, free, due
         self._watch = Watch(storage.runner, lease_s)
+        self._beats: Mapping[str, int | None] = {}
+        self._told: set[str] = set()  # the others that serve something else
 
     async def beat(self) -> None:
         """Beat, for as long as the process carries runs on; apart from the looks, which may take long."""
@@ -141,6 +144,7 @@ class Fleet:
         view = await self._storage.list_processes(now_us())
         has_free = view.has_free
         if self._storage.shared:
+            self._compare(view.beats)
             dead = self._watch.dead(view, asked, clock())
             gone = await asyncio.to_thread(self._presence.gone, view.beats)
             for runner, beat in (dead | {id: view.beats[id] for id in gone}).items():
@@ -151,3 +155,16 @@ class Fleet:
             self._free()
         if view.has_due:
             await self._due()
+
+    def _compare(self, beats: Mapping[str, int | None]) -> None:
+        """Warn of others that serve something else, once of each that has beaten since the last look."""
+        before, self._beats = self._beats, beats
+        for other, beat in beats.items():
+            alive = beat is not None and before.get(other) not in (None, beat)
+            if alive and other not in self._told and not serve_the_same(other, self._storage.runner):
+                self._told.add(other)
+                log.warning(
+                    "%s, on the same database, serves another model, or under another name: a run that one "
+                    "of them has begun fails at the other. All servers of a database must serve the same.",
+                    other,
+                )

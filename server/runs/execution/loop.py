@@ -21,12 +21,13 @@ from engine import CallEnd, Chunk, ConstraintError, Done, EngineDead, EngineErro
 from server.clock import now_us
 from server.errors import to_api_error
 from server.items import Item, Route, execution_of
-from server.metrics import Telemetry
+from server.prompting import to_messages
 from server.runs.events import Draft, Journal
 from server.runs.execution.recovery_probation import Probation
 from server.runs.execution.recovery_replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
 from server.runs.planning import steps
+from server.telemetry import Asked, RequestRecord, Telemetry, current
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.webhooks import notice
 from storage import ClosedItem, Finish, Park, RunLost
@@ -56,6 +57,7 @@ class Loop:
         task cancelled without a reason) and the engine's death leave a run without a terminal event: it is
         still in the log as unfinished, and whoever takes it over goes on with it.
         """
+        record = self._take_record(run)
         try:
             await self._probation.enter(run)
             await self._steps(run)
@@ -82,6 +84,21 @@ class Loop:
             self.fail(run, "The server had an error while processing the run.")
         finally:
             self._probation.leave(run)
+            if record.owned and self._telemetry.tracing is not None:
+                self._telemetry.tracing.left(record)
+
+    def _take_record(self, run: Run) -> RequestRecord:
+        """The record of the request that began a run, if this task works for it; else one of the run's own,
+        in whose trace the run goes on, or to which it is linked where another process began it."""
+        record, kept = current.get(), run.plan.trace or {}
+        if record is not None and record.request_id == kept.get("request_id"):
+            return record
+        record = RequestRecord.load(kept)
+        if self._telemetry.tracing is not None:
+            resumed = run.claim is not None or run.progress.generations > 0
+            self._telemetry.tracing.taken_up(record, run.plan.response_id, resumed=resumed)
+        current.set(record)
+        return record
 
     async def _steps(self, run: Run) -> None:
         while True:
@@ -140,7 +157,15 @@ class Loop:
             long = len(request.prompt_ids) > THREADED_TOKENS
             facts["prompt"] = await aside(long, fingerprint, request.prompt_ids)
             run.unlogged = Unlogged(generation, facts=facts)
-        async with aclosing(self._telemetry.timed(run.served.engine.generate(request, run.place))) as chunks:
+        asked = Asked(
+            run.plan.model,
+            run.served.engine,
+            request,
+            response_id=run.plan.response_id,
+            conversation_id=run.plan.conversation_id,
+            messages=lambda: to_messages([*run.context, *output], run.plan.instructions),
+        )
+        async with aclosing(self._telemetry.generate(asked, run.place)) as chunks:
             async for chunk in chunks:
                 if run.unfinished is not None and replay is not None:
                     if replay.take(chunk):  # until then an end would stand behind what the log folds to
@@ -186,7 +211,16 @@ class Loop:
             return ToolResult(error=UNCERTAIN)
         if limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
             return ToolResult(error=f"This response may make no more than {limit} tool calls.")
-        return await execution.run(call, self._registry)
+        tracing, name = self._telemetry.tracing, call.get("name") or call["type"]
+        if tracing is None:
+            result = await execution.run(call, self._registry)
+        else:
+            with tracing.tool(name, call["type"], call["id"], call.get("arguments", "")) as told:
+                result = await execution.run(call, self._registry)
+                told(result.output, result.error)
+        known = name if self._registry.get(name) is not None else call["type"]
+        self._telemetry.tool_called(run.plan.model, known, "ok" if result.error is None else "error")
+        return result
 
     def _park(self, run: Run) -> None:
         run.stepping = False
@@ -198,7 +232,15 @@ class Loop:
     def _write(self, run: Run, drafts: Sequence[Draft] = (), **fields: Any) -> None:
         """Journal what was not yet logged, and drafts, with the items that they close."""
         held, tokens = run.take_unlogged()
-        self._journal.write(run.entry, [*held, *drafts], tokens=tokens, closed=_closed(run), **fields)
+        self._journal.write(run.entry, [*held, *drafts], tokens=tokens, closed=self._closed(run), **fields)
+
+    def _closed(self, run: Run) -> list[ClosedItem]:
+        """The items that have closed since the last record; calls among them that a client answers count."""
+        closed = [ClosedItem(index, new_item(item)) for index, item in run.assembler.take_closed()]
+        for each in closed:
+            if each.item.name is not None:
+                self._telemetry.tool_called(run.plan.model, "client", "asked")
+        return closed
 
     def started(self, run: Run) -> None:
         """A queued run begins."""
@@ -226,7 +268,6 @@ class Loop:
     ) -> None:  # fmt: skip
         """Write the terminal event; whatever is open is closed first."""
         run.stepping = False
-        self._telemetry.run_ended(status)
         ended_at = now_us()
         drafts, tokens = run.take_unlogged()
         drafts += run.assembler.interrupt()
@@ -249,14 +290,34 @@ class Loop:
             run.entry,
             drafts,
             tokens=tokens,
-            closed=_closed(run) if keep else (),
+            closed=self._closed(run) if keep else (),
             head=orjson.dumps(head),
             finish=finish,
         )
+        self._tell(run, status, reason, error, (ended_at - run.plan.created_at) / 1e6)
 
-
-def _closed(run: Run) -> list[ClosedItem]:
-    return [ClosedItem(index, new_item(item)) for index, item in run.assembler.take_closed()]
+    def _tell(
+        self, run: Run, status: str, reason: str | None, error: dict[str, str] | None, seconds: float
+    ) -> None:
+        """Count a run that has ended, and log it."""
+        plan, progress = run.plan, run.progress
+        self._telemetry.run_ended(plan.model, status, seconds)
+        if error is not None:
+            self._telemetry.error(error["code"])
+        said = {
+            "response_id": plan.response_id,
+            "owner": plan.owner,
+            "model": plan.model,
+            "status": status,
+            "finish_reason": reason or progress.ended,
+            "error_code": None if error is None else error["code"],
+            "prompt_tokens": progress.input_tokens,
+            "cached_tokens": progress.cached_tokens,
+            "output_tokens": progress.output_tokens,
+            "duration_ms": round(seconds * 1000, 3),
+        }
+        words = (plan.response_id, status, progress.input_tokens, progress.output_tokens, seconds * 1000)
+        log.info("run %s %s: %d prompt tokens, %d output tokens, %.0f ms", *words, extra=said)
 
 
 def _code(failure: EngineError) -> str:

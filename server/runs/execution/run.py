@@ -93,6 +93,11 @@ class Run:
         unlisted = _unlisted(functions.routes.values(), (*context, *output))
         return cls(plan, served, functions, assembler, context, unlisted=unlisted)
 
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far."""
+        return self.progress.output_tokens + len(self.unlogged.token_ids)
+
     def take_unlogged(self) -> tuple[list[Draft], Tokens]:
         """What is not in the log yet, counted, for the record that is about to be written."""
         taken = self.unlogged

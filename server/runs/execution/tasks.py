@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from engine import EngineDead
@@ -49,6 +49,9 @@ class RunTasks:
 
     def __len__(self) -> int:
         return len(self._runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
 
     def get(self, response_id: str) -> Run | None:
         """The run, if this process carries it on now."""

@@ -31,6 +31,7 @@ from server.prompting import (
 )
 from server.runs.planning.history import Turn, drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
+from server.telemetry import current
 from server.threads import THREADED_PARTS, THREADED_TOKENS, aside, in_large_request
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class RunPlan:
     took from the beginning of the context. fingerprint: of the model that the plan was made for. hidden: its
     client asked for store=false, and it is stored all the same, for the repeats of its request alone.
     answer: kind and source of the shape that an answer must have. sealed_by: what seals its reasoning, where
-    that is wanted. key_id: of the API key that started it, None without one.
+    that is wanted. key_id: of the API key that started it, None without one. trace: of the request that began
+    it (`RequestRecord.dump`); None in plans of earlier versions.
     """
 
     response_id: str
@@ -98,6 +100,7 @@ class RunPlan:
     effort: str | None = None
     sealed_by: SealedBy | None = None
     key_id: str | None = None
+    trace: dict[str, str] | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -336,6 +339,7 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         priority=PRIORITIES[effective_tier(request.service_tier)],
         answer=None if request.shape is None else (request.shape.kind, request.shape.source),
         answer_param=request.shape_param,
+        trace=None if (record := current.get()) is None else record.dump(),
     )
 
 

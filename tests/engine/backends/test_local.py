@@ -640,7 +640,7 @@ async def test_a_small_pool_shortens_the_context(folder: Path) -> None:
 
 async def test_an_engine_that_was_not_started_says_so(folder: Path) -> None:
     engine = LocalEngine(folder)
-    assert engine.stats().kv_blocks_total == 0
+    assert engine.stats().kv_blocks == 0
     with pytest.raises(EngineDead, match="not started"):
         await collect(engine, request(greedy(1)))
     await engine.close()
@@ -654,3 +654,43 @@ async def test_a_consumer_that_leaves_at_the_end_leaves_nothing(engine: LocalEng
     await engine.settled()  # the stream is neither closed nor exhausted
     assert engine.stats().running == 0
     await stream.aclose()
+
+
+async def test_the_first_chunk_says_how_long_the_request_waited_and_its_prompt_took(
+    engine: LocalEngine,
+) -> None:
+    chunks = [chunk async for chunk in engine.generate(request(greedy(8)))]
+    first, *rest = chunks
+    assert first.timing is not None and first.timing.queue_s >= 0 and first.timing.prefill_s > 0
+    assert all(chunk.timing is None for chunk in rest)
+
+
+async def test_the_time_in_the_queue_is_that_of_those_before(folder: Path) -> None:
+    """With room for one sequence the second request waits until the first has ended."""
+    engine = LocalEngine(folder, num_blocks=300, max_num_seqs=1, num_threads=1)
+    await engine.start()
+    try:
+        began = time.perf_counter()
+        both = [engine.generate(request(greedy(40), (*PROMPT, tail))) for tail in (A, B)]
+
+        async def timing(chunks: Any) -> tuple[Any, float]:
+            found = [chunk async for chunk in chunks]
+            return found[0].timing, time.perf_counter() - began
+
+        (first, took), (second, _) = await asyncio.gather(*map(timing, both))
+        assert first.queue_s < second.queue_s <= took
+        assert second.queue_s > took / 2
+    finally:
+        await engine.close()
+
+
+async def test_what_a_step_was_is_counted(engine: LocalEngine) -> None:
+    seen = set()
+    async for _ in engine.generate(request(greedy(12))):
+        stats = engine.stats()
+        seen.add((stats.prefilling, stats.decoding))
+    await engine.settled()
+    assert seen <= {(1, 0), (0, 1), (0, 0)} and (0, 1) in seen
+    idle = engine.stats()
+    assert (idle.prefilling, idle.decoding, idle.paused) == (0, 0, 0)
+    assert idle.kv_bytes > 0 and idle.kv_blocks >= 300

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from engine import EngineDead, ScriptedEngine
+from engine import EngineDead, Fail, GenerateRequest, RequestFailed, ScriptedEngine
 from server.config import Config
 from server.process.app import create_app
 from server.process.lifecycle import ServerLifecycle
@@ -53,10 +54,23 @@ async def test_after_the_engine_has_died(tmp_path: Path) -> None:
     async with running_app(tmp_path, engine) as running, http_client(running) as client:
         engine.kill(EngineDead("injected"))
         await running.life.died.wait()
-        for path in ("/health", "/ready", "/v1/models"):
+        for path in ("/health", "/ping", "/ready", "/v1/models"):
             reply = await client.get(path)
             assert reply.status_code == 503
             assert reply.json()["error"]["code"] == "engine_dead"
+
+
+async def test_a_model_that_does_not_generate_is_not_ready_when_it_is_probed(tmp_path: Path) -> None:
+    def broken(request: GenerateRequest, prompt: str) -> Iterator[Fail]:
+        yield Fail(RequestFailed("injected"))
+
+    async with running_app(tmp_path, ScriptedEngine(broken)) as running, http_client(running) as client:
+        assert (await client.get("/ready")).status_code == 200
+        probed = await client.get("/ready?probe=1")
+        assert probed.status_code == 503
+        assert probed.json()["error"]["code"] == "probe_failed"
+        assert "RequestFailed" in probed.json()["error"]["message"]
+        assert int(probed.headers["retry-after"]) > 0
 
 
 async def test_metrics(client: httpx.AsyncClient) -> None:
@@ -67,15 +81,15 @@ async def test_metrics(client: httpx.AsyncClient) -> None:
     assert 'route="/v1/responses/{response_id}",status="404"' in text
     assert "resp_unknown" not in text
     for name in (
-        "antiphon_time_to_first_token_seconds_count 1.0",
+        'antiphon_time_to_first_token_seconds_count{model="antiphon-scripted"} 1.0',
         "antiphon_inter_token_seconds_count",
-        "antiphon_engine_waiting 0.0",
-        "antiphon_engine_running 0.0",
+        'antiphon_engine_waiting{model="antiphon-scripted"} 0.0',
+        'antiphon_engine_running{model="antiphon-scripted"} 0.0',
         "antiphon_engine_kv_blocks_used",
         "antiphon_engine_prefix_hits_total",
         "antiphon_storage_commits_total",
         "antiphon_sse_readers 0.0",
-        'antiphon_runs_total{status="completed"} 1.0',
+        'antiphon_runs_total{model="antiphon-scripted",status="completed"} 1.0',
     ):
         assert name in text, name
 

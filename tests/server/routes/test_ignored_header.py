@@ -20,7 +20,9 @@ KEPT = {"type": "message", "id": "msg_kept", "role": "user", "content": "hi"}
 
 ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/health"): None,
+    ("GET", "/ping"): None,
     ("GET", "/ready"): None,
+    ("GET", "/load"): None,
     ("GET", "/version"): None,
     ("GET", "/metrics"): None,
     ("GET", "/v1/models"): None,
@@ -43,6 +45,7 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("POST", "/tokenize"): {"prompt": "hi"},
     ("POST", "/detokenize"): {"tokens": [5]},
     ("POST", "/admin/keys"): {"owner": "somebody"},
+    ("GET", "/admin/runs"): None,
     ("GET", "/admin/keys"): None,
     ("POST", "/admin/keys/{key_id}"): {"name": "another"},
     ("POST", "/admin/keys/{key_id}/rotate"): {},

@@ -133,7 +133,9 @@ async def test_replies_fit_the_document(client: httpx.AsyncClient) -> None:
         return found
 
     await got("Status", "GET", "/health")
-    await got("Ready", "GET", "/ready")
+    await got("Status", "GET", "/ping")
+    await got("Ready", "GET", "/ready?probe=1")
+    await got("Load", "GET", "/load")
     await got("Version", "GET", "/version")
     await got("Models", "GET", "/v1/models")
     await got("Model", "GET", "/v1/models/antiphon-scripted")
@@ -195,7 +197,14 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
     items = {"items": [{"type": "message", "id": "msg_a", "role": "user", "content": "x"}]}
     conversation = (await client.post("/v1/conversations", json=items)).json()["id"]
     values = {"created_after": "1", "created_before": "99999999999", "starting_after": "0", "wait": "0"}
-    values |= {"limit": "3", "order": "asc", "after": "", "status": "completed", "scope": "all"}
+    values |= {
+        "probe": "true",
+        "limit": "3",
+        "order": "asc",
+        "after": "",
+        "status": "completed",
+        "scope": "all",
+    }
     for template, methods in found["paths"].items():
         path = template.format(
             response_id=made, conversation_id=conversation, item_id="msg_a", model_id="antiphon-scripted"

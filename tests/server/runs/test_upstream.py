@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -165,7 +166,8 @@ async def test_nobody_behind_is_503_and_the_server_lives(tmp_path: Path) -> None
                 error = await api.fails(503, "POST", path, json=body)
                 assert error["code"] == "engine_unavailable" and int(error["headers"]["retry-after"]) > 0
             assert (await client.get("/health")).json() == {"status": "ready"}
-            assert "antiphon_engine_unavailable 1.0" in (await client.get("/metrics")).text
+            metrics = (await client.get("/metrics")).text
+            assert re.search(r'^antiphon_engine_unavailable\{model="[^"]+"\} 1\.0$', metrics, re.M)
             await behind.open()
             await until(lambda: not engine.stats().unavailable)
             assert text(await api.create("hi")) == TEXT

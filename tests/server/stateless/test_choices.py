@@ -136,8 +136,8 @@ async def test_guessing_can_be_asked_for_and_is_counted(shipped: httpx.AsyncClie
             if line[0] != "#"
         )
         return (
-            float(lines["antiphon_engine_drafts_total"]),
-            float(lines["antiphon_engine_drafts_accepted_total"]),
+            float(lines['antiphon_engine_drafts_total{model="antiphon-scripted"}']),
+            float(lines['antiphon_engine_drafts_accepted_total{model="antiphon-scripted"}']),
         )
 
     none = await chat(shipped, temperature=0.0, num_assistant_tokens=0)

@@ -19,7 +19,7 @@ from server.access import OPERATOR, owner_of_flag_key
 from server.admin import webhooks as hooks
 from server.admin.database_access import leave_address
 from server.cli.commands import main
-from server.metrics import Telemetry
+from server.telemetry import Telemetry
 from server.webhooks import deliveries as webhooks
 from server.webhooks import sender
 from server.webhooks.deliveries import BACKOFF_S, Deliveries, notice

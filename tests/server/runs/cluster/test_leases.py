@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from engine import ScriptedEngine
 from server.runs.cluster import presence
 from server.runs.cluster.leases import BUSY, IDLE, Watch
 from server.runs.cluster.presence import Presence
+from server.runs.cluster.runner_names import runner_name, serve_the_same
 from storage import FleetView
 from tests.support import wire
 from tests.support.postgres import Postgres
@@ -577,3 +578,47 @@ def test_without_a_folder_to_write_to_nobody_is_gone(
     assert "others will not see at once" in caplog.text
     assert a.gone(["b"]) == set()
     a.leave()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Servers that do not belong together
+
+
+async def test_a_server_with_another_model_is_named_in_the_log(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await fleet.add()
+    second = await fleet.add()
+    third = await fleet.add(served_model_name=("other",))
+    names = [each.server.context.storage.runner for each in (first, second, third)]
+
+    def told() -> list[str]:
+        return [
+            str(record.args[0])
+            for record in caplog.records
+            if "serves another model" in record.message and isinstance(record.args, tuple)
+        ]
+
+    await until(lambda: len(told()) >= 4)  # the third by both others, and they by the third
+    beats = (await first.server.context.storage.list_processes(0)).beats
+    await until_beaten(first, names, beats)
+    assert sorted(told()) == sorted([names[2], names[2], names[0], names[1]])  # once each, and no others
+
+
+async def until_beaten(replica: Replica, names: list[str], before: Mapping[str, int | None]) -> None:
+    """Wait until each of these has beaten twice more, and so was looked at again."""
+    async with asyncio.timeout(20):
+        while True:
+            beats = (await replica.server.context.storage.list_processes(0)).beats
+            if all((beats[name] or 0) >= (before[name] or 0) + 2 for name in names):
+                return
+            await asyncio.sleep(0.02)
+
+
+def test_names_tell_what_is_served() -> None:
+    one = runner_name("host-1", [("a", "f1"), ("b", "f2")])
+    assert one.startswith("host-1-m")
+    assert serve_the_same(one, runner_name("host-2", [("b", "f2"), ("a", "f1")]))
+    assert not serve_the_same(one, runner_name("host-1", [("a", "f1"), ("b", "f3")]))
+    assert not serve_the_same(one, runner_name("host-1", [("a", "f1")]))
+    assert serve_the_same(one, "host-3-of-an-earlier-version")

@@ -1,0 +1,27 @@
+"""What an operator can see of a server: metrics, spans, and the fields of log lines.
+
+`Telemetry` is told what happens and keeps the metrics; a `RequestRecord` holds what is known of the request
+that the current task works for.
+"""
+
+from __future__ import annotations
+
+from server.telemetry.metrics import CONTENT_TYPE, Telemetry
+from server.telemetry.observation import Asked
+from server.telemetry.readings import Distribution, EngineRates, Reading
+from server.telemetry.record import RequestRecord, current, read_traceparent
+from server.telemetry.tracing import Tracing, TracingError
+
+__all__ = [
+    "CONTENT_TYPE",
+    "Asked",
+    "Distribution",
+    "EngineRates",
+    "Reading",
+    "RequestRecord",
+    "Telemetry",
+    "Tracing",
+    "TracingError",
+    "current",
+    "read_traceparent",
+]

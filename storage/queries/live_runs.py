@@ -1,0 +1,43 @@
+"""The runs in flight, as an operator looks at them."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, func, select
+
+from storage.queries.events import TOKEN_BYTES
+from storage.records import LiveRun
+from storage.tables import records, responses, runs, segments
+
+
+def live_runs(conn: Connection, limit: int) -> tuple[LiveRun, ...]:
+    """The runs of all owners that have not ended, the oldest first, at most `limit`."""
+    num_bytes = (
+        select(func.coalesce(func.sum(func.length(records.c.token_ids)), 0))
+        .join_from(segments, records, records.c.segment == segments.c.id)
+        .where(segments.c.response_id == runs.c.response_id)
+        .scalar_subquery()
+    )
+    query = (
+        select(
+            *(runs.c.response_id, runs.c.owner, runs.c.state, runs.c.runner, runs.c.attempt),
+            *(responses.c.model, responses.c.background, responses.c.created_at),
+            num_bytes.label("num_bytes"),
+        )
+        .join_from(runs, responses, responses.c.id == runs.c.response_id)
+        .order_by(responses.c.created_at, runs.c.response_id)
+        .limit(limit)
+    )
+    return tuple(
+        LiveRun(
+            row.response_id,
+            row.owner,
+            row.model,
+            row.state,
+            row.runner,
+            row.background,
+            row.created_at,
+            row.attempt,
+            int(row.num_bytes) // TOKEN_BYTES,
+        )
+        for row in conn.execute(query).all()
+    )

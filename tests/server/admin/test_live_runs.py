@@ -1,0 +1,54 @@
+"""`antiphon runs`: which responses are being made, beside a server and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from engine import ScriptedEngine
+from server.cli.commands import main
+from tests.support.running import http_client, live_app
+from tests.support.talk import WEATHER, Api, Gate, gated_at
+from tests.support.upstreams import until
+
+CALL = 'call get_weather {"city": "Paris"}'
+
+
+async def test_what_runs_is_listed_beside_a_server_and_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "hold"))
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        done = await api.create("say hello")
+        waiting = await api.create(CALL, tools=[WEATHER], await_tool_outputs=True, background=True)
+        await client.get(f"/v1/responses/{waiting['id']}?wait=20")
+        held = await api.create("hold\nsay one two", background=True)
+        await gate.reached.wait()
+        kept_nowhere = asyncio.create_task(
+            client.post("/v1/responses", json={"input": "hold", "store": False})
+        )
+        await until(lambda: engine.stats().running == 2)
+        admin = {"authorization": f"Bearer {server.life.admin_token}"}
+        listed = (await client.get("/admin/runs", headers=admin)).json()["data"]
+        assert (await client.get("/admin/runs")).status_code == 401
+        assert done["id"] not in {run["id"] for run in listed}
+        by_id = {run["id"]: run for run in listed}
+        assert by_id[waiting["id"]]["state"] == "waiting"
+        assert by_id[waiting["id"]]["output_tokens"] > 0
+        assert (by_id[held["id"]]["state"], by_id[held["id"]]["background"]) == ("running", True)
+        assert by_id[held["id"]]["node"] == server.context.storage.runner
+        (unstored,) = set(by_id) - {waiting["id"], held["id"]}
+        assert (by_id[unstored]["owner"], by_id[unstored]["model"]) == ("local", "antiphon-scripted")
+        assert "hold" not in json.dumps(listed)  # nothing of what is said
+        kept_nowhere.cancel()
+        await until(lambda: engine.stats().running == 1)
+        await server.life.drain(0)
+    assert await asyncio.to_thread(main, ["runs", "--data", str(tmp_path)]) == 0
+    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["ID", "OWNER", "MODEL", "STATE", "AGE", "TOKENS", "NODE"]
+    assert [(row[0], row[3]) for row in rows] == [(waiting["id"], "waiting"), (held["id"], "unowned")]
