@@ -11,7 +11,6 @@ from server.routes import (
     keys,
     live_runs,
     models,
-    organization,
     reference,
     responses,
     sealing,
@@ -19,6 +18,7 @@ from server.routes import (
     tokenize,
     webhooks,
 )
+from server.routes.organization import ROUTERS as ORGANIZATION
 
 ROUTERS: tuple[APIRouter, ...] = (
     *(
@@ -28,7 +28,7 @@ ROUTERS: tuple[APIRouter, ...] = (
             *(keys, webhooks, sealing, tenants, live_runs),
         )
     ),
-    *organization.ROUTERS,
+    *ORGANIZATION,
 )
 
 REFERENCE: APIRouter = reference.router

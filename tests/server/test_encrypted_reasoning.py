@@ -24,7 +24,7 @@ from server.cli.commands import main
 from server.config import Config
 from server.encrypted_reasoning import INCLUDE, Sealing
 from server.errors import ApiError
-from storage import SealingKey, Storage, open_storage
+from storage import AuditEntry, SealingKey, Storage, open_storage
 from tests.server.runs.execution.test_continuation import left, saying
 from tests.support.postgres import Postgres
 from tests.support.running import Running, database, http_client, live_app, running_app
@@ -210,7 +210,7 @@ class _Table:
         await asyncio.sleep(0)
         return tuple(self.keys.values())
 
-    async def add_sealing_key(self, key: SealingKey) -> bool:
+    async def add_sealing_key(self, key: SealingKey, entry: AuditEntry | None = None) -> bool:
         await asyncio.sleep(0)
         return self.keys.setdefault(key.number, key) is key
 

@@ -415,7 +415,7 @@ class Socket:
 
 async def echo(socket: WebSocket) -> None:
     await socket.accept()
-    await socket.send_text(f"{socket.state.owner}: {await socket.receive_text()}")
+    await socket.send_text(f"{socket.state.principal.owner}: {await socket.receive_text()}")
     await socket.close()
 
 
