@@ -488,7 +488,9 @@ async def begun_elsewhere(here: Held, *, alive: bool) -> AsyncIterator[None]:
 
 
 def _asked(here: Held, route: str, body: Any) -> KeyedRequest:
-    read = http_body._load(bytearray(json.dumps(body).encode()), here.server.life.config, idempotency._digest)
+    arrived = http_body._Arrived()
+    arrived.add(json.dumps(body).encode())
+    read = http_body._load(arrived, here.server.life.config, idempotency._digest)
     return KeyedRequest("local", route, "once", read.digest, now_us())
 
 
