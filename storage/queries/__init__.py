@@ -13,6 +13,7 @@ from storage.queries import (
     retention,
     runs,
     tenants,
+    usage,
     waiting,
     webhooks,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "retention",
     "runs",
     "tenants",
+    "usage",
     "waiting",
     "webhooks",
 ]
