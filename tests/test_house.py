@@ -48,7 +48,7 @@ ORDERS = {
     "tools": ("spec", "runtime", "builtin"),
     "server": (
         *("clock", "threads", "config", "errors", "metrics", "sse_frame", "model_registry"),
-        *("environment", "quota", "ignored", "shapes", "items", "schema", "access"),
+        *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "access"),
         *(
             "item_ids",
             "encrypted_reasoning",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from server.model_registry import Models
     from server.quota import Quota
     from server.runs import Runs
+    from server.usage import Meter
     from storage import Storage
 
 Phase = Literal["starting", "ready", "draining", "dead"]
@@ -35,6 +36,7 @@ class Context:
     runs: Runs
     telemetry: Telemetry
     quota: Quota
+    meter: Meter
 
 
 class ServerState(Protocol):

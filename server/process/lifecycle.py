@@ -25,6 +25,7 @@ from server.metrics import Telemetry
 from server.model_registry import Models, build_engine, served_names
 from server.process.retention import Retention
 from server.quota import Quota
+from server.usage import Meter
 from server.webhooks import Deliveries
 from storage import CommitStats, Storage, open_storage
 from tools import BUILTIN, Registry
@@ -62,6 +63,7 @@ class ServerLifecycle:
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
         self._retention: Retention | None = None
+        self._meter: Meter | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._drained = False
         self._num_posts = 0
@@ -87,8 +89,14 @@ class ServerLifecycle:
         models.add(self._engine, served_names(self.config))
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         quota = Quota(self._storage, self.config.max_bytes_per_owner)
-        runs = Runs(self._storage, models, sealing, self.config, self.telemetry, quota, self._registry)
-        context = Context(self.config, self._storage, models, sealing, runs, self.telemetry, quota)
+        self._meter = Meter(self._storage)
+        self._meter.start()
+        runs = Runs(
+            self._storage, models, sealing, self.config, self.telemetry, quota, self._registry, self._meter
+        )
+        context = Context(
+            self.config, self._storage, models, sealing, runs, self.telemetry, quota, self._meter
+        )
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
@@ -193,6 +201,8 @@ class ServerLifecycle:
         if self._engine is not None:
             await self._engine.close()
         await self.keys.close()
+        if self._meter is not None:
+            await self._meter.close()
         if self._storage is not None:
             await self._storage.close()
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.access import require_use
-from server.http import EventStream, context, json_reply, owner, principal, read_as, while_connected
+from server.http import EventStream, context, json_reply, principal, read_as, while_connected
 from server.routes.documented import documented
 from server.schema import parse_completion
 from server.stateless import begin, prepare_completion
@@ -33,7 +33,9 @@ async def create_completion(request: Request) -> Response:
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter())
-        preparing = prepare_completion(asked, served, place, owner=owner(request), telemetry=here.telemetry)
+        preparing = prepare_completion(
+            asked, served, place, principal=principal(request), telemetry=here.telemetry, meter=here.meter
+        )
         completion = await while_connected(request, preparing)
         if not asked.stream:
             return json_reply(await while_connected(request, completion.whole("text_completion")))

@@ -26,6 +26,7 @@ from engine import (
     RenderInput,
     Text,
 )
+from server.access import Principal
 from server.errors import ApiError
 from server.items import InputReader
 from server.metrics import Telemetry
@@ -52,13 +53,22 @@ from server.stateless.choices import (
     prompt_requests,
 )
 from server.threads import THREADED_PARTS, aside
+from server.usage import Meter
+from storage import Account
 
 
 async def prepare_chat(
-    request: ChatRequest, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
+    request: ChatRequest,
+    served: ServedModel,
+    place: Place,
+    *,
+    principal: Principal,
+    telemetry: Telemetry,
+    meter: Meter,
 ) -> Completion:
     """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and
     RequestError."""
+    owner = principal.owner
     await aside(num_parts(request.items) > THREADED_PARTS, check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     check_search(request.search, served)
@@ -85,6 +95,8 @@ async def prepare_chat(
     return Completion(
         engine=served.engine,
         telemetry=telemetry,
+        meter=meter,
+        account=Account(owner, principal.key_id, served.name, tier),
         requests=prompt_requests(asked, served, request.search, request.n),
         writers=[
             ChatWriter(

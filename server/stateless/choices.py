@@ -22,6 +22,8 @@ from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.schema import Search, num_requests
 from server.sse_frame import frame
+from server.usage import Meter
+from storage import Account, Counts
 
 Part = dict[str, Any]
 T = TypeVar("T")
@@ -55,9 +57,11 @@ class Usage:
         self._cached: list[int | None] = [None] * num_choices
         self._completion = 0
         self._reasoning = 0
+        self._begun = False
 
     def add(self, choice: int, chunk: Chunk, *, silent: bool = False) -> None:
         """Count a chunk; a silent one's tokens are not part of the answer."""
+        self._begun = True
         if chunk.cached_tokens is not None:
             self._cached[choice] = chunk.cached_tokens
         if not silent:
@@ -67,6 +71,19 @@ class Usage:
     def spend(self, tokens: int) -> None:
         """Count output tokens that no choice shows."""
         self._completion += tokens
+
+    def counts(self) -> Counts:
+        """What is counted for the request's owner; nothing where no chunk has come."""
+        totals = self.totals()
+        if not self._begun:
+            return Counts()
+        return Counts(
+            requests=1,
+            input_tokens=totals["prompt_tokens"],
+            cached_tokens=totals["prompt_tokens_details"]["cached_tokens"],
+            output_tokens=self._completion,
+            reasoning_tokens=self._reasoning,
+        )
 
     def totals(self) -> dict[str, Any]:
         """The official usage object."""
@@ -91,11 +108,14 @@ class Completion:
     requests: one per choice, prompt after prompt; with a search one per candidate, or per prompt for beams.
     writers: one per choice. place: that of all of them in the engine's queue; whoever took it gives it back.
     head: what every body and chunk says (id, created, model, ...). silent: the
-    tokens that come are not part of the answer (no token was asked for).
+    tokens that come are not part of the answer (no token was asked for). account: by which `meter` counts
+    what is used, however the request ends.
     """
 
     engine: Engine
     telemetry: Telemetry
+    meter: Meter
+    account: Account
     requests: Sequence[GenerateRequest]
     writers: Sequence[Writer]
     head: dict[str, Any]
@@ -107,12 +127,16 @@ class Completion:
     async def parts(self) -> AsyncGenerator[list[Part]]:
         """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them
         all."""
-        async with aclosing(self._chunks()) as chunks:
-            async for choice, chunk in chunks:
-                self.usage.add(choice, chunk, silent=self.silent)
-                parts = self.writers[choice].write(chunk)
-                if parts:
-                    yield parts
+        try:
+            async with aclosing(self._chunks()) as chunks:
+                async for choice, chunk in chunks:
+                    self.usage.add(choice, chunk, silent=self.silent)
+                    parts = self.writers[choice].write(chunk)
+                    if parts:
+                        yield parts
+        finally:
+            if (counts := self.usage.counts()).requests:
+                self.meter.spend(self.account, counts)
 
     async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
         """(choice, chunk) as they come; where the best are to be found first, when they are."""

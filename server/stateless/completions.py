@@ -21,6 +21,7 @@ from engine import (
     Text,
     TokenLogprob,
 )
+from server.access import Principal
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
 from server.prompting import Offer, check, require_room, sampling, steady
@@ -34,12 +35,21 @@ from server.stateless.choices import (
     new_head,
     prompt_requests,
 )
+from server.usage import Meter
+from storage import Account
 
 
 async def prepare_completion(
-    request: CompletionRequest, served: ServedModel, place: Place, *, owner: str, telemetry: Telemetry
+    request: CompletionRequest,
+    served: ServedModel,
+    place: Place,
+    *,
+    principal: Principal,
+    telemetry: Telemetry,
+    meter: Meter,
 ) -> Completion:
     """Tokenize every prompt and resolve everything else. Raises ApiError 400 and RequestError."""
+    owner = principal.owner
     check_logprobs(request.logprobs, served)
     check_search(request.search, served)
     offered = Offer.of(request.shape)
@@ -72,6 +82,8 @@ async def prepare_completion(
     return Completion(
         engine=served.engine,
         telemetry=telemetry,
+        meter=meter,
+        account=Account(owner, principal.key_id, served.name, "default"),
         requests=requests,
         writers=writers,
         head=new_head(completion_id, served),

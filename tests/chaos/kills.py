@@ -102,3 +102,17 @@ async def kill_tiny(form: Form, report: Report) -> None:
         form, report, works, await expectations(quiet, works), flags,
         name="tiny", kills=form.of(1, 20), per_folder=10, clients=form.of(16, 48), pace=2.0,
     )  # fmt: skip
+
+
+@row(
+    "1c",
+    "`kill -9` at random moments, all responses are kept",
+    "I1-I6; usage of the owner equals the sum of the usage of all its responses",
+)
+async def kill_counted(form: Form, report: Report) -> None:
+    """100 kills in full, 2 in short."""
+    works, expected = await rehearsed(form)
+    await killing(
+        form, report, [work for work in works if work.stays], expected, (*SCRIPTED, "--tick-s", "0.02"),
+        name="counted", kills=form.of(2, 100), per_folder=form.of(2, 25), clients=form.of(16, 32), pace=0.5,
+    )  # fmt: skip
