@@ -42,8 +42,8 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon usage`; yields the lines to print. Raises AdminError."""
     now = now_us() // 1_000_000
     start = _time(options.since or SINCE, now)
-    end = now + 1 if options.until is None else _time(options.until, now)
-    if end <= start:
+    end = None if options.until is None else _time(options.until, now)
+    if (now + 1 if end is None else end) <= start:
         raise AdminError("--until must be later than --since")
     prices = Prices(config)
     by = tuple(dict.fromkeys(options.by or ("owner", "model")))
@@ -79,12 +79,14 @@ def _time(written: str, now: int) -> int:
         raise AdminError(f"{written!r} is no time: write 2026-11-30, 2026-11-30T12:00 or 7d") from None
 
 
-def _buckets(config: Config, start: int, end: int, owner: str | None) -> Iterator[dict[str, Any]]:
-    """The days of a range, as the API shows them, page after page."""
-    asked = Asked(start, end, DAY, MOST, start, group_by=GROUP_BY, owners=(owner,) if owner else ())
+def _buckets(config: Config, start: int, end: int | None, owner: str | None) -> Iterator[dict[str, Any]]:
+    """The days of a range, until now without an end, as the API shows them, page after page."""
+    until = now_us() // 1_000_000 + 1 if end is None else end
+    owners = (owner,) if owner else ()
+    asked = Asked(start, until, DAY, MOST, start, open=end is None, group_by=GROUP_BY, owners=owners)
     query: list[tuple[str, object]] = [
         ("start_time", start),
-        ("end_time", end),
+        *([] if end is None else [("end_time", end)]),
         ("limit", MOST),
         *(("group_by[]", name) for name in GROUP_BY),
         *([("project_ids[]", owner)] if owner else []),

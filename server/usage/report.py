@@ -128,16 +128,17 @@ class Asked:
     def starts(self) -> list[int]:
         """Where the buckets of the page would begin if all of them were whole."""
         first = self.first - self.first % self.width
-        return list(range(first, self.end, self.width))[: self.limit]
+        return list(range(first, self.end, self.width)[: self.limit])
 
     def filter(self, kind: str) -> UsageFilter:
-        """What storage is asked for: the page's buckets, in whole minutes."""
+        """What storage is asked for: the page's buckets. Ends count as the minute that they lie in, rounded
+        down; the minute of now is in an open range."""
         since = max(self.first, self.start)
         before = min(self.starts()[-1] + self.width, self.end)
         return UsageFilter(
             kind=kind,
             since=(since - since % 60) * SECOND,
-            before=before * SECOND,
+            before=(before if self.open else before - before % 60) * SECOND,
             owners=self.owners,
             key_ids=self.key_ids,
             models=self.models,

@@ -47,6 +47,7 @@ class Scene:
     hit: dict[Seen, int] = field(default_factory=dict)  # by the last fault; the last event seen by then
     stopping: bool = False
     num_works: int = 0  # that ended as they do where nothing happens
+    num_counted: int = 0  # responses whose usage was compared with the sums
 
     def in_flight(self) -> dict[str, Seen]:
         """What clients hold of stored responses that they have not finished with."""
@@ -192,6 +193,7 @@ async def _look_back(scene: Scene) -> None:
         marks = [each["metadata"]["mark"] for each in stored if "mark" in (each["metadata"] or {})]
         scene.report.breaks(check_once(marks))
         if all(work.stays for work in scene.works):
+            scene.num_counted = len(stored)
             scene.report.breaks(check_used([each["usage"] for each in stored], await _used(client)))
 
 

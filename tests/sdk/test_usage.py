@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, PermissionDeniedError
@@ -125,7 +125,17 @@ async def test_buckets_and_pages(running: Running) -> None:
         (START + DAY - 1800, START + DAY, 1),
         (START + DAY, START + DAY + 1800, 1),
     ]
+    parts = [
+        await completions(start_time=START + begin, end_time=START + end)
+        for begin, end in ((0, DAY + 30), (DAY + 30, 5 * DAY + 90), (5 * DAY + 90, 6 * DAY))
+    ]
+    assert [
+        sum(one.num_model_requests for bucket in part.data for one in cast(Any, bucket.results))
+        for part in parts
+    ] == [2, 1, 1], "ends are rounded down to the minute: nothing counts twice, nothing is left out"
     assert len((await completions(start_time=START)).data) == 7
+    far = await completions(start_time=0, end_time=10**11, bucket_width="1m")
+    assert len(far.data) == 60 and far.has_more
     assert len((await completions(start_time=START, bucket_width="1h")).data) == 24
     assert len((await completions(start_time=START, bucket_width="1m")).data) == 60
 
