@@ -10,38 +10,12 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
-from server.clock import now_us
 from server.usage import Meter
-from storage import Account, Counts, Spent, StorageUnavailable, UsageFilter
+from storage import Account, Counts, Spent, StorageUnavailable
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, gated, gated_at
+from tests.support.usage import told, used
 from tests.support.wire import Json
-
-
-async def used(running: Running) -> Counts:
-    """All that was counted, whoever used it."""
-    await running.context.meter.flush()
-    wanted = UsageFilter("completions", 0, now_us() + 60_000_000)
-    sums = await running.context.storage.usage_sums(wanted, (), 86_400_000_000)
-    total = Counts()
-    for one in sums:
-        total += one.counts
-    return total
-
-
-def told(*responses: Json) -> Counts:
-    """What these responses say that they used."""
-    total = Counts()
-    for response in responses:
-        usage = response["usage"]
-        total += Counts(
-            1,
-            usage["input_tokens"],
-            usage["input_tokens_details"]["cached_tokens"],
-            usage["output_tokens"],
-            usage["output_tokens_details"]["reasoning_tokens"],
-        )
-    return total
 
 
 async def test_stored_unstored_and_hidden_responses_count_once(tmp_path: Path) -> None:
