@@ -14,6 +14,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -59,6 +60,31 @@ def _named_paths(values: tuple[str, ...]) -> tuple[str, ...]:
         if not name.strip() or not path.strip():
             raise ValueError(f"{value!r} is not of the form NAME=PATH")
     return values
+
+
+def read_price(value: str) -> tuple[str, Decimal, Decimal, Decimal]:
+    """A price as it is configured: the model's name, and what a million tokens of its input, of its cached
+    input and of its output cost. Raises ValueError."""
+    model, _, amounts = value.rpartition("=")
+    if not model.strip() or not _AMOUNTS.fullmatch(amounts.strip()):
+        raise ValueError(
+            f"{value!r} is not of the form MODEL=INPUT/CACHED/OUTPUT, such as tiny=0.10/0.02/0.40"
+        )
+    of_input, of_cached, of_output = map(Decimal, amounts.split("/"))
+    return model.strip(), of_input, of_cached, of_output
+
+
+def _prices(values: tuple[str, ...]) -> tuple[str, ...]:
+    models = [read_price(value)[0] for value in values]
+    if len(set(models)) < len(models):
+        raise ValueError("a model has more than one price")
+    return values
+
+
+def _currency(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z]{3}", value):
+        raise ValueError(f"{value!r} is no currency: give its three letters, such as usd")
+    return value.lower()
 
 
 def _host_pattern(value: str) -> str:
@@ -112,6 +138,7 @@ _HOST_PATTERN = re.compile(
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:\d+)?", re.IGNORECASE)
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
+_AMOUNTS = re.compile(r"\d{1,9}(\.\d{1,9})?(/\d{1,9}(\.\d{1,9})?){2}", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:iB)?", re.IGNORECASE)
 
 
@@ -145,6 +172,7 @@ Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeV
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(_split)]
 HeaderValue = Annotated[str, AfterValidator(_header_value)]
 NamedPaths = Annotated[Names, AfterValidator(_named_paths)]
+Prices = Annotated[Names, AfterValidator(_prices)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
 Folder = Annotated[Path, BeforeValidator(_path)]
 File = Annotated[Path, BeforeValidator(_path)]
@@ -410,6 +438,14 @@ class Config(BaseModel):
         gt=0,
     )
     drain_grace_s: float = _setting(30.0, "work in flight may take this long at SIGTERM", unit="s", ge=0)
+
+    # What it costs
+    price: Prices = _setting(
+        (),
+        "MODEL=INPUT/CACHED/OUTPUT: what a million tokens of a model cost, for /v1/organization/costs; "
+        "* for every other model (repeatable)",
+    )
+    currency: Annotated[str, AfterValidator(_currency)] = _setting("usd", "currency of these prices")
 
     # What it hands out sealed
     sealing_key_s: float = _setting(

@@ -6,7 +6,7 @@ are integer microseconds since the epoch, which the caller gives, so that one cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -127,10 +127,57 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """What usage is counted by. key_id: of the API key, None without one. tier: the service tier. kind: of
+    use, as the paths under `/v1/organization/usage` name them. batch: whether a batch asked for it."""
+
+    owner: str
+    key_id: str | None
+    model: str
+    tier: str
+    kind: str = "completions"
+    batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What was used. cached_tokens are among input_tokens, and reasoning_tokens among output_tokens."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.requests + other.requests,
+            self.input_tokens + other.input_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What was used at one time, in microseconds, of which storage keeps the minute."""
+
+    at: int
+    account: Account
+    counts: Counts
+
+
+Spending = Callable[[bytes, Sequence[tuple[int, bytes | None]]], "Spent | None"]
+"""Says what a run in flight has used so far: by its plan, and by the number of tokens and the facts of each
+of its records, in order."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The end of a run. append: its items, input first, go to the conversation's end in this transaction.
 
-    completed_at: when it ended, whichever way.
+    completed_at: when it ended, whichever way. spent: what it used, None where no generation began.
     """
 
     status: str
@@ -139,6 +186,7 @@ class Finish:
     inputs: tuple[NewItem, ...] = ()  # with store=False: the items to append, which exist nowhere yet
     outputs: tuple[NewItem, ...] = ()
     notice: Notice | None = None
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +489,36 @@ class AuditState:
     number: int
     hash: bytes
     broken: int | None
+
+
+Dimension = Literal["owner", "key_id", "model", "tier", "batch"]
+"""What usage of one kind can be told apart by."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFilter:
+    """Which usage is asked for: of one kind, from `since` to before `before`, in microseconds.
+
+    An empty tuple, or None, asks for any.
+    """
+
+    kind: str
+    since: int
+    before: int
+    owners: tuple[str, ...] = ()
+    key_ids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    batch: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """What was used in one bucket of time, which began at `start` (microseconds), by one combination of the
+    dimensions that were asked for."""
+
+    start: int
+    by: Mapping[Dimension, str | bool | None]
+    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from storage.queries import (
     retention,
     runs,
     tenants,
+    usage,
     waiting,
     webhooks,
 )
@@ -41,6 +42,7 @@ from storage.records import (
     AuditState,
     CommitStats,
     Delivery,
+    Dimension,
     DueDeliveries,
     ExportedResponse,
     FleetView,
@@ -62,6 +64,8 @@ from storage.records import (
     RunClaim,
     RunGlance,
     SealingKey,
+    Spending,
+    Spent,
     StorageUnavailable,
     StoredAudit,
     StoredConversation,
@@ -73,6 +77,8 @@ from storage.records import (
     Swept,
     ToolOutput,
     Usage,
+    UsageFilter,
+    UsageSum,
     WaitingInputs,
 )
 
@@ -87,6 +93,7 @@ class Storage:
         self.url = url
         self.runner = runner
         self._synced = synced
+        self._shard = usage.shard_of(runner)
         self._database = database
         self._hints = database.hints()
         self._dead: asyncio.Future[BaseException] = loop.create_future()
@@ -208,7 +215,7 @@ class Storage:
     def _append(self, batch: Sequence[RunAppend]) -> asyncio.Future[dict[str, Exception]]:
         durable = self._synced or any(one.durable for one in batch)
         return self._writer.submit(
-            partial(runs.append, batch=batch), durable=durable, retry_until_available=True
+            partial(runs.append, batch=batch, shard=self._shard), durable=durable, retry_until_available=True
         )
 
     async def claim(self, response_id: str) -> RunClaim | None:
@@ -336,12 +343,19 @@ class Storage:
         )
         return await self._read(job)
 
-    async def delete_response(self, owner: str, id: str, now: int) -> bool:
+    async def delete_response(
+        self, owner: str, id: str, now: int, *, spending: Spending | None = None
+    ) -> bool:
         """Deletes a response and its log; True if it was in flight: its next append is lost. NotFound.
 
-        Its items stay while a live descendant or a conversation lists them.
+        Its items stay while a live descendant or a conversation lists them. spending: what one in flight has
+        used is counted by this.
         """
-        return await self._write(partial(responses.delete_one, owner=owner, id=id, now=now))
+        job = partial(responses.delete_one, owner=owner, id=id, now=now, settle=self._settle(spending))
+        return await self._write(job)
+
+    def _settle(self, spending: Spending | None) -> responses.Settle | None:
+        return None if spending is None else partial(usage.settle, spending=spending, shard=self._shard)
 
     async def records(
         self, response_id: str, *, after: int, limit_bytes: int = 1 << 20
@@ -512,20 +526,52 @@ class Storage:
         """What an owner stores, in bytes; a response counts once a sweep by bytes has measured it."""
         return await self._read(partial(retention.usage, owner=owner))
 
+    # -- usage -----------------------------------------------------------------------------------------------
+
+    async def add_usage(self, spent: Sequence[Spent]) -> None:
+        """Counts what was used by requests of which nothing is stored; a run's end counts its own."""
+        await self._write(partial(usage.add, spent=tuple(spent), shard=self._shard))
+
+    async def usage_sums(
+        self, wanted: UsageFilter, by: tuple[Dimension, ...], width: int
+    ) -> tuple[UsageSum, ...]:
+        """What was used, by buckets of `width` microseconds since the epoch, whole minutes, oldest first."""
+        return await self._read(partial(usage.sums, wanted=wanted, by=by, width=width))
+
+    async def fold_usage(self, before: int) -> int:
+        """Puts together in hours what was counted by minutes in hours that ended by `before`, some of it at a
+        time; returns how many rows went, 0 when there are no more."""
+        return await self._write_late(partial(usage.fold, before=before))
+
     # -- tenants ---------------------------------------------------------------------------------------------
 
     def purge(
-        self, owner: str, now: int, *, entry: AuditEntry | None, with_keys: bool = False
+        self,
+        owner: str,
+        now: int,
+        *,
+        entry: AuditEntry | None,
+        with_keys: bool = False,
+        spending: Spending | None = None,
     ) -> AsyncGenerator[Purged]:
         """Removes everything that an owner had at `now`, whoever refers to it, in short transactions: one for
         each value that it yields.
 
         Runs in flight are cut: their next append is lost. with_keys: its keys are revoked first. entry: of
         the audit log, committed before anything goes; None for what goes on with a purge that is noted there.
+        spending: what runs in flight have used is counted by this. The sums of usage stay.
         A purge that was stopped anywhere is simply begun again.
         """
         note = None if entry is None else partial(audit.append, entry=entry)
-        return tenants.purge(self._read, self._write, owner, now, note, with_keys=with_keys)
+        return tenants.purge(
+            self._read,
+            self._write,
+            owner,
+            now,
+            note,
+            with_keys=with_keys,
+            settle=self._settle(spending),
+        )
 
     async def owner_known(self, owner: str) -> bool:
         """Whether a key, live or revoked, or anything that is kept belongs to the owner."""

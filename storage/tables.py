@@ -256,6 +256,37 @@ run_inputs = Table(
     Column("created_at", BigInteger, nullable=False),
 )
 
+# What was used, in sums: a row for each minute, and for all that usage is told apart by. start: of the
+# minute; of the hour, where several minutes were put together. key_id: of the API key, empty without one.
+# shard: a number of the process that counted, so that processes seldom wait for each other's rows; HOURLY in
+# rows of hours. cached_tokens are among input_tokens, reasoning_tokens among output_tokens.
+HOURLY = -1
+usage = Table(
+    "usage",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("tier", Text, primary_key=True),
+    Column("batch", Boolean, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Index("usage_by_time", "start"),
+    Index(  # what is to be put together in hours
+        "usage_of_minutes",
+        *("start", "owner"),
+        sqlite_where=text(f"shard <> {HOURLY}"),
+        postgresql_where=text(f"shard <> {HOURLY}"),
+    ),
+    sqlite_with_rowid=False,
+)
+
 # The tenants. A row comes with an owner's first key; rows of data name their owner without it. limits: a JSON
 # object that the server writes and reads. archived_at: since then it takes no keys.
 owners = Table(

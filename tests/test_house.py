@@ -48,7 +48,7 @@ ORDERS = {
     "tools": ("spec", "runtime", "builtin"),
     "server": (
         *("clock", "threads", "config", "errors", "telemetry", "sse_frame", "model_registry"),
-        *("environment", "quota", "ignored", "shapes", "items", "schema", "access"),
+        *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "access"),
         *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),
     ),

@@ -16,10 +16,21 @@ from server.access.keys import (
     unauthorized,
 )
 from server.access.principal import LOCAL, LOCAL_OWNER, THE_OPERATOR, Principal, require_use
-from server.access.scopes import ADMIN, ALL, GROUPS, OPEN, OPERATOR_ONLY, Scopes, read_scopes, tool_scope
+from server.access.scopes import (
+    ADMIN,
+    ADMIN_READS,
+    ALL,
+    GROUPS,
+    OPEN,
+    OPERATOR_ONLY,
+    Scopes,
+    read_scopes,
+    tool_scope,
+)
 
 __all__ = [
     "ADMIN",
+    "ADMIN_READS",
     "ALL",
     "FRESH_S",
     "GROUPS",

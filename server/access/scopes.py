@@ -19,6 +19,9 @@ from server.items import ITEM_TYPES
 
 ALL, ALL_READ, ADMIN = "all", "all.read", "admin"
 
+ADMIN_READS = "usage.read"
+"""Allowed by `admin` too: it is under `/v1/organization`."""
+
 OPEN = "open"
 """Declared by a route that needs no key."""
 
@@ -74,7 +77,7 @@ class Scopes:
         if colon:
             patterns = [given.partition(":")[2] for given in self.names if given.startswith(f"{kind}:")]
             return not patterns or any(_matches(name, pattern) for pattern in patterns)
-        if scope in self._words:
+        if scope in self._words or (scope == ADMIN_READS and ADMIN in self._words):
             return True
         group, dot, half = scope.partition(".")
         if not dot:

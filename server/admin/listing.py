@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,6 +32,11 @@ def list_lines(
     if options.json:
         yield orjson.dumps(objects, option=orjson.OPT_INDENT_2).decode()
         return
+    yield from table(columns, objects)
+
+
+def table(columns: Columns, objects: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The lines of a table, with its titles first."""
     rows = [tuple(columns), *(tuple(show(object) for show in columns.values()) for object in objects)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

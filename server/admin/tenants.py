@@ -24,6 +24,7 @@ from server.admin.database_access import (
 from server.clock import now_us
 from server.config import Config
 from server.http import conversation_json
+from server.runs import spent_so_far
 from server.runs.events import snapshot
 from storage import (
     AuditEntry,
@@ -142,7 +143,8 @@ async def purge(
     first = None if await _is_noted(storage, entry) else entry
     until = time.monotonic() + limit_s
     total, done = Purged(), True
-    async with aclosing(storage.purge(owner, before, entry=first, with_keys=with_keys)) as steps:
+    purging = storage.purge(owner, before, entry=first, with_keys=with_keys, spending=spent_so_far)
+    async with aclosing(purging) as steps:
         async for step in steps:
             total += step
             cut(step.runs)

@@ -381,6 +381,29 @@ def _audit(options: argparse.Namespace) -> int:
     return _print(audit.run(loaded.config, options))
 
 
+def _add_usage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--owner", help="only what this owner used (default: all owners)")
+    parser.add_argument(
+        "--since", metavar="TIME", help="2026-11-01, 2026-11-01T12:00 (UTC), or 7d ago (default: 30d)"
+    )
+    parser.add_argument("--until", metavar="TIME", help="the same (default: now)")
+    parser.add_argument(
+        "--by",
+        action="append",
+        choices=("owner", "key", "model", "day"),
+        help="a sum for each of these (repeatable; default: owner and model)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(parser, only=("data", "db", "price", "currency"))
+
+
+def _usage(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import usage
+
+    return _print(usage.run(loaded.config, options))
+
+
 def _add_webhooks(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="add|list|remove|test", required=True)
     add = verbs.add_parser("add", help="add an endpoint and print its signing secret, this once")
@@ -595,6 +618,16 @@ COMMANDS = {
         _runs,
         _add_runs,
         ("antiphon runs", "antiphon runs --json"),
+    ),
+    "usage": Command(
+        "show what was used, by owner, key, model or day",
+        _usage,
+        _add_usage,
+        (
+            "antiphon usage --since 7d --by day",
+            "antiphon usage --owner own_... --by key --by model",
+            "antiphon usage --since 2026-11-01 --until 2026-12-01 --json",
+        ),
     ),
     "backup": Command(
         "copy the database to a file, also while a server runs",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from server.quota import Quota
     from server.runs import Runs
     from server.telemetry import Telemetry
+    from server.usage import Meter
     from storage import Storage
 
 Phase = Literal["starting", "ready", "draining", "dead"]
@@ -36,6 +37,7 @@ class Context:
     runs: Runs
     telemetry: Telemetry
     quota: Quota
+    meter: Meter
 
 
 class ServerState(Protocol):

@@ -26,6 +26,7 @@ from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.quota import Quota
 from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Tracing
+from server.usage import Meter
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, open_storage
 from tools import BUILTIN, Registry
@@ -74,6 +75,7 @@ class ServerLifecycle:
         self._retention: Retention | None = None
         self._probe: GenerationProbe | None = None
         self._engine_rates = EngineRates()
+        self._meter: Meter | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._drained = False
         self._num_posts = 0
@@ -108,8 +110,14 @@ class ServerLifecycle:
         self._storage.runner = runner_name(self._storage.runner, served)
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         quota = Quota(self._storage, self.config.max_bytes_per_owner)
-        runs = Runs(self._storage, models, sealing, self.config, self.telemetry, quota, self._registry)
-        context = Context(self.config, self._storage, models, sealing, runs, self.telemetry, quota)
+        self._meter = Meter(self._storage)
+        self._meter.start()
+        runs = Runs(
+            self._storage, models, sealing, self.config, self.telemetry, quota, self._registry, self._meter
+        )
+        context = Context(
+            self.config, self._storage, models, sealing, runs, self.telemetry, quota, self._meter
+        )
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
@@ -237,6 +245,8 @@ class ServerLifecycle:
         if self._engine is not None:
             await self._engine.close()
         await self.keys.close()
+        if self._meter is not None:
+            await self._meter.close()
         if self._storage is not None:
             await self._storage.close()
         if self.telemetry.tracing is not None:

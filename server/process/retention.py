@@ -1,4 +1,5 @@
-"""Sweeps the database at intervals: has storage remove what the limits no longer cover, at an easy pace."""
+"""Sweeps the database at intervals, at an easy pace: has storage remove what the limits no longer cover, and
+put old usage together in hours."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ log = logging.getLogger("antiphon.retention")
 
 EVERY_S = 60.0
 """Pause between sweeps, which is also how late a limit may be kept."""
+USAGE_MINUTES_S = 8 * 86400.0
+"""Usage is kept by the minute for this long, which is a week and a day; what is older, by the hour."""
 REST = 4.0
 """After each step the writer is left alone for this many times as long as the step took."""
 
@@ -68,6 +71,10 @@ class Retention:
                 self._total += step
                 await asyncio.sleep(REST * (time.monotonic() - began))
                 began = time.monotonic()
+        began = time.monotonic()
+        while await self._storage.fold_usage(now_us() - _us(USAGE_MINUTES_S)):
+            await asyncio.sleep(REST * (time.monotonic() - began))
+            began = time.monotonic()
         if went != Swept():
             log.info(
                 "let go of %d responses, %d logs, %d idempotent requests, %d conversations",

@@ -21,6 +21,7 @@ from server.routes.documented import documented
 from server.schema import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from server.stateless import Completion, begin, prepare_chat, prepare_completion
 from server.telemetry import Telemetry
+from server.usage import Meter
 
 router = APIRouter(prefix="/v1")
 
@@ -29,7 +30,14 @@ Asked = TypeVar("Asked", ChatRequest, CompletionRequest, contravariant=True)
 
 class _Prepare(Protocol[Asked]):
     async def __call__(
-        self, request: Asked, served: ServedModel, place: Place, *, principal: Principal, telemetry: Telemetry
+        self,
+        request: Asked,
+        served: ServedModel,
+        place: Place,
+        *,
+        principal: Principal,
+        telemetry: Telemetry,
+        meter: Meter,
     ) -> Completion: ...
 
 
@@ -64,7 +72,9 @@ async def _answer(
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter())
-        preparing = prepare(asked, served, place, principal=principal(request), telemetry=here.telemetry)
+        preparing = prepare(
+            asked, served, place, principal=principal(request), telemetry=here.telemetry, meter=here.meter
+        )
         completion = await while_connected(request, preparing)
         if not asked.stream:
             return json_reply(await while_connected(request, completion.whole(whole)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.runs.planning import spent_so_far
 from server.runs.runner import Runs, Started, interrupted
 
-__all__ = ["Runs", "Started", "interrupted"]
+__all__ = ["Runs", "Started", "interrupted", "spent_so_far"]

@@ -57,6 +57,7 @@ from server.runs.planning import (
     make_plan,
     not_found,
     pending_calls,
+    spent_so_far,
 )
 from server.schema import check_sizes
 from server.schema import echo as response_echo
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from server.quota import Quota
     from server.schema import CreateResponse
     from server.telemetry import Telemetry
+    from server.usage import Meter
     from storage import Storage
     from tools import Registry
 
@@ -125,6 +127,7 @@ class Runs:
         telemetry: Telemetry,
         quota: Quota,
         registry: Registry,
+        meter: Meter,
     ) -> None:
         self._storage = storage
         self._models = models
@@ -135,7 +138,7 @@ class Runs:
         self.feed = Feed(storage)
         self._pasts = Pasts(storage)
         self._journal = Journal(storage, telemetry.committed)
-        self._loop = Loop(self._journal, Probation(storage), telemetry, registry)
+        self._loop = Loop(self._journal, Probation(storage), telemetry, registry, meter)
         self._restorer = Restorer(storage, models, sealing, self._journal, self.feed, registry)
         self._tasks = RunTasks(
             self._loop, self._journal, self._restorer, self.feed, storage, config.resume_grace_s
@@ -496,7 +499,7 @@ class Runs:
         stored = await self._storage.get_response(owner, response_id)
         if stored.status not in TERMINAL:
             await self._cancel(owner, response_id)
-        await self._storage.delete_response(owner, response_id, now_us())
+        await self._storage.delete_response(owner, response_id, now_us(), spending=spent_so_far)
         self.gone([response_id])
 
     def gone(self, response_ids: Sequence[str]) -> None:

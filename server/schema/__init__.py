@@ -10,7 +10,7 @@ from server.items import Item
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
 from server.schema.description import STATUSES, components
-from server.schema.fields import PRIORITIES, SamplingFields, effective_tier
+from server.schema.fields import PRIORITIES, TIERS, SamplingFields, effective_tier
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
     check_sizes,
@@ -39,6 +39,7 @@ __all__ = [
     "PRIORITIES",
     "STATUSES",
     "TEXT",
+    "TIERS",
     "ChatRequest",
     "CompletionRequest",
     "CreateResponse",

@@ -260,12 +260,23 @@ def _page(items: Schema) -> Schema:
     return of({"object": {"const": "list"}, "data": listed(items), **ends})
 
 
+_BY_TURN = listed(INTEGER)
 _USAGE = of(
     {
         "input_tokens": INTEGER,
-        "input_tokens_details": of({"cached_tokens": INTEGER}),
+        "input_tokens_details": of(
+            {"cached_tokens": INTEGER},
+            {"input_tokens_per_turn": _BY_TURN, "cached_tokens_per_turn": _BY_TURN},
+        ),
         "output_tokens": INTEGER,
-        "output_tokens_details": of({"reasoning_tokens": INTEGER}),
+        "output_tokens_details": of(
+            {"reasoning_tokens": INTEGER},
+            {
+                "tool_output_tokens": INTEGER,
+                "output_tokens_per_turn": _BY_TURN,
+                "tool_output_tokens_per_turn": _BY_TURN,
+            },
+        ),
         "total_tokens": INTEGER,
     }
 )

@@ -73,6 +73,8 @@ UNKNOWN_TIER = "scale"
 """The tier that is none here, nor near to one: it makes no difference."""
 PRIORITIES = {"priority": -1, "default": 0, "flex": 1}
 """The tiers that there are, and how the queues take them: lower numbers first."""
+TIERS = {number: name for name, number in PRIORITIES.items()}
+"""The tier of each of these numbers."""
 
 
 def effective_tier(asked: str | None) -> str:

@@ -56,10 +56,18 @@ from server.stateless.choices import (
 )
 from server.telemetry import Telemetry
 from server.threads import THREADED_TOKENS, aside, in_large_request
+from server.usage import Meter
+from storage import Account
 
 
 async def prepare_chat(
-    request: ChatRequest, served: ServedModel, place: Place, *, principal: Principal, telemetry: Telemetry
+    request: ChatRequest,
+    served: ServedModel,
+    place: Place,
+    *,
+    principal: Principal,
+    telemetry: Telemetry,
+    meter: Meter,
 ) -> Completion:
     """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and 403, and
     RequestError."""
@@ -72,7 +80,9 @@ async def prepare_chat(
     await check(offered, served, request.tools, request.shape_param, owner)
     prompt = await rendered(request, served, offered, scope=owner)
     much = in_large_request() or len(prompt.ids) > THREADED_TOKENS
-    return await aside(much, _completion, request, served, place, offered, prompt, owner, telemetry)
+    return await aside(
+        much, _completion, request, served, place, offered, prompt, principal, telemetry, meter
+    )
 
 
 def _completion(
@@ -81,10 +91,12 @@ def _completion(
     place: Place,
     offered: Offer,
     prompt: Prompt,
-    owner: str,
+    principal: Principal,
     telemetry: Telemetry,
+    meter: Meter,
 ) -> Completion:
     """The choices of a request whose prompt is rendered. Raises ApiError 400 and RequestError."""
+    owner = principal.owner
     with words_of_field("messages"):
         params = sampling(
             request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63)
@@ -108,6 +120,8 @@ def _completion(
     return Completion(
         engine=served.engine,
         telemetry=telemetry,
+        meter=meter,
+        account=Account(owner, principal.key_id, served.name, tier),
         requests=prompt_requests(asked, served, request.search, request.n),
         writers=[
             ChatWriter(

@@ -23,6 +23,8 @@ from server.schema import Search, num_requests
 from server.sse_frame import frame
 from server.telemetry import Asked, Telemetry, current
 from server.threads import THREADED_PARTS, aside, in_large_request
+from server.usage import Meter
+from storage import Account, Counts
 
 Part = dict[str, Any]
 T = TypeVar("T")
@@ -56,9 +58,11 @@ class Usage:
         self._cached: list[int | None] = [None] * num_choices
         self._completion = 0
         self._reasoning = 0
+        self._begun = False
 
     def add(self, choice: int, chunk: Chunk, *, silent: bool = False) -> None:
         """Count a chunk; a silent one's tokens are not part of the answer."""
+        self._begun = True
         if chunk.cached_tokens is not None:
             self._cached[choice] = chunk.cached_tokens
         if not silent:
@@ -68,6 +72,19 @@ class Usage:
     def spend(self, tokens: int) -> None:
         """Count output tokens that no choice shows."""
         self._completion += tokens
+
+    def counts(self) -> Counts:
+        """What is counted for the request's owner; nothing where no chunk has come."""
+        totals = self.totals()
+        if not self._begun:
+            return Counts()
+        return Counts(
+            requests=1,
+            input_tokens=totals["prompt_tokens"],
+            cached_tokens=totals["prompt_tokens_details"]["cached_tokens"],
+            output_tokens=self._completion,
+            reasoning_tokens=self._reasoning,
+        )
 
     def totals(self) -> dict[str, Any]:
         """The official usage object."""
@@ -92,12 +109,15 @@ class Completion:
     requests: one per choice, prompt after prompt; with a search one per candidate, or per prompt for beams.
     writers: one per choice. place: that of all of them in the engine's queue; whoever took it gives it back.
     head: what every body and chunk says (id, created, model, ...). silent: the
-    tokens that come are not part of the answer (no token was asked for). named: the error for a constraint
-    that failed in the middle of a text. operation, messages: what a span says of it.
+    tokens that come are not part of the answer (no token was asked for). account: by which `meter` counts
+    what is used, however the request ends. named: the error for a constraint that failed in the middle of a
+    text. operation, messages: what a span says of it.
     """
 
     engine: Engine
     telemetry: Telemetry
+    meter: Meter
+    account: Account
     requests: Sequence[GenerateRequest]
     writers: Sequence[Writer]
     head: dict[str, Any]
@@ -112,16 +132,19 @@ class Completion:
     async def parts(self) -> AsyncGenerator[list[Part]]:
         """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them
         all."""
-        async with aclosing(self._chunks()) as chunks:
-            try:
+        try:
+            async with aclosing(self._chunks()) as chunks:
                 async for choice, chunk in chunks:
                     self.usage.add(choice, chunk, silent=self.silent)
                     much = len(chunk.prompt_logprobs or ()) > THREADED_PARTS
                     parts = await aside(much, self.writers[choice].write, chunk)
                     if parts:
                         yield parts
-            except ConstraintError as error:
-                raise self.named(error) from None
+        except ConstraintError as error:
+            raise self.named(error) from None
+        finally:
+            if (counts := self.usage.counts()).requests:
+                self.meter.spend(self.account, counts)
 
     async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
         """(choice, chunk) as they come; where the best are to be found first, when they are."""

@@ -36,6 +36,8 @@ from server.stateless.choices import (
 )
 from server.telemetry import Telemetry
 from server.threads import THREADED_TOKENS, aside, in_large_request
+from server.usage import Meter
+from storage import Account
 
 
 async def prepare_completion(
@@ -45,6 +47,7 @@ async def prepare_completion(
     *,
     principal: Principal,
     telemetry: Telemetry,
+    meter: Meter,
 ) -> Completion:
     """Tokenize every prompt and resolve everything else. Raises ApiError 400 and 403, and RequestError."""
     require_use(principal, served.name)
@@ -92,6 +95,8 @@ async def prepare_completion(
     return Completion(
         engine=served.engine,
         telemetry=telemetry,
+        meter=meter,
+        account=Account(owner, principal.key_id, served.name, "default"),
         requests=requests,
         writers=writers,
         head=new_head(completion_id, served),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from storage.drivers.bulk import Keys, by_keys, many, returned
 from storage.drivers.connect import database
-from storage.drivers.interface import Database, Writing, insert_unless_taken, unavailable
+from storage.drivers.interface import Database, Writing, insert_or_add, insert_unless_taken, unavailable
 from storage.drivers.readers import Readers
 from storage.drivers.writer import Writer
 
@@ -16,6 +16,7 @@ __all__ = [
     "Writing",
     "by_keys",
     "database",
+    "insert_or_add",
     "insert_unless_taken",
     "many",
     "returned",

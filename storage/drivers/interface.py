@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Insert, Table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
@@ -135,6 +136,14 @@ def insert_unless_taken(conn: Connection, table: Table, values: dict[str, Any]) 
     """Inserts a row; False where its key is taken: decided by the table's key, so by no race."""
     statement = _INSERT[conn.dialect.name](table).values(values)
     return conn.execute(statement.on_conflict_do_nothing()).rowcount == 1
+
+
+@lru_cache
+def insert_or_add(dialect: str, table: Table, sums: tuple[str, ...]) -> Insert:
+    """An INSERT for `many` that, where a row's key is taken, adds its `sums` to those that are there."""
+    statement = _INSERT[dialect](table)
+    added = {name: table.c[name] + statement.excluded[name] for name in sums}
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=added)
 
 
 # The same clause on both, but SQLAlchemy has it in their dialects only.

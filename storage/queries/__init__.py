@@ -14,6 +14,7 @@ from storage.queries import (
     retention,
     runs,
     tenants,
+    usage,
     waiting,
     webhooks,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "retention",
     "runs",
     "tenants",
+    "usage",
     "waiting",
     "webhooks",
 ]

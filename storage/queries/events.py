@@ -131,6 +131,17 @@ def read(conn: Connection, response_id: str, *, after: int, limit_bytes: int) ->
         after = rows[-1].first_seq + rows[-1].num_events - 1
 
 
+def counts(conn: Connection, response_id: str) -> list[tuple[int, bytes | None]]:
+    """How many tokens each record of a log holds, and its facts, in order."""
+    query = (
+        select(func.length(records.c.token_ids), records.c.facts)
+        .join_from(segments, records, records.c.segment == segments.c.id)
+        .where(segments.c.response_id == response_id)
+        .order_by(segments.c.first_seq, records.c.first_seq)
+    )
+    return [(num_bytes // 4, facts) for num_bytes, facts in conn.execute(query).all()]
+
+
 def _require_log(conn: Connection, response_id: str) -> None:
     erased = select(responses.c.log_erased_at).where(responses.c.id == response_id)
     if (erased_at := conn.execute(erased).scalar()) is not None:

@@ -6,7 +6,7 @@ An owner sees responses that are its own, stored and not deleted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, or_, select, update
@@ -154,9 +154,15 @@ def own_input(conn: Connection, id: str) -> tuple[StoredItem, ...]:
     return tuple(items.stored_item(row) for row in conn.execute(query).all())
 
 
-def delete_one(conn: Connection, owner: str, id: str, now: int) -> bool:
+Settle = Callable[[Connection, Sequence[str]], None]
+"""Counts what responses in flight have used, before they go."""
+
+
+def delete_one(conn: Connection, owner: str, id: str, now: int, settle: Settle | None = None) -> bool:
     """Deletes a response; True if it was in flight: its next append is lost. NotFound("response")."""
     require(conn, owner, id)
+    if settle is not None:
+        settle(conn, [id])
     return bool(erase(conn, [id], now))
 
 
@@ -172,10 +178,12 @@ def erase(conn: Connection, ids: Sequence[str], now: int) -> list[str]:
     return ran
 
 
-def hide(conn: Connection, ids: Sequence[str], now: int) -> list[str]:
+def hide(conn: Connection, ids: Sequence[str], now: int, settle: Settle | None = None) -> list[str]:
     """Makes tombstones of responses: their runs and what their requests were known by go, their conversations
     are free. Returns those that were in flight.
     """
+    if settle is not None:
+        settle(conn, ids)
     ended = delete(runs).where(runs.c.response_id.in_(ids)).returning(runs.c.response_id)
     ran = list(conn.execute(ended).scalars())
     webhooks.forget(conn, ids)

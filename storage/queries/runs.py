@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from storage.drivers import Keys, by_keys, many
-from storage.queries import conversations, events, items, queue, webhooks
+from storage.queries import conversations, events, items, queue, usage, webhooks
 from storage.queries.responses import require
 from storage.records import (
     PROGRESS_EVENTS,
@@ -157,8 +157,10 @@ def _place(response_id: str, direction: str, position: int, owner: str, item_id:
 # Append
 
 
-def append(conn: Connection, batch: Sequence[RunAppend]) -> dict[str, Exception]:
+def append(conn: Connection, batch: Sequence[RunAppend], shard: int = 0) -> dict[str, Exception]:
     """Writes what many runs add, in one transaction; returns the runs that added nothing, and why.
+
+    shard: in which what they used is counted.
 
     RunLost, or ValueError for a gap in the numbers. Raises what a bad row raises; then nothing is written.
 
@@ -186,11 +188,11 @@ def append(conn: Connection, batch: Sequence[RunAppend]) -> dict[str, Exception]
     if growing:
         many(conn, _ADVANCE, _ADVANCE_NAMES, events.write(conn, growing))
     if rest:
-        _append_rest(conn, rest)
+        _append_rest(conn, rest, shard)
     return refused
 
 
-def _append_rest(conn: Connection, rest: Sequence[RunAppend]) -> None:
+def _append_rest(conn: Connection, rest: Sequence[RunAppend], shard: int) -> None:
     """Everything of the appends that is not records."""
     owners: dict[str, str] = {
         id: owner for id, owner in by_keys(conn, _owners, [one.response_id for one in rest])
@@ -222,6 +224,8 @@ def _append_rest(conn: Connection, rest: Sequence[RunAppend]) -> None:
     ending = [(one.response_id, one.finish) for one in rest if one.finish is not None]
     if ending:
         _finish(conn, ending, owners)
+        # At last, so that other processes wait for these rows as short as can be.
+        usage.add(conn, [end.spent for _, end in ending if end.spent is not None], shard)
 
 
 def _held(keys: Keys) -> Select[*tuple[Any, ...]]:

@@ -109,11 +109,12 @@ async def purge(
     note: Callable[[Connection], None] | None,
     *,
     with_keys: bool,
+    settle: stored.Settle | None = None,
 ) -> AsyncGenerator[Purged]:
     """Removes what an owner had at `now`; yields what went after each short transaction.
 
     Runs in flight are cut: their next append is lost. note: writes down, first of all, that this is done.
-    with_keys: its keys are revoked in that same transaction.
+    with_keys: its keys are revoked in that same transaction. settle: counts what runs that are cut have used.
     """
 
     def begin(conn: Connection) -> int:
@@ -125,7 +126,7 @@ async def purge(
     if with_keys:
         yield Purged(keys=keys)
     while ids := await read(partial(_newest, table=responses, owner=owner, before=now, live=True)):
-        yield Purged(runs=tuple(await write(partial(stored.hide, ids=ids, now=now))))
+        yield Purged(runs=tuple(await write(partial(stored.hide, ids=ids, now=now, settle=settle))))
     while ids := await read(partial(_newest, table=responses, owner=owner, before=now)):
         while len(part := await read(partial(segments_of, ids=ids))) >= SEGMENTS:
             await write(partial(events.erase_segments, ids=list(part)))

@@ -90,6 +90,32 @@ def check_once(marks: Iterable[str]) -> list[str]:
     return [f"exactly once: request {mark} has {n} responses" for mark, n in counted.items() if n > 1]
 
 
+def check_used(usages: Sequence[Json], used: Json) -> list[str]:
+    """What an owner has used is the sum of the usage of its responses, all of which have ended."""
+
+    def sum_of(*path: str) -> int:
+        return sum(value(usage, path) for usage in usages)
+
+    def value(usage: Any, path: Sequence[str]) -> int:
+        for name in path:
+            usage = usage[name]
+        return int(usage)
+
+    begun = [usage for usage in usages if usage["input_tokens_details"]["input_tokens_per_turn"]]
+    expected = {
+        "num_model_requests": len(begun),
+        "input_tokens": sum_of("input_tokens"),
+        "input_cached_tokens": sum_of("input_tokens_details", "cached_tokens"),
+        "output_tokens": sum_of("output_tokens"),
+        "output_reasoning_tokens": sum_of("output_tokens_details", "reasoning_tokens"),
+    }
+    return [
+        f"usage: {used.get(name, 0)} {name} are counted, and the responses say {number}"
+        for name, number in expected.items()
+        if used.get(name, 0) != number
+    ]
+
+
 # ------------------------------------------------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ async def killing(
     """
     draw = form.draw(name)
     restarts: list[float] = []
-    num_works = num_cuts = 0
+    num_works = num_cuts = num_counted = 0
     for first in range(0, kills, per_folder):
         server = Server(form.folder / f"{name}-{first}", *flags, port=free_port(draw))
         scene = Scene([server], works, expected, report, random.Random(draw.random()))
@@ -69,9 +69,12 @@ async def killing(
                 num_cuts += len(scene.hit)
                 await scene.intrude()
         num_works += scene.num_works
+        num_counted += scene.num_counted
         report.so_far(f"{len(restarts)} kills")
     report.figure(f"{kills} kills under {clients} clients, {num_cuts} responses in flight at a kill")
     report.figure(f"{num_works} pieces of work ended as in an uninterrupted run")
+    if num_counted:
+        report.figure(f"{num_counted} responses, each counted once")
     report.figure(f"serving again after {spread(restarts)}")
     report.holds(max(restarts) <= LIMIT_S, f"a restart took {max(restarts):.1f} s")
 
@@ -101,4 +104,18 @@ async def kill_tiny(form: Form, report: Report) -> None:
     await killing(
         form, report, works, await expectations(quiet, works), flags,
         name="tiny", kills=form.of(1, 20), per_folder=10, clients=form.of(16, 48), pace=2.0,
+    )  # fmt: skip
+
+
+@row(
+    "1d",
+    "`kill -9` at random moments, all responses are kept",
+    "I1-I6; usage of the owner equals the sum of the usage of all its responses",
+)
+async def kill_counted(form: Form, report: Report) -> None:
+    """100 kills in full, 2 in short."""
+    works, expected = await rehearsed(form)
+    await killing(
+        form, report, [work for work in works if work.stays], expected, (*SCRIPTED, "--tick-s", "0.02"),
+        name="counted", kills=form.of(2, 100), per_folder=form.of(2, 25), clients=form.of(16, 32), pace=0.5,
     )  # fmt: skip

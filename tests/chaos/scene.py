@@ -10,15 +10,16 @@ import asyncio
 import hashlib
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.checker import check, check_foreign, check_gone, check_once, check_seen
+from tests.chaos.checker import check, check_foreign, check_gone, check_once, check_seen, check_used
 from tests.chaos.database import look
 from tests.chaos.driver import CUT, PATIENCE_S, TERMINAL, Client, Server, free_port, serving
-from tests.chaos.history import History, Seen
+from tests.chaos.history import History, Json, Seen
 from tests.chaos.report import Form, Report
 from tests.chaos.work import Outcome, Work, scripted
 
@@ -46,6 +47,7 @@ class Scene:
     hit: dict[Seen, int] = field(default_factory=dict)  # by the last fault; the last event seen by then
     stopping: bool = False
     num_works: int = 0  # that ended as they do where nothing happens
+    num_counted: int = 0  # responses whose usage was compared with the sums
 
     def in_flight(self) -> dict[str, Seen]:
         """What clients hold of stored responses that they have not finished with."""
@@ -187,19 +189,35 @@ async def _look_back(scene: Scene) -> None:
         for id in scene.draw.sample(ids := sorted(scene.ended), min(RECHECKED, len(ids))):
             if hashlib.sha256(await client.replay(id)).digest() != scene.ended[id]:
                 scene.report.breaks([f"{id}: I2 a stream that had ended has changed"])
-        scene.report.breaks(check_once(await _marks(client)))
+        stored = await _all_stored(client)
+        marks = [each["metadata"]["mark"] for each in stored if "mark" in (each["metadata"] or {})]
+        scene.report.breaks(check_once(marks))
+        if all(work.stays for work in scene.works):
+            scene.num_counted = len(stored)
+            scene.report.breaks(check_used([each["usage"] for each in stored], await _used(client)))
 
 
-async def _marks(client: Client) -> list[str]:
-    """The mark of every stored response."""
-    found: list[str] = []
+async def _all_stored(client: Client) -> list[Json]:
+    """Every stored response."""
+    found: list[Json] = []
     after = ""
     while True:
         page = (await client.sure("GET", f"/v1/responses?limit=100{after}")).json
-        found += [each["metadata"]["mark"] for each in page["data"] if "mark" in (each["metadata"] or {})]
+        found += page["data"]
         if not page["has_more"]:
             return found
         after = f"&after={page['last_id']}"
+
+
+async def _used(client: Client) -> Json:
+    """What the client's owner has used in the last days, as the server counted it."""
+    since = int(time.time()) - 2 * 86400
+    page = (await client.sure("GET", f"/v1/organization/usage/completions?start_time={since}")).json
+    total: Counter[str] = Counter()
+    for bucket in page["data"]:
+        for result in bucket["results"]:
+            total.update({name: value for name, value in result.items() if type(value) is int})
+    return dict(total)
 
 
 _rehearsed: dict[int, tuple[list[Work], dict[str, Outcome]]] = {}

@@ -9,7 +9,15 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.chaos.checker import check, check_foreign, check_gone, check_once, check_seen, check_stream
+from tests.chaos.checker import (
+    check,
+    check_foreign,
+    check_gone,
+    check_once,
+    check_seen,
+    check_stream,
+    check_used,
+)
 from tests.chaos.disks import _lost
 from tests.chaos.history import Json, Read, Seen, frames
 from tests.support.running import http_client, running_app
@@ -146,3 +154,30 @@ async def test_arrivals_are_kept_by_event(told: tuple[bytes, Json]) -> None:
     assert b"".join(frame for _, _, frame in numbered) == raw
     moments = [at for _, at, _ in numbered]
     assert moments == sorted(moments) and len(_lost(Seen("resp_1", reads=[read]), 3)) == len(moments) - 4
+
+
+def test_what_is_used_is_the_sum_of_what_responses_say() -> None:
+    usage = {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 4, "input_tokens_per_turn": [7]},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 1},
+    }
+    none = {
+        "input_tokens": 0,
+        "input_tokens_details": {"cached_tokens": 0, "input_tokens_per_turn": []},
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }
+    used = {
+        "num_model_requests": 2,
+        "input_tokens": 14,
+        "input_cached_tokens": 8,
+        "output_tokens": 10,
+        "output_reasoning_tokens": 2,
+    }
+    assert check_used([usage, none, usage], used) == []
+    assert check_used([none], {}) == []
+    assert check_used([usage, usage], {**used, "output_tokens": 11}) == [
+        "usage: 11 output_tokens are counted, and the responses say 10"
+    ]

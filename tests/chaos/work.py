@@ -27,12 +27,13 @@ class Work:
     """One piece: `do` carries it through and returns its outcome.
 
     kept: what it leaves is stored, so its outcome must equal that of a run without faults. Work that is not
-    kept may end with its connection.
+    kept may end with its connection. stays: all that it makes is stored and not deleted.
     """
 
     name: str
     do: Callable[[Client, str], Awaitable[Outcome]]
     kept: bool = True
+    stays: bool = True
 
 
 def outcome(response: Json) -> Outcome:
@@ -245,8 +246,9 @@ def scripted(draw: random.Random) -> list[Work]:
         ("cancel", lambda: cancelled(count(30, 90), draw.random())),
         ("delete", lambda: deleted(count(30, 90), draw.random())),
     ]
-    made = [Work(f"{name} {n}", make()) for n, (name, make) in enumerate(kinds * 3)]
-    return [*made, *(Work(f"unstored {n}", unstored(words()), kept=False) for n in range(3))]
+    made = [Work(f"{name} {n}", make(), stays=name != "delete") for n, (name, make) in enumerate(kinds * 3)]
+    gone = [Work(f"unstored {n}", unstored(words()), kept=False, stays=False) for n in range(3)]
+    return [*made, *gone]
 
 
 PROMPTS = (

@@ -199,11 +199,11 @@ def counts(where: Path | str) -> dict[str, int]:
 
 
 async def rows(storage: Storage) -> dict[str, int]:
-    """How many rows each table has that has any; what the processes know of each other aside, and the audit
-    log, which nothing ever leaves."""
+    """How many rows each table has that has any; what the processes know of each other aside, and what
+    nothing ever leaves: the audit log and the sums of usage."""
 
     def count(conn: Connection) -> dict[str, int]:
-        names = metadata.tables.keys() - {"commits", "runners", "audit", "audit_head"}
+        names = metadata.tables.keys() - {"commits", "runners", "audit", "audit_head", "usage"}
         counts = {name: conn.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in names}
         return {name: count for name, count in counts.items() if count}
 

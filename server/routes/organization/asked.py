@@ -13,6 +13,7 @@ from server.access import read_scopes
 from server.admin import keys
 from server.errors import invalid_value
 from server.http import MAX_PAGE, choice, integer, json_reply, page_json, query_text
+from server.ignored import queried
 from server.shapes import array, missing, text, whole
 
 MAX_NAME = 256
@@ -61,6 +62,13 @@ def order(query: QueryParams) -> Literal["asc", "desc"]:
 def after(query: QueryParams) -> str | None:
     """`after`: the id behind which the page begins."""
     return query_text(query, "after")
+
+
+def listed(query: QueryParams, name: str) -> tuple[str, ...]:
+    """A list, spelled `name[]=a` or `name=a`, once for each element."""
+    queried(f"{name}[]")
+    queried(name)
+    return tuple(value for value in (*query.getlist(f"{name}[]"), *query.getlist(name)) if value)
 
 
 def page(objects: Sequence[Mapping[str, Any]], *, has_more: bool) -> Response:

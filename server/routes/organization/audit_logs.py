@@ -13,7 +13,6 @@ from starlette.responses import Response
 from server.access import ADMIN
 from server.admin import audit
 from server.http import context, integer, json_reply, query_text
-from server.ignored import queried
 from server.routes.documented import needs
 from server.routes.organization import asked
 from storage import AuditFilter
@@ -30,16 +29,16 @@ async def list_audit_logs(request: Request) -> Response:
     wanted = AuditFilter(
         since=_bound(query, "gt", "gte", later=max),
         before=_bound(query, "lte", "lt", later=min),
-        actions=_list(query, "event_types"),
-        actors=_list(query, "actor_ids"),
-        targets=_list(query, "resource_ids"),
-        owners=_list(query, "project_ids"),
+        actions=asked.listed(query, "event_types"),
+        actors=asked.listed(query, "actor_ids"),
+        targets=asked.listed(query, "resource_ids"),
+        owners=asked.listed(query, "project_ids"),
     )
     before = query_text(query, "before")
     page = await audit.listed(
         context(request).storage, wanted, limit=asked.limit(query), after=asked.after(query), before=before
     )
-    if _list(query, "actor_emails"):  # nobody here has one
+    if asked.listed(query, "actor_emails"):  # nobody here has one
         page.update(data=[], first_id=None, last_id=None, has_more=False)
     return json_reply(orjson.dumps(page))
 
@@ -49,13 +48,6 @@ async def verify_audit_logs(request: Request) -> Response:
     """Whether nothing was changed or removed (extension). `number`: of an entry whose hash is wanted too."""
     number = integer(request.query_params, "number", minimum=0)
     return json_reply(orjson.dumps(await audit.verified(context(request).storage, number)))
-
-
-def _list(query: QueryParams, name: str) -> tuple[str, ...]:
-    """A list, spelled `name[]=a` or `name=a`, once for each element."""
-    queried(f"{name}[]")
-    queried(name)
-    return tuple(value for value in (*query.getlist(f"{name}[]"), *query.getlist(name)) if value)
 
 
 def _bound(query: QueryParams, past: str, at: str, *, later: Callable[[int, int], int]) -> int | None:

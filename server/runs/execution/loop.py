@@ -26,9 +26,10 @@ from server.runs.events import Draft, Journal
 from server.runs.execution.recovery_probation import Probation
 from server.runs.execution.recovery_replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
-from server.runs.planning import steps
+from server.runs.planning import spent, steps
 from server.telemetry import Asked, RequestRecord, Telemetry, current
 from server.threads import THREADED_TOKENS, aside, in_large_request
+from server.usage import Meter
 from server.webhooks import notice
 from storage import ClosedItem, Finish, Park, RunLost
 from tools import Registry, ToolResult
@@ -43,12 +44,18 @@ class Loop:
     """Carries out runs."""
 
     def __init__(
-        self, journal: Journal, probation: Probation, telemetry: Telemetry, registry: Registry
+        self,
+        journal: Journal,
+        probation: Probation,
+        telemetry: Telemetry,
+        registry: Registry,
+        meter: Meter,
     ) -> None:
         self._journal = journal
         self._probation = probation
         self._telemetry = telemetry
         self._registry = registry
+        self._meter = meter
 
     async def advance(self, run: Run) -> None:
         """Carry a run on until it ends or is parked.
@@ -280,10 +287,13 @@ class Loop:
         )
         drafts.append({"type": f"response.{status}", "response": {**head, "output": run.assembler.output}})
         append = run.plan.conversation_id is not None and status in ("completed", "incomplete")
-        finish = Finish(status, ended_at, append)
+        used = spent(run.plan, run.progress, ended_at)
+        if used is not None and not run.entry.fence:  # no transaction tells of this end
+            self._meter.add(used)
+        finish = Finish(status, ended_at, append, spent=used)
         if append and not run.plan.store:  # the conversation is the only store that these items have
             inputs, outputs = tuple(map(new_item, run.input)), tuple(map(new_item, run.assembler.output))
-            finish = Finish(status, ended_at, append, inputs, outputs)
+            finish = replace(finish, inputs=inputs, outputs=outputs)
         if run.plan.background:
             finish = replace(finish, notice=notice(run.plan.response_id, status, ended_at))
         self._journal.write(

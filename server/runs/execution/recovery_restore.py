@@ -67,7 +67,7 @@ class Restorer:
         seal = await self._sealing.seal(owner, plan.sealed_by)
         run = Run.of(plan, served, functions, context, seal, output, unfinished)
         run.queued = stored.status == "queued"
-        run.progress = _progress(records)
+        run.progress = Progress.of((len(record.token_ids), record.facts) for record in records)
         if run.progress.ended is not None:
             run.uncertain = frozenset(item["id"] for item in output if is_running(item))
         elif run.progress.generations:
@@ -97,10 +97,3 @@ def _events(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
 
 def _facts(record: Record) -> dict[str, Any]:
     return orjson.loads(record.facts) if record.facts else {}
-
-
-def _progress(records: Sequence[Record]) -> Progress:
-    progress = Progress()
-    for record in records:
-        progress.add(_facts(record), len(record.token_ids))
-    return progress

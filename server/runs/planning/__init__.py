@@ -6,6 +6,7 @@ from server.runs.planning import steps
 from server.runs.planning.history import Turn, drop_oldest, not_found, replayable
 from server.runs.planning.pasts import Pasts, read_items
 from server.runs.planning.plan import Functions, Planned, RunPlan, count_input, make_plan
+from server.runs.planning.spending import spent, spent_so_far
 from server.runs.planning.steps import TERMINAL, Progress, pending_calls
 
 __all__ = [
@@ -23,5 +24,7 @@ __all__ = [
     "pending_calls",
     "read_items",
     "replayable",
+    "spent",
+    "spent_so_far",
     "steps",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
+
+import orjson
 
 from server.items import (
     Item,
@@ -28,11 +31,21 @@ MAX_BROKEN_CALLS = 3
 
 
 @dataclass(slots=True)
+class Turn:
+    """The counters of one generation. input_tokens: the length of its prompt."""
+
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
 class Progress:
     """A run's counters, over all its generations; rebuilt from its records when another owner goes on.
 
     input_tokens: sum of the prompts' lengths. first_item: the output index of the last generation's first
     item. generation_tokens: output tokens of that generation. ended: how it ended, None while it is at work.
+    turns: the generations one by one.
     """
 
     generations: int = 0
@@ -43,6 +56,15 @@ class Progress:
     output_tokens: int = 0
     reasoning_tokens: int = 0
     ended: Literal["stop", "length"] | None = None
+    turns: list[Turn] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, log: Iterable[tuple[int, bytes | None]]) -> Progress:
+        """The counters of a log: by the number of tokens and the facts of each record, in order."""
+        progress = cls()
+        for num_tokens, facts in log:
+            progress.add(orjson.loads(facts) if facts else {}, num_tokens)
+        return progress
 
     def add(self, facts: Mapping[str, Any], num_tokens: int) -> None:
         """Count a record's tokens and facts: `generation`, `first_item`, `input_tokens`, `cached_tokens` come
@@ -58,18 +80,41 @@ class Progress:
             self.input_tokens += facts["input_tokens"]
             self.cached_tokens += facts["cached_tokens"]
             self.ended = None
+            self.turns.append(Turn(facts["input_tokens"], facts["cached_tokens"]))
+        if self.turns:
+            self.turns[-1].output_tokens = self.generation_tokens
         if "ended" in facts:
             self.ended = facts["ended"]
 
     def usage(self) -> dict[str, Any]:
-        """The official usage object."""
+        """The official usage object, and the same by turn: a list has one number for each generation."""
+        tool_output = self._tool_output_tokens()
         return {
             "input_tokens": self.input_tokens,
-            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": self.cached_tokens,
+                "cache_write_tokens": 0,
+                "input_tokens_per_turn": [turn.input_tokens for turn in self.turns],
+                "cached_tokens_per_turn": [turn.cached_tokens for turn in self.turns],
+            },
             "output_tokens": self.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "output_tokens_details": {
+                "reasoning_tokens": self.reasoning_tokens,
+                "tool_output_tokens": sum(tool_output),
+                "output_tokens_per_turn": [turn.output_tokens for turn in self.turns],
+                "tool_output_tokens_per_turn": tool_output,
+            },
             "total_tokens": self.input_tokens + self.output_tokens,
         }
+
+    def _tool_output_tokens(self) -> list[int]:
+        """By how much each prompt is longer than the one before it and what was generated upon that: what
+        tools returned, as the model is shown it. A template that drops earlier thoughts makes it less."""
+        first = [0] * min(len(self.turns), 1)
+        return first + [
+            max(0, turn.input_tokens - before.input_tokens - before.output_tokens)
+            for before, turn in pairwise(self.turns)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ ROOT = Path(__file__).parents[3]
 
 LIGHT = """
 import sys
+import time
 from server.cli import main
 try:
     main(sys.argv[1:])
@@ -261,6 +264,60 @@ def test_keys_with_scopes_an_end_and_successors(capsys: pytest.CaptureFixture[st
     ran("owners", "archive", team)
     assert all(key["revoked_at"] for key in keys() if key["owner"] == team)
     assert "archived" in ran("owners", "list")
+
+
+def test_usage_is_shown_with_and_without_a_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from storage import Account, Counts, Spent, open_storage
+
+    data = ["--data", str(tmp_path)]
+    day = 86_400_000_000
+    today = time.time_ns() // 1000 // day * day
+
+    async def write() -> None:
+        storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="test")
+        for owner, key, model, at in (
+            ("ann", "key_a", "m", today),
+            ("ann", "key_a", "n", today - day),
+            ("bob", None, "m", today - 40 * day),
+            ("bob", None, "m", today),
+        ):
+            counts = Counts(1, 1_000_000, 400_000, 10, 3)
+            await storage.add_usage([Spent(at, Account(owner, key, model, "default"), counts)])
+        await storage.close()
+
+    asyncio.run(write())
+
+    def ran(*args: str) -> str:
+        assert main(["usage", *args, *data]) == 0
+        return capsys.readouterr().out
+
+    def sums(*args: str) -> list[tuple[object, ...]]:
+        names = ("owner", "key", "model", "day", "requests")
+        return [tuple(row[name] for name in names if name in row) for row in json.loads(ran(*args, "--json"))]
+
+    lines = ran().splitlines()
+    assert lines[0].split() == ["OWNER", "MODEL", "REQUESTS", "INPUT", "CACHED", "OUTPUT", "REASONING"]
+    assert lines[1].split() == ["ann", "m", "1", "1000000", "400000", "10", "3"]
+    assert len(lines) == 4
+    assert sums("--by", "owner", "--since", "60d") == [("ann", 2), ("bob", 2)]
+    assert sums("--by", "key", "--owner", "bob") == [(None, 1)]
+    shown = datetime.fromtimestamp(today / 1e6, UTC).strftime("%Y-%m-%d")
+    assert sums("--by", "day", "--by", "model", "--since", shown) == [("m", shown, 2)]
+    assert sums("--by", "model", "--until", shown) == [("n", 1)]
+    priced = json.loads(ran("--by", "model", "--json", "--price", "m=2/0.5/8", "--currency", "EUR"))
+    assert [(row["model"], row["cost"], row["currency"]) for row in priced] == [
+        ("m", 2.80016, "eur"),
+        ("n", 0.0, "eur"),
+    ]
+    assert "COST (USD)" in ran("--price", "*=1/1/1")
+    for refused, says in (
+        (["--since", "yesterday"], "no duration"),
+        (["--since", "2026-13-01"], "no time"),
+        (["--since", "1d", "--until", "2d"], "later than"),
+        (["--price", "m=1/2"], "MODEL=INPUT/CACHED/OUTPUT"),
+    ):
+        assert main(["usage", *refused, *data]) == 2, refused
+        assert says in capsys.readouterr().err, refused
 
 
 def test_the_audit_log_and_what_was_taken_from_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -648,6 +705,7 @@ async def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 DYING = """
 import sys
+import time
 from engine import EngineDead, ScriptedEngine
 from engine.backends.script import Say
 from server.config import load

@@ -12,12 +12,22 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
+from server.clock import now_us
 from server.config import Config
 from server.http.sse import StreamCut
 from server.process import retention
 from server.process.retention import Retention, limits
 from server.routes.responses import _frames
-from storage import EventsExpired, Limits, StorageUnavailable, Swept
+from storage import (
+    Account,
+    Counts,
+    EventsExpired,
+    Limits,
+    Spent,
+    StorageUnavailable,
+    Swept,
+    UsageFilter,
+)
 from tests.support.making import rows
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import WEATHER, Api, Gate, answer, call, calls, gated, text
@@ -174,3 +184,16 @@ async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None
         await storage.swept.wait()
     await sweeper.close()
     assert sweeper.readings()["responses_total"] >= 1
+
+
+async def test_old_usage_is_kept_by_the_hour(server_app: Running) -> None:
+    storage, account = server_app.context.storage, Account("ann", None, "m", "default")
+    hour, minute = 3600 * 1_000_000, 60 * 1_000_000
+    begin = now_us() - int(retention.USAGE_MINUTES_S * 1e6) - 3 * hour
+    begin -= begin % hour
+    young = begin + 10 * hour
+    times = (begin + 5 * minute, begin + 6 * minute, young + 5 * minute, young + 6 * minute)
+    await storage.add_usage([Spent(at, account, Counts(1)) for at in times])
+    await sweep(server_app)
+    sums = await storage.usage_sums(UsageFilter("completions", 0, now_us()), (), minute)
+    assert [(one.start, one.counts.requests) for one in sums] == [(begin, 2), *((at, 1) for at in times[2:])]

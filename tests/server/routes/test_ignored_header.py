@@ -76,6 +76,8 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("POST", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}/rotate"): {},
     ("GET", "/v1/organization/audit_logs"): None,
     ("GET", "/v1/organization/audit_logs/verify"): None,
+    ("GET", "/v1/organization/usage/{kind}"): None,
+    ("GET", "/v1/organization/costs"): None,
     # These come last: they take away what the others are about.
     ("DELETE", "/v1/organization/admin_api_keys/{admin_key_id}"): None,
     ("DELETE", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}"): None,
@@ -131,6 +133,7 @@ async def test_every_route_names_what_it_does_not_read(
         ],
         "{key_id}": (await made("/admin/keys", {"owner": "other"}))["id"],
         "{project_id}": "team",
+        "{kind}": "completions",
         "{account_id}": "team",
         "{project_key_id}": (await made("/admin/keys", {"owner": "team"}))["id"],
         "{admin_key_id}": (await made("/v1/organization/admin_api_keys", {"name": "ops"}))["id"],
@@ -144,7 +147,11 @@ async def test_every_route_names_what_it_does_not_read(
         if body is not None and "tool_outputs" in body:
             body["tool_outputs"] = [{"call_id": ended["output"][0]["call_id"], "output": "1"}]
         headers = admin if path.startswith(ADMIN) else {"authorization": f"Bearer {key}"}
-        query = {"unheard_of": "", "owner": "somebody"} if path == "/admin/export" else {"unheard_of": ""}
+        query = {"unheard_of": ""}
+        if path == "/admin/export":
+            query["owner"] = "somebody"
+        if path.endswith(("/usage/completions", "/costs")):
+            query["start_time"] = "0"
         reply = await client.request(method, path, params=query, json=body, headers=headers)
         assert reply.status_code == 200, (method, path, reply.text)
         expected = "?unheard_of" if body is None else "unheard_of,?unheard_of"

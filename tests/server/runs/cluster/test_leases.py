@@ -23,6 +23,7 @@ from tests.support import wire
 from tests.support.postgres import Postgres
 from tests.support.running import Running, http_client, live_app
 from tests.support.talk import WEATHER, Api, Gate, Live, call, gated, text
+from tests.support.usage import told, used
 
 LEASE_S = 0.4
 SAID = "one two three four"
@@ -177,6 +178,7 @@ async def test_a_run_is_deleted_from_another_server(fleet: Fleet) -> None:
         await a.gate.reached.wait()
         await b.api.delete(live.id)
         assert (await live.done())["status"] == (await there.done())["status"] == "cancelled"
+        assert (await used(b.server)).output_tokens > 0
     await until(lambda: a.engine.stats().running == 0 and a.server.context.runs.num_active == 0)
     await a.api.fails(404, "GET", f"/v1/responses/{live.id}")
 
@@ -240,7 +242,9 @@ async def test_the_runs_of_a_dead_server_go_on_at_another(fleet: Fleet) -> None:
         assert (done["status"], text(done)) == ("completed", SAID)
         assert there.raw.startswith(live.raw), "what was seen is the beginning of what is read"
         assert await b.api.replay(live.id) == there.raw
-        assert text(await b.api.ended(queued["id"])) == SAID
+        late = await b.api.ended(queued["id"])
+        assert text(late) == SAID
+        assert await used(b.server) == told(done, late), "each counts once"
 
 
 async def test_a_server_that_was_only_paused_writes_nothing(fleet: Fleet) -> None:
@@ -263,6 +267,7 @@ async def test_a_server_that_was_only_paused_writes_nothing(fleet: Fleet) -> Non
         follower.cancel()
         assert await b.api.replay(live.id) == live.raw
         wire.check_stream(wire.events(await b.api.replay(late["id"])))
+        assert await used(a.server) == told(done, end), "what it wrote late is not counted"
 
 
 async def test_a_server_that_is_stopped_hands_over_at_once(fleet: Fleet) -> None:

@@ -8,6 +8,8 @@ import random
 import re
 import signal
 import sys
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
+from tests.chaos.checker import check_used
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, gated, prompts, text
 
@@ -210,6 +213,19 @@ async def _check(url: str, history: History) -> None:
             assert seen.id is not None
             assert (await api.replay(seen.id)).startswith(seen.raw), "I2: not what was seen"
         assert (await api.create("say still here"))["status"] == "completed"
+        await _check_usage(api)
+
+
+async def _check_usage(api: Api) -> None:
+    """Every response is counted once, whatever happened to those that carried it on."""
+    stored = [await api.ended(each["id"]) for each in await api.pages("/v1/responses", limit=100)]
+    since = {"start_time": int(time.time()) - 86400}
+    page = (await api.http.get("/v1/organization/usage/completions", params=since)).json()
+    used: Counter[str] = Counter()
+    for bucket in page["data"]:
+        for result in bucket["results"]:
+            used.update({name: value for name, value in result.items() if type(value) is int})
+    assert check_used([each["usage"] for each in stored], used) == []
 
 
 async def test_a_kill_at_a_random_moment_loses_nothing_that_was_seen(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""/v1/organization/usage and /costs: what was used, and what it cost.
+
+An administrator's key sees all projects; every other key that may read usage sees its own project alone.
+"""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.access import ADMIN, ADMIN_READS, Principal
+from server.clock import now_us
+from server.http import choice, context, integer, json_reply, principal, query_text
+from server.routes.documented import needs
+from server.routes.organization import asked
+from server.shapes import missing, refuse
+from server.usage import (
+    COST_BUCKETS,
+    COSTS_GROUP_BY,
+    KINDS,
+    WIDTHS,
+    Asked,
+    Prices,
+    costs_page,
+    usage_page,
+)
+from storage import NotFound
+
+router = APIRouter(prefix="/v1/organization", include_in_schema=False)
+
+
+MAX_SECONDS = 10**11
+
+NOBODY_HAS = ("user_ids", "vector_store_ids", "context_levels", "sizes", "sources")
+"""Lists of what no usage here belongs to: asking for some of it is asking for nothing."""
+
+
+@router.get("/usage/{kind}", **needs(ADMIN_READS))
+async def get_usage(request: Request, kind: str) -> Response:
+    """One page of buckets, oldest first."""
+    if kind not in KINDS:
+        raise NotFound("kind of usage", kind)
+    query, here = request.query_params, context(request)
+    width = choice(query, "bucket_width", tuple(WIDTHS)) or "1d"
+    seconds, usual, most = WIDTHS[width]
+    wanted = _wanted(query, principal(request), seconds, (usual, most), KINDS[kind].group_by)
+    await here.meter.flush()
+    return json_reply(orjson.dumps(await usage_page(here.storage, kind, wanted)))
+
+
+@router.get("/costs", **needs(ADMIN_READS))
+async def get_costs(request: Request) -> Response:
+    """One page of days, oldest first."""
+    query, here = request.query_params, context(request)
+    choice(query, "bucket_width", ("1d",))
+    wanted = _wanted(query, principal(request), WIDTHS["1d"][0], COST_BUCKETS, COSTS_GROUP_BY)
+    await here.meter.flush()
+    return json_reply(orjson.dumps(await costs_page(here.storage, Prices(here.config), wanted)))
+
+
+def _wanted(
+    query: QueryParams, who: Principal, width: int, sizes: tuple[int, int], groups: tuple[str, ...]
+) -> Asked:
+    """What a query asks for. sizes: how many buckets a page has by default, and at most. Raises ApiError."""
+    start = integer(query, "start_time", minimum=0, maximum=MAX_SECONDS)
+    if start is None:
+        missing("start_time")
+    end = integer(query, "end_time", minimum=0, maximum=MAX_SECONDS)
+    if end is not None and end <= start:
+        refuse("end_time", "Invalid 'end_time': it must be later than 'start_time'.")
+    usual, most = sizes
+    limit = integer(query, "limit", minimum=1, maximum=most)
+    owners = asked.listed(query, "project_ids")
+    nothing = any([asked.listed(query, name) for name in NOBODY_HAS])
+    if not who.scopes.allow(ADMIN):
+        nothing = nothing or bool(owners and who.owner not in owners)
+        owners = (who.owner,)
+    batch = choice(query, "batch", ("true", "false"))
+    until = max(now_us() // 1_000_000, start) + 1 if end is None else end
+    whole = Asked(
+        start=start,
+        end=until,
+        width=width,
+        limit=usual if limit is None else limit,
+        first=start,
+        open=end is None,
+        nothing=nothing,
+        group_by=_group_by(query, groups),
+        owners=owners,
+        key_ids=asked.listed(query, "api_key_ids"),
+        models=asked.listed(query, "models"),
+        batch=None if batch is None else batch == "true",
+        line_items=asked.listed(query, "line_items"),
+    )
+    page = query_text(query, "page")
+    try:
+        return whole if page is None else whole.at(page)
+    except ValueError as error:
+        refuse("page", f"Invalid 'page': {error}.")
+
+
+def _group_by(query: QueryParams, groups: tuple[str, ...]) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(asked.listed(query, "group_by")))
+    for name in found:
+        if name not in groups:
+            wanted = ", ".join(f"'{known}'" for known in groups)
+            refuse("group_by", f"Invalid 'group_by'. Supported values are: {wanted}.")
+    return found

@@ -1,0 +1,31 @@
+"""What a run has used, as it is counted for its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.clock import now_us
+from server.runs.planning.plan import RunPlan
+from server.runs.planning.steps import Progress
+from server.schema import TIERS
+from storage import Account, Counts, Spent
+
+
+def spent(plan: RunPlan, progress: Progress, at: int) -> Spent | None:
+    """What a run used that ended at `at` (microseconds), whichever way; None where no generation began."""
+    if not progress.generations:
+        return None
+    account = Account(plan.owner, plan.key_id, plan.model, TIERS[plan.priority])
+    counts = Counts(
+        requests=1,
+        input_tokens=progress.input_tokens,
+        cached_tokens=progress.cached_tokens,
+        output_tokens=progress.output_tokens,
+        reasoning_tokens=progress.reasoning_tokens,
+    )
+    return Spent(at, account, counts)
+
+
+def spent_so_far(plan: bytes, log: Sequence[tuple[int, bytes | None]]) -> Spent | None:
+    """The same of a run that goes now, by its plan and its log as they are stored (`storage.Spending`)."""
+    return spent(RunPlan.load(plan), Progress.of(log), now_us())

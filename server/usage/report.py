@@ -1,0 +1,236 @@
+"""Usage and costs in the official shapes: pages of buckets of time, each with a result for each group.
+
+Buckets begin on whole minutes, hours or days of UTC. The first one begins where the range that is asked for
+begins, and the last one ends where that ends, so that ranges that follow each other count nothing twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+from server.usage.prices import Prices
+from storage import Dimension, Storage, UsageFilter, UsageSum
+
+SECOND = 1_000_000
+
+WIDTHS: Mapping[str, tuple[int, int, int]] = {
+    "1m": (60, 60, 1440),
+    "1h": (3600, 24, 168),
+    "1d": (86400, 7, 31),
+}
+"""Width of a bucket -> its seconds, and how many buckets a page has by default and at most."""
+
+COST_BUCKETS = (7, 180)
+"""The same of costs, whose buckets are days."""
+
+DIMENSIONS: Mapping[str, Dimension] = {
+    "project_id": "owner",
+    "api_key_id": "key_id",
+    "model": "model",
+    "batch": "batch",
+    "service_tier": "tier",
+}
+"""What a group is told apart by here. Whatever else the official API groups by has one value, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of usage. object: of its results. counted: fields of a result -> what they are called among
+    `Counts`. group_by: what it may be grouped by."""
+
+    object: str
+    counted: Mapping[str, str]
+    group_by: tuple[str, ...] = ("project_id", "user_id", "api_key_id", "model")
+
+
+_TOKENS = {"input_tokens": "input_tokens", "num_model_requests": "requests"}
+
+KINDS: Mapping[str, Kind] = {
+    "completions": Kind(
+        "organization.usage.completions.result",
+        {
+            **_TOKENS,
+            "input_cached_tokens": "cached_tokens",
+            "output_tokens": "output_tokens",
+            "output_reasoning_tokens": "reasoning_tokens",  # an extension
+        },
+        ("project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"),
+    ),
+    "embeddings": Kind("organization.usage.embeddings.result", _TOKENS),
+    "moderations": Kind("organization.usage.moderations.result", _TOKENS),
+    "decisions": Kind(
+        "organization.usage.decisions.result",
+        {},
+        ("project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"),
+    ),
+    "images": Kind(
+        "organization.usage.images.result",
+        {},
+        ("project_id", "user_id", "api_key_id", "model", "size", "source"),
+    ),
+    "audio_speeches": Kind("organization.usage.audio_speeches.result", {}),
+    "audio_transcriptions": Kind("organization.usage.audio_transcriptions.result", {}),
+    "vector_stores": Kind("organization.usage.vector_stores.result", {}, ("project_id",)),
+    "code_interpreter_sessions": Kind(
+        "organization.usage.code_interpreter_sessions.result", {"num_sessions": "requests"}, ("project_id",)
+    ),
+    "file_search_calls": Kind(
+        "organization.usage.file_searches.result",
+        {"num_requests": "requests"},
+        ("project_id", "user_id", "api_key_id", "vector_store_id"),
+    ),
+    "web_search_calls": Kind(
+        "organization.usage.web_searches.result",
+        {"num_requests": "requests", "num_model_requests": "requests"},
+        ("project_id", "user_id", "api_key_id", "model", "context_level", "api_source"),
+    ),
+}
+"""By the last part of their paths. Of a kind that counts nothing, every bucket is empty."""
+
+_PAGE = re.compile(r"page_([0-9]{1,12})", re.ASCII)
+
+COSTS_GROUP_BY = ("project_id", "user_id", "line_item", "api_key_id", "api_source")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A page that is asked for. Times are unix seconds; `start` is included, `end` is not.
+
+    width: seconds of a bucket. first: where the first bucket of the page begins. open: nobody named an end,
+    so that the last bucket is shown whole. nothing: it is asked for what nothing here has, such as a user.
+    """
+
+    start: int
+    end: int
+    width: int
+    limit: int
+    first: int
+    open: bool = False
+    nothing: bool = False
+    group_by: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+    key_ids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    batch: bool | None = None
+    line_items: tuple[str, ...] = ()
+
+    def at(self, page: str) -> Asked:
+        """The page of this name, which an earlier one says under `next_page`. ValueError for what is none."""
+        found = _PAGE.fullmatch(page)
+        if found is None or not self.start < int(found[1]) < self.end or int(found[1]) % self.width:
+            raise ValueError("expected the 'next_page' of an earlier page of the same range")
+        return replace(self, first=int(found[1]))
+
+    def starts(self) -> list[int]:
+        """Where the buckets of the page would begin if all of them were whole."""
+        first = self.first - self.first % self.width
+        return list(range(first, self.end, self.width)[: self.limit])
+
+    def filter(self, kind: str) -> UsageFilter:
+        """What storage is asked for: the page's buckets. Ends count as the minute that they lie in, rounded
+        down; the minute of now is in an open range."""
+        since = max(self.first, self.start)
+        before = min(self.starts()[-1] + self.width, self.end)
+        return UsageFilter(
+            kind=kind,
+            since=(since - since % 60) * SECOND,
+            before=(before if self.open else before - before % 60) * SECOND,
+            owners=self.owners,
+            key_ids=self.key_ids,
+            models=self.models,
+            batch=self.batch,
+        )
+
+
+async def usage_page(storage: Storage, kind: str, asked: Asked) -> dict[str, Any]:
+    """A page of one of KINDS."""
+    row = KINDS[kind]
+    by = tuple(DIMENSIONS[name] for name in asked.group_by if name in DIMENSIONS)
+    found: Sequence[UsageSum] = ()
+    if row.counted and not asked.nothing:
+        found = await storage.usage_sums(asked.filter(kind), by, asked.width * SECOND)
+
+    def result(one: UsageSum) -> dict[str, Any]:
+        counted = {name: getattr(one.counts, of) for name, of in row.counted.items()}
+        return {"object": row.object, **counted, **_groups(row.group_by, asked, one)}
+
+    return _page(asked, [(one.start, result(one)) for one in found])
+
+
+async def costs_page(storage: Storage, prices: Prices, asked: Asked) -> dict[str, Any]:
+    """A page of what was used, at the prices of today."""
+    by = tuple(DIMENSIONS[name] for name in asked.group_by if name in DIMENSIONS)
+    found: Sequence[UsageSum] = ()
+    if prices and not asked.nothing:
+        found = await storage.usage_sums(asked.filter("completions"), (*by, "model"), asked.width * SECOND)
+    lines: dict[tuple[Any, ...], _Line] = {}
+    for one in found:
+        model = str(one.by["model"])
+        for line, (tokens, cost) in prices.lines(model, one.counts).items():
+            item = f"{model}, {line}"
+            if asked.line_items and item not in asked.line_items:
+                continue
+            named = item if "line_item" in asked.group_by else None
+            key = (one.start, *(one.by[name] for name in by), named)
+            entry = lines.setdefault(key, _Line(_groups(COSTS_GROUP_BY, asked, one) | {"line_item": named}))
+            entry.tokens += tokens
+            entry.cost += cost
+
+    def result(line: _Line) -> dict[str, Any]:
+        by_line = line.groups["line_item"] is not None
+        return {
+            "object": "organization.costs.result",
+            "amount": {"value": float(line.cost), "currency": prices.currency},
+            "quantity": line.tokens if by_line else None,
+            "quantity_unit": "tokens" if by_line else None,
+            **line.groups,
+        }
+
+    return _page(asked, [(key[0], result(line)) for key, line in lines.items()])
+
+
+@dataclass(slots=True)
+class _Line:
+    """A result of costs while it is summed up."""
+
+    groups: dict[str, Any]
+    tokens: int = 0
+    cost: Decimal = field(default_factory=Decimal)
+
+
+def _groups(names: Iterable[str], asked: Asked, one: UsageSum) -> dict[str, Any]:
+    """What a result says of its group: null where it is not grouped by that, or nothing here has it."""
+    groups: dict[str, Any] = dict.fromkeys(names)
+    for name in asked.group_by:
+        if name in DIMENSIONS:
+            groups[name] = one.by[DIMENSIONS[name]]
+        elif name == "api_source":
+            groups[name] = "unlabeled"
+    return groups
+
+
+def _page(asked: Asked, results: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    starts = asked.starts()
+    buckets: dict[int, list[dict[str, Any]]] = {start: [] for start in starts}
+    for start, result in results:
+        buckets[start // SECOND].append(result)
+    behind = starts[-1] + asked.width
+    more = behind < asked.end
+    return {
+        "object": "page",
+        "data": [
+            {
+                "object": "bucket",
+                "start_time": max(start, asked.start),
+                "end_time": start + asked.width if asked.open else min(start + asked.width, asked.end),
+                "results": found,
+            }
+            for start, found in buckets.items()
+        ],
+        "has_more": more,
+        "next_page": f"page_{behind}" if more else None,
+    }

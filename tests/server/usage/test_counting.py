@@ -1,0 +1,203 @@
+"""What is counted of responses and completions, however they end, is what their replies say."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine import ScriptedEngine
+from server.usage import Meter
+from storage import Account, Counts, Spent, StorageUnavailable
+from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, gated, gated_at
+from tests.support.usage import told, used
+from tests.support.wire import Json
+
+
+async def test_stored_unstored_and_hidden_responses_count_once(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        made = [await api.create("think hm then say one")]
+        assert await used(server) == told(*made)
+        made.append(await api.create("say two", store=False))
+        conversation = await api.conversation()
+        made.append(await api.create("say three", store=False, conversation=conversation))
+        made.append(await api.create("count 50", max_output_tokens=16))
+        keyed = {"json": {"input": "say four", "store": False}, "headers": {"idempotency-key": "k"}}
+        first, again = [await client.post("/v1/responses", **keyed) for _ in range(2)]
+        assert first.json() == again.json()
+        made.append(first.json())
+        assert await used(server) == told(*made)
+        assert [one["usage"]["output_tokens_details"]["reasoning_tokens"] > 0 for one in made] == [
+            True, False, False, False, False,
+        ]  # fmt: skip
+
+
+async def test_cancelled_and_deleted_runs_count_what_they_generated(tmp_path: Path) -> None:
+    gate = Gate()
+    async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
+        api = Api(client)
+        async with (
+            api.open("hi") as cancelled,
+            api.open("hi") as deleted,
+            api.open("hi", store=False) as left,
+        ):
+            for live in (cancelled, deleted, left):
+                await live.until("output_text.delta")
+            ended = await api.cancel(cancelled.id)
+            assert ended["usage"]["output_tokens"] > 0
+            assert await used(server) == told(ended)
+            await api.delete(deleted.id)
+            await deleted.cut()
+            assert await used(server) == told(ended, ended), "it had generated the same"
+        while (await used(server)).requests < 3:  # the client that left ends the unstored one
+            await asyncio.sleep(0.01)
+        assert await used(server) == told(ended, ended, ended)
+
+
+async def test_a_queued_response_that_is_cancelled_has_used_nothing(tmp_path: Path) -> None:
+    gate = Gate()
+    async with (
+        running_app(tmp_path, ScriptedEngine(gated(gate)), max_num_seqs=1) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        first = await api.create("hi", background=True)
+        await gate.reached.wait()
+        queued = await api.create("hi", background=True)
+        assert (await api.cancel(queued["id"]))["usage"]["input_tokens"] == 0
+        await api.delete((await api.create("hi", background=True))["id"])
+        assert await used(server) == Counts()
+        gate.release.set()
+        done = await api.ended(first["id"])
+        assert await used(server) == told(done)
+
+
+async def test_turns_are_listed_and_survive_a_restart(tmp_path: Path) -> None:
+    asked = {"tools": [WEATHER], "await_tool_outputs": True, "background": True}
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        begun = await api.create(call(), **asked)
+        while not (found := await api.get(begun["id"])).get("pending_tool_calls"):
+            await asyncio.sleep(0.01)
+        assert await used(server) == Counts(), "it has not ended"
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        [pending] = calls(found)
+        await api.outputs(begun["id"], {pending["call_id"]: "sunny and warm"})
+        done = await api.ended(begun["id"])
+        assert await used(server) == told(done)
+        given, made = done["usage"]["input_tokens_details"], done["usage"]["output_tokens_details"]
+        inputs, outputs = given["input_tokens_per_turn"], made["output_tokens_per_turn"]
+        assert len(inputs) == len(outputs) == len(given["cached_tokens_per_turn"]) == 2
+        assert (sum(inputs), sum(outputs)) == (done["usage"]["input_tokens"], done["usage"]["output_tokens"])
+        grown = inputs[1] - inputs[0] - outputs[0]
+        assert grown > 0 and made["tool_output_tokens_per_turn"] == [0, grown]
+        assert made["tool_output_tokens"] == grown
+
+
+async def test_tools_of_the_server_are_turns_too(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        asked = 'call calculator {"expression": "6*7"}'
+        done = await Api(client).create(asked, tools=[BUILTIN])
+        assert len(done["usage"]["output_tokens_details"]["output_tokens_per_turn"]) == 2
+        assert done["usage"]["output_tokens_details"]["tool_output_tokens"] > 0
+        assert await used(server) == told(done), "a response is one request, however many turns it has"
+
+
+CHAT = {"messages": [{"role": "user", "content": "think hm then say one two"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", {**CHAT, "n": 3}),
+        ("/v1/completions", {"prompt": ["say one", "say two"], "n": 2}),
+        ("/v1/completions", {"prompt": "say one", "max_tokens": 0, "echo": True}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_completions_count_what_they_say(
+    server_app: Running, client: httpx.AsyncClient, path: str, body: Json, stream: bool
+) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    reply = await client.post(path, json={**body, **options})
+    assert reply.status_code == 200, reply.text
+    usage: Any
+    if stream:
+        frames = [line for line in reply.text.split("\n\n") if line.startswith("data: {")]
+        usage = httpx.Response(200, text=frames[-1].removeprefix("data: ")).json()["usage"]
+    else:
+        usage = reply.json()["usage"]
+    assert await used(server_app) == Counts(
+        1,
+        usage["prompt_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"],
+        usage["completion_tokens"],
+        usage["completion_tokens_details"]["reasoning_tokens"],
+    )
+
+
+async def test_a_chat_whose_client_leaves_counts_what_was_generated(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "held"))
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+        body = {"messages": [{"role": "user", "content": "count 500"}], "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            async for _ in reply.aiter_raw():
+                break
+        while not (await used(server)).requests:
+            await asyncio.sleep(0.01)
+        counted = await used(server)
+        assert counted.requests == 1 and counted.input_tokens > 0 and counted.output_tokens > 0
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The meter
+
+ACCOUNT = Account("ann", None, "m", "default")
+
+
+class Written:
+    """Storage, as far as a meter asks it."""
+
+    def __init__(self) -> None:
+        self.spent: list[Spent] = []
+        self.away = False
+
+    async def add_usage(self, spent: list[Spent]) -> None:
+        if self.away:
+            raise StorageUnavailable("away")
+        self.spent += spent
+
+
+async def test_what_was_counted_is_written_by_itself_and_at_the_end() -> None:
+    storage = Written()
+    meter = Meter(storage)  # type: ignore[arg-type]
+    meter.start()
+    for _ in range(3):
+        meter.add(Spent(61_000_000, ACCOUNT, Counts(1, 2)))
+    async with asyncio.timeout(30):
+        while not storage.spent:
+            await asyncio.sleep(0.01)
+    assert storage.spent == [Spent(60_000_000, ACCOUNT, Counts(3, 6))]
+    meter.add(Spent(1, ACCOUNT, Counts(1)))
+    await meter.close()
+    assert storage.spent[1:] == [Spent(0, ACCOUNT, Counts(1))]
+
+
+async def test_what_the_database_does_not_take_is_kept() -> None:
+    storage = Written()
+    meter = Meter(storage)  # type: ignore[arg-type]
+    storage.away = True
+    meter.add(Spent(1, ACCOUNT, Counts(1)))
+    await meter.flush()
+    meter.add(Spent(2, ACCOUNT, Counts(1)))
+    storage.away = False
+    await meter.close()
+    assert storage.spent == [Spent(0, ACCOUNT, Counts(2))]
