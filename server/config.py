@@ -28,6 +28,8 @@ from pydantic import (
     ValidationInfo,
 )
 
+from server.limits import parse_limits
+
 THREADED_BYTES = 64 * 1024
 """Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
 SHIPPED_MODEL = "antiphon-tiny"
@@ -59,6 +61,11 @@ def _named_paths(values: tuple[str, ...]) -> tuple[str, ...]:
         if not name.strip() or not path.strip():
             raise ValueError(f"{value!r} is not of the form NAME=PATH")
     return values
+
+
+def _limits(words: tuple[str, ...]) -> tuple[str, ...]:
+    parse_limits(words)
+    return words
 
 
 def _host_pattern(value: str) -> str:
@@ -144,6 +151,7 @@ HostPatterns = Annotated[tuple[Annotated[str, AfterValidator(_host_pattern)], ..
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(_split)]
 HeaderValue = Annotated[str, AfterValidator(_header_value)]
+LimitWords = Annotated[Names, AfterValidator(_limits)]
 NamedPaths = Annotated[Names, AfterValidator(_named_paths)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
 Folder = Annotated[Path, BeforeValidator(_path)]
@@ -350,6 +358,11 @@ class Config(BaseModel):
         300_000, "most brackets and commas of a request body", unit="values", ge=1000
     )
     max_waiting: int = _setting(512, "requests that wait for the engine before 429", unit="requests", gt=0)
+    owner_limit: LimitWords = _setting(
+        (),
+        "what every owner may use that has no such limit of its own: NAME=NUMBER or MODEL:NAME=NUMBER, such "
+        "as requests_per_minute=60 (repeatable)",
+    )
     max_queued: int = _setting(
         1000, "background responses of one tenant that wait for their turn before 429", unit="responses", gt=0
     )

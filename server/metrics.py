@@ -80,6 +80,12 @@ class Telemetry:
             ("outcome",),
             registry=registry,
         )
+        self._limited = Counter(
+            "antiphon_rate_limited",
+            "Requests refused, by the limit in the way.",
+            ("limit",),
+            registry=registry,
+        )
         self._in_flight = Gauge("antiphon_requests_in_flight", "Requests being answered.", registry=registry)
 
     def watch(self, readings: Readings) -> None:
@@ -122,6 +128,10 @@ class Telemetry:
                         self.tokens(len(chunk.token_ids), now - then)
                     then, first = now, False
                 yield chunk
+
+    def limited(self, limit: str) -> None:
+        """A request, or a call of a tool, was one too many."""
+        self._limited.labels(limit).inc()
 
     def committed(self, seconds: float) -> None:
         """An event waited this long for its commit."""

@@ -26,6 +26,7 @@ from storage.queries import (
     history,
     idempotency,
     items,
+    quotas,
     responses,
     retention,
     runs,
@@ -505,6 +506,17 @@ class Storage:
     async def usage(self, owner: str) -> Usage:
         """What an owner stores, in bytes; a response counts once a sweep by bytes has measured it."""
         return await self._read(partial(retention.usage, owner=owner))
+
+    # -- rate limits -----------------------------------------------------------------------------------------
+
+    async def move_quotas(self, ids: Sequence[str], move: quotas.Move[T]) -> T:
+        """Changes how much of some rate limits is used up; see `quotas.Move`. Nobody else changes them
+        meanwhile. May be lost with the machine."""
+        return await self._write_late(partial(quotas.move, ids=tuple(ids), move=move))
+
+    async def sweep_quotas(self) -> int:
+        """Forgets rate limits of which nothing is used; returns how many."""
+        return await self._write_late(quotas.sweep)
 
     # -- tenants ---------------------------------------------------------------------------------------------
 

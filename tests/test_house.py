@@ -47,7 +47,7 @@ ORDERS = {
     ),
     "tools": ("spec", "runtime", "builtin"),
     "server": (
-        *("clock", "threads", "config", "errors", "metrics", "sse_frame", "model_registry"),
+        *("clock", "threads", "errors", "limits", "config", "metrics", "sse_frame", "model_registry"),
         *("environment", "quota", "ignored", "shapes", "items", "schema", "access"),
         *(
             "item_ids",

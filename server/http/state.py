@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from server.encrypted_reasoning import Sealing
     from server.errors import ApiError
     from server.http.arrivals import Arrivals
+    from server.limits import Limiter
     from server.metrics import Telemetry
     from server.model_registry import Models
     from server.quota import Quota
@@ -35,6 +36,7 @@ class Context:
     runs: Runs
     telemetry: Telemetry
     quota: Quota
+    limiter: Limiter
 
 
 class ServerState(Protocol):

@@ -21,6 +21,7 @@ from server.config import Config
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
+from server.limits import NONE, Limiter, Meters, changed, parse_limits
 from server.metrics import Telemetry
 from server.model_registry import Models, build_engine, served_names
 from server.process.retention import Retention
@@ -62,6 +63,7 @@ class ServerLifecycle:
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
         self._retention: Retention | None = None
+        self._meters: Meters | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._drained = False
         self._num_posts = 0
@@ -87,12 +89,18 @@ class ServerLifecycle:
         models.add(self._engine, served_names(self.config))
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         quota = Quota(self._storage, self.config.max_bytes_per_owner)
-        runs = Runs(self._storage, models, sealing, self.config, self.telemetry, quota, self._registry)
-        context = Context(self.config, self._storage, models, sealing, runs, self.telemetry, quota)
+        self._meters = Meters(self._storage)
+        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
+        limiter = Limiter(self._meters, every_owner, self.telemetry.limited)
+        runs = Runs(
+            self._storage, models, sealing, self.config, self.telemetry, quota, self._registry, limiter
+        )
+        context = Context(self.config, self._storage, models, sealing, runs, self.telemetry, quota, limiter)
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
         ]
+        self._meters.start()
         await runs.start()
         self._deliveries = Deliveries(self._storage, self.telemetry)
         self._deliveries.start()
@@ -188,6 +196,8 @@ class ServerLifecycle:
         self.context = None
         if self._retention is not None:
             await self._retention.close()
+        if self._meters is not None:
+            await self._meters.close()
         if self._deliveries is not None:
             await self._deliveries.close()
         if self._engine is not None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.access import require_use
-from server.http import EventStream, context, json_reply, owner, principal, read_as, while_connected
+from server.http import EventStream, context, json_reply, limited, owner, principal, read_as, while_connected
 from server.routes.documented import documented
 from server.schema import parse_completion
 from server.stateless import begin, prepare_completion
@@ -30,11 +30,18 @@ async def create_completion(request: Request) -> Response:
     asked = await read_as(request, parse_completion)
     served = here.models.get(asked.model)
     require_use(principal(request), served.name)
+    subjects = limited(request, served.name)
+    visit = await here.limiter.enter(subjects, served.name)
     with ExitStack() as stack:
+        stack.callback(visit.leave)
+        if asked.stream:
+            stack.enter_context(here.limiter.stream(subjects))
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter())
         preparing = prepare_completion(asked, served, place, owner=owner(request), telemetry=here.telemetry)
         completion = await while_connected(request, preparing)
+        visit.used = completion.usage.limited
+        await visit.reserve(*completion.tokens(), answers=len(completion.requests))
         if not asked.stream:
             return json_reply(await while_connected(request, completion.whole("text_completion")))
         include_usage = asked.stream_options.include_usage

@@ -20,7 +20,6 @@ from starlette.responses import Response
 from server.clock import now_us
 from server.errors import invalid_value
 from server.http import (
-    Context,
     context,
     conversation_json,
     include,
@@ -30,6 +29,7 @@ from server.http import (
     page_json,
     read_as,
     read_body,
+    require_stored_bytes,
 )
 from server.ignored import unread
 from server.item_ids import identify
@@ -68,7 +68,7 @@ async def create_conversation(request: Request) -> Response:
     metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
     conversation_id = f"conv_{secrets.token_hex(24)}"
     create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata)
-    stored = await _stored(here, who, items or [], create, num_bytes=len(metadata))
+    stored = await _stored(request, items or [], create, num_bytes=len(metadata))
     return json_reply(conversation_json(stored))
 
 
@@ -90,7 +90,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     unread(body, ("metadata",))
     metadata = orjson.dumps(check_metadata({} if body["metadata"] is None else body["metadata"]))
     here, who = context(request), owner(request)
-    await here.quota.require(who, len(metadata))
+    await require_stored_bytes(request, len(metadata))
     stored = await here.storage.update_conversation(who, conversation_id, metadata, now_us())
     return json_reply(conversation_json(stored))
 
@@ -118,7 +118,7 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     here, who = context(request), owner(request)
     limit = here.config.max_items_per_conversation
     add = partial(here.storage.add_conversation_items, who, conversation_id, now=now_us(), limit=limit)
-    added = await _stored(here, who, items, add)
+    added = await _stored(request, items, add)
     page = page_json([item.body for item in added], [item.id for item in added], has_more=False)
     return json_reply(page)
 
@@ -169,8 +169,7 @@ def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Item] | None
 
 
 async def _stored(
-    here: Context,
-    who: str,
+    request: Request,
     items: list[Item],
     store: Callable[[Sequence[NewItem]], Awaitable[T]],
     *,
@@ -178,8 +177,9 @@ async def _stored(
 ) -> T:
     """Store a request's items by `store`, under ids that are free. num_bytes: what is stored beside them.
     Raises ApiError 400, 404, and 429 where the owner's quota is used up."""
+    here, who = context(request), owner(request)
     size = check_sizes(items, here.config.max_item_bytes, param="items")
-    await here.quota.require(who, num_bytes + size)
+    await require_stored_bytes(request, num_bytes + size)
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
     for index, item in enumerate(items):  # a reference may lead to one from before it was refused

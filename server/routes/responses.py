@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from server.http import (
     integer,
     json_reply,
     keyed,
+    limited,
     number,
     owner,
     page_args,
@@ -103,10 +104,14 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
     here = context(request)
     headers = here.models.resume_headers(parsed.model)
     key = keyed(request)
-    started = await here.runs.create(principal(request), parsed, items, key.request)
-    key.started(started.response_id)
-    if parsed.stream:
-        return _stream(request, started.reader, headers=headers)
+    subjects = limited(request, here.models.get(parsed.model).name)
+    with ExitStack() as stack:
+        if parsed.stream:
+            stack.enter_context(here.limiter.stream(subjects))
+        started = await here.runs.create(principal(request), parsed, items, key.request)
+        key.started(started.response_id)
+        if parsed.stream:
+            return _stream(request, started.reader, stack.pop_all(), headers=headers)
     if parsed.background:
         started.reader.close()
         return _reply(started.response, headers)
@@ -132,10 +137,13 @@ async def _again(request: Request, response_id: str, *, stream: bool) -> Respons
     runs, who = context(request).runs, owner(request)
     if not stream:
         return _reply(await while_connected(request, runs.answer(who, response_id)))
-    reader, stored = await runs.follow(who, response_id, hidden=True)
-    _require_events(reader, stored)
-    headers = context(request).models.resume_headers(stored.model)
-    return _stream(request, reader, ended=stored.status in TERMINAL, headers=headers)
+    with ExitStack() as stack:
+        stack.enter_context(context(request).limiter.stream(principal(request).subjects))
+        reader, stored = await runs.follow(who, response_id, hidden=True)
+        _require_events(reader, stored)
+        headers = context(request).models.resume_headers(stored.model)
+        ended = stored.status in TERMINAL
+        return _stream(request, reader, stack.pop_all(), ended=ended, headers=headers)
 
 
 def _reply(snapshot: Snapshot, headers: Mapping[str, str] | None = None) -> Response:
@@ -152,15 +160,17 @@ def _reply(snapshot: Snapshot, headers: Mapping[str, str] | None = None) -> Resp
 def _stream(
     request: Request,
     reader: Reader,
+    held: ExitStack,
     *,
     after: int = -1,
     ended: bool = False,
     headers: Mapping[str, str] | None = None,
 ) -> EventStream:
     """The stream of a reader; `id:` lines only for clients that ask for an event stream by `Accept`, because
-    they break an SDK that does not."""
+    they break an SDK that does not. held: given back at its end."""
     numbered = "text/event-stream" in request.headers.get("accept", "")
-    return EventStream(_frames(reader, after, ended, numbered), headers, on_close=reader.close)
+    held.callback(reader.close)
+    return EventStream(_frames(reader, after, ended, numbered), headers, on_close=held.close)
 
 
 async def _frames(reader: Reader, after: int, ended: bool, numbered: bool) -> AsyncIterator[bytes]:
@@ -226,7 +236,14 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     if not stream:
         waiting = runs.get(owner(request), response_id, wait_s=wait_s or 0.0)
         return _reply(await (while_connected(request, waiting) if wait_s else waiting))
-    after = _starting_after(request)
+    with ExitStack() as stack:
+        stack.enter_context(context(request).limiter.stream(principal(request).subjects))
+        return await _resumed(request, response_id, stack)
+
+
+async def _resumed(request: Request, response_id: str, held: ExitStack) -> Response:
+    """The events of a stored response from `starting_after` on."""
+    runs, after = context(request).runs, _starting_after(request)
     reader, stored = await runs.follow(owner(request), response_id)
     ended = stored.status in TERMINAL
     _require_events(reader, stored)
@@ -242,7 +259,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
         reader.close()
         raise
     headers = context(request).models.resume_headers(stored.model)
-    return _stream(request, reader, after=after, ended=ended, headers=headers)
+    return _stream(request, reader, held.pop_all(), after=after, ended=ended, headers=headers)
 
 
 def _starting_after(request: Request) -> int:
@@ -332,7 +349,8 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     if stored.status != "completed" or not pending:
         if outputs.stream:
             ignore("stream")  # the run goes on in the stream that it has
-        return _reply(await runs.feed_outputs(who, stored, outputs.items))
+        limited(request, stored.model)
+        return _reply(await runs.feed_outputs(principal(request), stored, outputs.items))
     missing = pending.keys() - {item["call_id"] for item in outputs.items}
     if missing:
         message = f"Outputs of all pending calls are needed; missing: {', '.join(sorted(missing))}."

@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import orjson
@@ -80,6 +80,7 @@ from storage import (
 if TYPE_CHECKING:
     from server.config import Config
     from server.encrypted_reasoning import Sealing
+    from server.limits import Limiter, Visit
     from server.metrics import Telemetry
     from server.model_registry import Models, ServedModel
     from server.quota import Quota
@@ -120,6 +121,7 @@ class Runs:
         telemetry: Telemetry,
         quota: Quota,
         registry: Registry,
+        limiter: Limiter,
     ) -> None:
         self._storage = storage
         self._models = models
@@ -127,16 +129,17 @@ class Runs:
         self._config = config
         self._quota = quota
         self._registry = registry
+        self._limiter = limiter
         self.feed = Feed(storage)
         self._pasts = Pasts(storage)
         self._journal = Journal(storage, telemetry.committed)
-        self._loop = Loop(self._journal, Probation(storage), telemetry, registry)
+        self._loop = Loop(self._journal, Probation(storage), telemetry, registry, limiter)
         self._restorer = Restorer(storage, models, sealing, self._journal, self.feed, registry)
         self._tasks = RunTasks(
             self._loop, self._journal, self._restorer, self.feed, storage, config.resume_grace_s
         )
         self._queue = Queue(storage, self._room, self._take)
-        self._tasks.on_over = self._queue.has_room
+        self._tasks.on_over = self._over
         self._follower = Follower(storage, self.feed, self._tasks, config.resume_grace_s)
         self._presence = Presence(config.data / "runners", storage.runner)
         self._fleet = Fleet(
@@ -217,14 +220,16 @@ class Runs:
         require_use(principal, served.name, request.tools)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
+        visit = await self._limiter.enter(principal.subjects, served.name)
         with ExitStack() as stack:
+            stack.callback(visit.leave)
             # Before anything is read or written for it: a refusal must cost next to nothing, and what was
             # begun must not be refused. A background response waits in the database where no place is free.
             place = None
             if not request.background:
                 place = stack.enter_context(served.engine.admission.enter())
-            started = await self._create(principal, request, input_items, served, place, keyed)
-            stack.pop_all()  # the run's task gives it back
+            started = await self._create(principal, request, input_items, served, place, visit, keyed)
+            stack.pop_all()  # the run's task gives both back
             return started
 
     async def _create(
@@ -234,6 +239,7 @@ class Runs:
         input_items: Sequence[Item],
         served: ServedModel,
         place: Place | None,
+        visit: Visit,
         keyed: KeyedRequest | None,
     ) -> Started:
         """Plan and begin; see `create`."""
@@ -241,7 +247,7 @@ class Runs:
         num_bytes = check_sizes(input_items, self._config.max_item_bytes)
         if request.store or keyed is not None or request.conversation_id is not None:
             num_bytes += len(orjson.dumps([request.instructions, request.tools]))
-            await self._quota.require(owner, num_bytes)
+            await self._quota.require(owner, num_bytes, self._stored_bytes(principal))
         # Items of an unstored turn are stored at its end, when it is too late to find that an id is taken.
         late = request.conversation_id is not None and not request.store and keyed is None
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
@@ -263,11 +269,15 @@ class Runs:
                 pasts=self._pasts,
             )
             drawn = planned.request.sampling
+            await visit.reserve(len(planned.request.prompt_ids), drawn.max_tokens)
             echo = echo_members(
                 response_echo(request, model=served.name, temperature=drawn.temperature, top_p=drawn.top_p)
             )
             try:
-                return await self._begin(planned, echo, place, keyed)
+                queue_limit = self._limiter.least(
+                    principal.subjects, "queued_responses", self._config.max_queued
+                )
+                return await self._begin(planned, echo, place, visit, keyed, queue_limit)
             except ConversationMoved:
                 continue
             except ConversationLocked as locked:
@@ -301,9 +311,15 @@ class Runs:
         )
 
     async def _begin(
-        self, planned: Planned, echo: bytes, place: Place | None, keyed: KeyedRequest | None
+        self,
+        planned: Planned,
+        echo: bytes,
+        place: Place | None,
+        visit: Visit,
+        keyed: KeyedRequest | None,
+        queue_limit: int | None,
     ) -> Started:
-        plan = planned.plan
+        plan = replace(planned.plan, charge=visit.charge)
         seal = await self._sealing.seal(plan.owner, plan.sealed_by)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
         run.input, run.first, run.place = planned.input, planned.request, place
@@ -330,7 +346,7 @@ class Runs:
             request=keyed,
             hidden=plan.hidden,
             priority=plan.priority,
-            queue_limit=self._config.max_queued,
+            queue_limit=queue_limit,
             conversation_limit=self._config.max_items_per_conversation,
         )
         channel = self.feed.open(plan.response_id, echo, stored=plan.store)
@@ -342,6 +358,10 @@ class Runs:
             raise
         finally:
             self._num_starting -= 1
+        visit.hand_over()
+        if plan.background:
+            visit.leave()
+        run.visit = visit
         response = Snapshot(join_response(orjson.dumps(head), [], echo), POLL_AFTER_MS[status])
         started = Started(plan.response_id, response, self.feed.join(plan.response_id))
         if queued:
@@ -352,6 +372,22 @@ class Runs:
             self._loop.started(run)
         self._tasks.spawn(run)
         return started
+
+    def _over(self, run: Run) -> None:
+        """A run has no task any more. Where it has ended or parked, what it has used is counted against its
+        limits in place of what was reserved for it; otherwise whoever goes on with it does that."""
+        self._queue.has_room()
+        charge = run.plan.charge
+        if charge is None or (run.stepping and run.plan.store):
+            return
+        used = run.progress.num_limited
+        self._limiter.settle(charge, used - (charge.tokens if run.counted is None else run.counted))
+        run.counted = used
+        if run.progress.output_tokens:
+            self._limiter.note_answer(run.plan.owner, run.progress.output_tokens)
+
+    def _stored_bytes(self, principal: Principal) -> int | None:
+        return self._limiter.least(principal.subjects, "stored_bytes", None)
 
     def _room(self) -> int:
         """How many more runs this process can carry on."""
@@ -485,7 +521,11 @@ class Runs:
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Delete a response, cancelling it if it runs; its readers' streams end. Raises NotFound."""
+        stored = await self._storage.get_response(owner, response_id)
         await self._storage.delete_response(owner, response_id, now_us())
+        charge = RunPlan.load(stored.plan).charge
+        if stored.status == "queued" and charge is not None:  # nobody will carry it on and settle it
+            self._limiter.settle(charge, -charge.tokens)
         self.gone([response_id])
 
     def gone(self, response_ids: Sequence[str]) -> None:
@@ -516,13 +556,19 @@ class Runs:
                 reader.close()
         return stored, _pending(stored)
 
-    async def feed_outputs(self, owner: str, stored: StoredResponse, outputs: Sequence[Item]) -> Snapshot:
+    async def feed_outputs(
+        self, principal: Principal, stored: StoredResponse, outputs: Sequence[Item]
+    ) -> Snapshot:
         """Give tool outputs to a waiting run; returns the Response as it then stands.
 
-        The same output again changes nothing. Raises NotFound, NotWaiting, UnknownCall, OutputConflict.
+        The same output again changes nothing. Raises NotFound, NotWaiting, UnknownCall, OutputConflict, and
+        ApiError 429 where the request is one too many.
         """
+        owner = principal.owner
+        if stored.waiting:
+            (await self._limiter.enter(principal.subjects, stored.model)).leave()
         num_bytes = check_sizes(outputs, self._config.max_item_bytes, param="tool_outputs")
-        await self._quota.require(owner, num_bytes)
+        await self._quota.require(owner, num_bytes, self._stored_bytes(principal))
         plan = RunPlan.load(stored.plan)
         items = [orjson.loads(item.body) for item in stored.output]
         taken = {item["call_id"]: item["output"] for item in items if is_output(item)}
@@ -577,6 +623,9 @@ class Runs:
             except Exception:  # it must not keep the others, or the server, down
                 log.exception("run %s cannot be taken up", claim.response_id)
                 return None
+        answered = run.plan.waits and any(map(is_output, run.assembler.output))
+        if claim.state == "waiting" or inputs or answered:
+            run.counted = run.progress.num_limited  # when it parked
         if claim.cancel_requested:
             self._loop.cancel(run)
         elif claim.state == "waiting":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.routes.organization import admin_keys, audit_logs, project_keys, projects
+from server.routes.organization import admin_keys, audit_logs, limits, project_keys, projects
 
 ROUTERS: tuple[APIRouter, ...] = (
     admin_keys.router,
     projects.router,
     project_keys.router,
+    limits.router,
     audit_logs.router,
 )
 

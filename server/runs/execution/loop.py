@@ -20,6 +20,7 @@ from engine import CallEnd, Chunk, Done, EngineDead, EngineError, PromptTooLong,
 from server.clock import now_us
 from server.errors import to_api_error
 from server.items import Item, Route, execution_of
+from server.limits import Limiter
 from server.metrics import Telemetry
 from server.runs.events import Draft, Journal
 from server.runs.execution.probation import Probation
@@ -40,12 +41,18 @@ class Loop:
     """Carries out runs."""
 
     def __init__(
-        self, journal: Journal, probation: Probation, telemetry: Telemetry, registry: Registry
+        self,
+        journal: Journal,
+        probation: Probation,
+        telemetry: Telemetry,
+        registry: Registry,
+        limiter: Limiter,
     ) -> None:
         self._journal = journal
         self._probation = probation
         self._telemetry = telemetry
         self._registry = registry
+        self._limiter = limiter
 
     async def advance(self, run: Run) -> None:
         """Carry a run on until it ends or is parked.
@@ -179,6 +186,8 @@ class Loop:
             return ToolResult(error=UNCERTAIN)
         if limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
             return ToolResult(error=f"This response may make no more than {limit} tool calls.")
+        if run.plan.charge is not None and (refusal := await self._limiter.tool_call(run.plan.charge)):
+            return ToolResult(error=refusal)
         return await execution.run(call, self._registry)
 
     def _park(self, run: Run) -> None:

@@ -17,6 +17,7 @@ import orjson
 
 from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
+from server.limits import Charge
 from server.prompting import Offer, check, name_cut_limit, offer, sampling, steady, to_messages
 from server.runs.planning.history import drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
@@ -55,7 +56,8 @@ class RunPlan:
     took from the beginning of the context. fingerprint: of the model that the plan was made for. hidden: its
     client asked for store=false, and it is stored all the same, for the repeats of its request alone.
     answer: kind and source of the shape that an answer must have. sealed_by: what seals its reasoning, where
-    that is wanted. key_id: of the API key that started it, None without one.
+    that is wanted. key_id: of the API key that started it, None without one. charge: what its start took of
+    limits, None where there are none.
     """
 
     response_id: str
@@ -88,6 +90,7 @@ class RunPlan:
     effort: str | None = None
     sealed_by: SealedBy | None = None
     key_id: str | None = None
+    charge: Charge | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -96,7 +99,10 @@ class RunPlan:
     @classmethod
     def load(cls, data: bytes) -> RunPlan:
         """The plan as stored, back."""
-        return cls(**orjson.loads(data))
+        found = orjson.loads(data)
+        if found.get("charge") is not None:
+            found["charge"] = Charge(**found["charge"])
+        return cls(**found)
 
     @property
     def id_secret(self) -> bytes:
