@@ -78,7 +78,7 @@ def _new(owner: str, name: str, scopes: tuple[str, ...], expires_in_s: int | Non
 
 
 def _created(by: Actor, new: NewKey) -> AuditEntry:
-    told = {"name": new.name, "scopes": new.scopes, "expires_at": unix(new.expires_at)}
+    told: dict[str, Any] = {"name": new.name, "scopes": new.scopes, "expires_at": unix(new.expires_at)}
     if new.limits is not None:
         told["limits"] = load_limits(new.limits).given()
     return by.did("api_key.created", new.id, new.owner, **told)

@@ -17,7 +17,7 @@ from server.limits.gcra import SECOND, Rate
 
 MINUTE, DAY = 60 * SECOND, 86_400 * SECOND
 
-Count = Annotated[int | None, Field(default=None, ge=1, le=10**12, strict=True)]
+Count = Annotated[int | None, Field(ge=1, le=10**12, strict=True)]
 
 
 class ModelLimits(BaseModel):
@@ -25,11 +25,11 @@ class ModelLimits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    requests_per_minute: Count
-    requests_per_day: Count
-    tokens_per_minute: Count
-    tokens_per_day: Count
-    concurrent_requests: Count
+    requests_per_minute: Count = None
+    requests_per_day: Count = None
+    tokens_per_minute: Count = None
+    tokens_per_day: Count = None
+    concurrent_requests: Count = None
 
     def rates(self, unit: str) -> dict[str, Rate]:
         """The rates of `requests`, `tokens` or `tool_calls`, by the names of their limits."""
@@ -52,12 +52,12 @@ class LimitSet(ModelLimits):
     queued_responses: background responses that wait for their turn. stored_bytes: as `max_bytes_per_owner`.
     """
 
-    concurrent_streams: Count
-    tool_calls_per_minute: Count
-    tool_calls_per_day: Count
-    queued_responses: Count
-    stored_bytes: Count
-    models: Mapping[str, ModelLimits] = Field(default_factory=dict)
+    concurrent_streams: Count = None
+    tool_calls_per_minute: Count = None
+    tool_calls_per_day: Count = None
+    queued_responses: Count = None
+    stored_bytes: Count = None
+    models: Mapping[str, ModelLimits] = {}
 
     def given(self) -> dict[str, Any]:
         """The limits that there are, as JSON values; `models` only where some have any."""

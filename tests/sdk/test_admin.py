@@ -160,6 +160,7 @@ async def test_the_audit_log(admin: AsyncOpenAI) -> None:
 async def test_rate_limits_of_a_project(admin: AsyncOpenAI) -> None:
     rates = admin.admin.organization.projects.rate_limits
     team = await admin.admin.organization.projects.create(name="Sales")
+    first: Any
     [first] = [each async for each in rates.list_rate_limits(team.id)]
     assert (first.object, first.id, first.model) == ("project.rate_limit", f"rl-{MODEL}", MODEL)
     assert first.max_requests_per_1_minute is None, "nothing is limited at first"
