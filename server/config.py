@@ -221,6 +221,9 @@ class Config(BaseModel):
     docs: bool = _setting(True, "show the reference of the API at /docs and /openapi.json")
 
     # What it keeps
+    store: bool = _setting(
+        True, "keep responses of requests that do not say store=false; off: none, and none in the background"
+    )
     data: Folder = _setting(default_data, "folder for the database, the lock and antiphon.toml")
     db: DatabaseUrl = _setting(
         lambda values: f"sqlite+aiosqlite:///{values['data']}/antiphon.db",
@@ -322,6 +325,16 @@ class Config(BaseModel):
         "checkpoint's generation_config.json",
     )
 
+    default_temperature: float | None = _setting(
+        None, "temperature of requests that name none; default: the checkpoint's, else 1", ge=0, le=2
+    )
+    default_max_output_tokens: int | None = _setting(
+        None,
+        "limit of an answer without one; default: the checkpoint's, else the context",
+        unit="tokens",
+        gt=0,
+    )
+
     # Who runs the model, with `engine = upstream`; `model` is then read for its tokenizer and template only
     upstream: Names = _setting((), "URL of a vLLM, SGLang or Antiphon server (repeatable)")
     upstream_model: str | None = _setting(None, "the model's name there; default: the first that they list")
@@ -358,6 +371,19 @@ class Config(BaseModel):
         300_000, "most brackets and commas of a request body", unit="values", ge=1000
     )
     max_waiting: int = _setting(512, "requests that wait for the engine before 429", unit="requests", gt=0)
+    max_prompt_tokens: int | None = _setting(
+        None, "longest prompt; beyond it 400; default: the context's length", unit="tokens", gt=0
+    )
+    max_output_tokens: int | None = _setting(
+        None, "longest answer, whatever a request asks; default: up to the context", unit="tokens", gt=0
+    )
+    max_tool_output_bytes: Bytes | None = _setting(
+        None,
+        "largest output of one call, a client's (400) or this server's (the model is told); default: "
+        "max_item_bytes",
+        unit="bytes",
+        gt=0,
+    )
     owner_limit: LimitWords = _setting(
         (),
         "what every owner may use that has no such limit of its own: NAME=NUMBER or MODEL:NAME=NUMBER, such "
@@ -368,6 +394,12 @@ class Config(BaseModel):
     )
 
     # How long it waits
+    request_timeout_s: float | None = _setting(
+        None,
+        "one generation may take this long, its turn in the queue included; default: for ever",
+        unit="s",
+        gt=0,
+    )
     resume_grace_s: float = _setting(60.0, "a stored run goes on this long without a reader", unit="s", ge=0)
     tool_timeout_s: float = _setting(600.0, "a run waits this long for tool outputs", unit="s", gt=0)
     idempotency_ttl_s: float = _setting(

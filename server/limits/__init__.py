@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.limits.caps import Caps
 from server.limits.limit_set import (
     DAY,
     MINUTE,
@@ -20,6 +21,7 @@ __all__ = [
     "DAY",
     "MINUTE",
     "NONE",
+    "Caps",
     "Charge",
     "LimitSet",
     "Limiter",

@@ -23,7 +23,7 @@ from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
 from server.limits import NONE, Limiter, Meters, changed, parse_limits
 from server.metrics import Telemetry
-from server.model_registry import Models, build_engine, served_names
+from server.model_registry import Models, build_engine, caps_of, served_names
 from server.process.retention import Retention
 from server.quota import Quota
 from server.webhooks import Deliveries
@@ -86,7 +86,7 @@ class ServerLifecycle:
             group.create_task(self._start_engine())
         assert self._storage is not None and self._engine is not None
         models = Models()
-        models.add(self._engine, served_names(self.config))
+        models.add(self._engine, served_names(self.config), caps_of(self.config))
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         quota = Quota(self._storage, self.config.max_bytes_per_owner)
         self._meters = Meters(self._storage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.prompting.context_room import name_cut_limit, require_room
+from server.prompting.context_room import name_capped_limit, name_cut_limit, require_room
 from server.prompting.messages import sampling, to_messages
 from server.prompting.tool_offer import Offer, check, custom_tool_names, offer, steady
 
@@ -10,6 +10,7 @@ __all__ = [
     "Offer",
     "check",
     "custom_tool_names",
+    "name_capped_limit",
     "name_cut_limit",
     "offer",
     "require_room",

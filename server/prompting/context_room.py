@@ -11,6 +11,7 @@ from __future__ import annotations
 from engine import ModelInfo
 from server.errors import ApiError
 from server.ignored import ignore
+from server.limits import Caps
 
 
 def require_room(limit: int | None, param: str, *, prompt_tokens: int, info: ModelInfo) -> None:
@@ -24,6 +25,12 @@ def require_room(limit: int | None, param: str, *, prompt_tokens: int, info: Mod
         f"reduce the length of the input, or '{param}'."
     )
     raise ApiError(400, message, code="context_length_exceeded", param=param)
+
+
+def name_capped_limit(limit: int | None, param: str, caps: Caps) -> None:
+    """Name a limit as ignored where the server's own is lower."""
+    if limit is not None and caps.output(limit) != limit:
+        ignore(param)
 
 
 def name_cut_limit(limit: int | None, param: str, *, prompt_tokens: int, info: ModelInfo) -> None:

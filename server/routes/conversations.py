@@ -178,7 +178,9 @@ async def _stored(
     """Store a request's items by `store`, under ids that are free. num_bytes: what is stored beside them.
     Raises ApiError 400, 404, and 429 where the owner's quota is used up."""
     here, who = context(request), owner(request)
-    size = check_sizes(items, here.config.max_item_bytes, param="items")
+    size = check_sizes(
+        items, here.config.max_item_bytes, outputs=here.config.max_tool_output_bytes, param="items"
+    )
     await require_stored_bytes(request, num_bytes + size)
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")

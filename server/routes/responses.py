@@ -102,6 +102,8 @@ def _asked(
 
 async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]) -> Response:
     here = context(request)
+    if not here.config.store:
+        parsed = _unstored(parsed)
     headers = here.models.resume_headers(parsed.model)
     key = keyed(request)
     subjects = limited(request, here.models.get(parsed.model).name)
@@ -120,6 +122,17 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
         return json_reply(await while_connected(request, result), headers)
     finally:
         started.reader.close()
+
+
+def _unstored(parsed: CreateResponse) -> CreateResponse:
+    """A request at a server that stores no responses. Raises ApiError 400 for what cannot be done so."""
+    for param in ("background", "await_tool_outputs"):
+        if getattr(parsed, param):
+            message = f"This server stores no responses, and '{param}' needs one that is stored."
+            refuse(param, message, "unsupported_parameter")
+    if parsed.store and "store" in parsed.model_fields_set:
+        ignore("store")
+    return parsed.model_copy(update={"store": False})
 
 
 async def _result(here: Context, started: Started, who: str | None) -> bytes:

@@ -133,7 +133,9 @@ class Runs:
         self.feed = Feed(storage)
         self._pasts = Pasts(storage)
         self._journal = Journal(storage, telemetry.committed)
-        self._loop = Loop(self._journal, Probation(storage), telemetry, registry, limiter)
+        self._loop = Loop(
+            self._journal, Probation(storage), telemetry, registry, limiter, config.max_tool_output_bytes
+        )
         self._restorer = Restorer(storage, models, sealing, self._journal, self.feed, registry)
         self._tasks = RunTasks(
             self._loop, self._journal, self._restorer, self.feed, storage, config.resume_grace_s
@@ -244,7 +246,9 @@ class Runs:
     ) -> Started:
         """Plan and begin; see `create`."""
         owner = principal.owner
-        num_bytes = check_sizes(input_items, self._config.max_item_bytes)
+        num_bytes = check_sizes(
+            input_items, self._config.max_item_bytes, outputs=self._config.max_tool_output_bytes
+        )
         if request.store or keyed is not None or request.conversation_id is not None:
             num_bytes += len(orjson.dumps([request.instructions, request.tools]))
             await self._quota.require(owner, num_bytes, self._stored_bytes(principal))
@@ -567,7 +571,12 @@ class Runs:
         owner = principal.owner
         if stored.waiting:
             (await self._limiter.enter(principal.subjects, stored.model)).leave()
-        num_bytes = check_sizes(outputs, self._config.max_item_bytes, param="tool_outputs")
+        num_bytes = check_sizes(
+            outputs,
+            self._config.max_item_bytes,
+            outputs=self._config.max_tool_output_bytes,
+            param="tool_outputs",
+        )
         await self._quota.require(owner, num_bytes, self._stored_bytes(principal))
         plan = RunPlan.load(stored.plan)
         items = [orjson.loads(item.body) for item in stored.output]

@@ -34,6 +34,7 @@ from server.prompting import (
     Offer,
     check,
     custom_tool_names,
+    name_capped_limit,
     offer,
     require_room,
     sampling,
@@ -65,9 +66,16 @@ async def prepare_chat(
     offered = offer_of(request)
     await check(offered, served, request.tools, request.shape_param, owner)
     prompt = await rendered(request, served, offered, scope=owner)
-    params = sampling(request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63))
+    params = sampling(
+        request.sampling,
+        served.info,
+        prompt_tokens=len(prompt.ids),
+        seed=secrets.randbits(63),
+        caps=served.caps,
+    )
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
+    name_capped_limit(request.sampling.max_tokens, limit, served.caps)
     reader = offered.reader(prompt.starts_in)
     tier = effective_tier(request.service_tier)
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
@@ -81,6 +89,7 @@ async def prepare_chat(
         cache_salt=request.cache_salt or "",
         priority=PRIORITIES[tier],
         adapter=served.adapter,
+        deadline=served.caps.deadline(),
     )
     return Completion(
         engine=served.engine,

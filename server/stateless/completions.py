@@ -23,7 +23,7 @@ from engine import (
 )
 from server.metrics import Telemetry
 from server.model_registry import ServedModel
-from server.prompting import Offer, check, require_room, sampling, steady
+from server.prompting import Offer, check, name_capped_limit, require_room, sampling, steady
 from server.schema import CompletionRequest, refuse
 from server.stateless.choices import (
     Completion,
@@ -44,6 +44,8 @@ async def prepare_completion(
     check_search(request.search, served)
     offered = Offer.of(request.shape)
     await check(offered, served, (), request.shape_param, owner)
+    if "max_tokens" in request.model_fields_set:
+        name_capped_limit(request.max_tokens, "max_tokens", served.caps)
     seed = secrets.randbits(63)
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     requests: list[GenerateRequest] = []
@@ -52,7 +54,7 @@ async def prepare_completion(
     for position, prompt in enumerate(request.prompts):
         path = f"prompt[{position}]" if len(request.prompts) > 1 else "prompt"
         ids = await _prompt_ids(prompt, served, path, request.add_special_tokens)
-        params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
+        params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed, caps=served.caps)
         if "max_tokens" in request.model_fields_set:
             require_room(request.max_tokens, "max_tokens", prompt_tokens=len(ids), info=served.info)
         params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)
@@ -66,6 +68,7 @@ async def prepare_completion(
             owner=owner,
             cache_salt=request.cache_salt or "",
             adapter=served.adapter,
+            deadline=served.caps.deadline(),
         )
         requests += prompt_requests(asked, served, request.search, request.n, first=len(requests))
         writers += await _writers(request, served, prompt, ids, first=len(writers))

@@ -47,12 +47,14 @@ class Loop:
         telemetry: Telemetry,
         registry: Registry,
         limiter: Limiter,
+        max_tool_output_bytes: int | None = None,
     ) -> None:
         self._journal = journal
         self._probation = probation
         self._telemetry = telemetry
         self._registry = registry
         self._limiter = limiter
+        self._max_output_bytes = max_tool_output_bytes
 
     async def advance(self, run: Run) -> None:
         """Carry a run on until it ends or is parked.
@@ -188,7 +190,14 @@ class Loop:
             return ToolResult(error=f"This response may make no more than {limit} tool calls.")
         if run.plan.charge is not None and (refusal := await self._limiter.tool_call(run.plan.charge)):
             return ToolResult(error=refusal)
-        return await execution.run(call, self._registry)
+        return self._bounded(await execution.run(call, self._registry))
+
+    def _bounded(self, result: ToolResult) -> ToolResult:
+        """What a tool said, unless that is larger than the operator takes."""
+        most, num_bytes = self._max_output_bytes, len((result.output or "").encode())
+        if most is None or num_bytes <= most:
+            return result
+        return ToolResult(error=f"The output has {num_bytes} bytes; at most {most} are taken.")
 
     def _park(self, run: Run) -> None:
         run.stepping = False

@@ -18,7 +18,16 @@ import orjson
 from engine import GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
 from server.limits import Charge
-from server.prompting import Offer, check, name_cut_limit, offer, sampling, steady, to_messages
+from server.prompting import (
+    Offer,
+    check,
+    name_capped_limit,
+    name_cut_limit,
+    offer,
+    sampling,
+    steady,
+    to_messages,
+)
 from server.runs.planning.history import drop_oldest, load_context
 from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
 from server.threads import THREADED_PARTS, aside
@@ -160,7 +169,9 @@ class RunPlan:
     ) -> GenerateRequest:
         """The engine request of one generation. Raises PromptTooLong."""
         fields = SamplingFields.model_validate(self.sampling)
-        params = sampling(fields, served.info, prompt_tokens=len(prompt.ids), seed=self.seed)
+        params = sampling(
+            fields, served.info, prompt_tokens=len(prompt.ids), seed=self.seed, caps=served.caps
+        )
         if max_tokens is not None:
             params = replace(params, max_tokens=min(params.max_tokens, max_tokens))
         return GenerateRequest(
@@ -174,6 +185,7 @@ class RunPlan:
             cache_salt=self.cache_salt,
             priority=self.priority,
             adapter=served.adapter,
+            deadline=served.caps.deadline(),
         )
 
 
@@ -253,8 +265,9 @@ async def make_plan(
     num_dropped, prompt = await fit(
         plan, served, context.items, offered, truncate=request.truncation == "auto"
     )
+    name_capped_limit(request.max_output_tokens, "max_output_tokens", served.caps)
     name_cut_limit(
-        plan.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
+        request.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
     )
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=principal.key_id)
     first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
@@ -306,7 +319,7 @@ def _resolve(
         max_tool_calls=request.max_tool_calls,
         sampling=fields,
         seed=secrets.randbits(63),  # the draw's key unless the client gave one
-        max_output_tokens=request.max_output_tokens,
+        max_output_tokens=served.caps.output(request.max_output_tokens),
         logprobs=wants_logprobs,
         num_dropped=0,
         template_kwargs=request.chat_template_kwargs,
@@ -338,6 +351,8 @@ async def fit(
             raise PromptTooLong(len(prompt.ids), limit)
         return 0, prompt
     room = limit - min(plan.max_output_tokens or limit // 8, limit // 2)
+    if served.caps.prompt_tokens is not None:
+        room = min(room, served.caps.prompt_tokens)
 
     async def fits(count: int) -> Prompt | None:
         with suppress(PromptTooLong):  # so long that it was not even counted
