@@ -168,12 +168,10 @@ class RunPlan:
         self, served: ServedModel, prompt: Prompt, offered: Offer, *, generation: int, max_tokens: int | None
     ) -> GenerateRequest:
         """The engine request of one generation. Raises PromptTooLong."""
-        fields = SamplingFields.model_validate(self.sampling)
+        fields = SamplingFields.model_validate({**self.sampling, "max_tokens": max_tokens})
         params = sampling(
             fields, served.info, prompt_tokens=len(prompt.ids), seed=self.seed, caps=served.caps
         )
-        if max_tokens is not None:
-            params = replace(params, max_tokens=min(params.max_tokens, max_tokens))
         return GenerateRequest(
             id=f"{self.response_id}/{generation}",
             prompt_ids=prompt.ids,
