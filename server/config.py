@@ -29,6 +29,8 @@ from pydantic import (
     ValidationInfo,
 )
 
+from server.limits import parse_limits
+
 THREADED_BYTES = 32 * 1024
 """Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
 SHIPPED_MODEL = "antiphon-tiny"
@@ -85,6 +87,11 @@ def _currency(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z]{3}", value):
         raise ValueError(f"{value!r} is no currency: give its three letters, such as usd")
     return value.lower()
+
+
+def _limits(words: tuple[str, ...]) -> tuple[str, ...]:
+    parse_limits(words)
+    return words
 
 
 def _host_pattern(value: str) -> str:
@@ -171,6 +178,7 @@ HostPatterns = Annotated[tuple[Annotated[str, AfterValidator(_host_pattern)], ..
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(_split)]
 HeaderValue = Annotated[str, AfterValidator(_header_value)]
+LimitWords = Annotated[Names, AfterValidator(_limits)]
 NamedPaths = Annotated[Names, AfterValidator(_named_paths)]
 Prices = Annotated[Names, AfterValidator(_prices)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
@@ -242,6 +250,9 @@ class Config(BaseModel):
     docs: bool = _setting(True, "show the reference of the API at /docs and /openapi.json")
 
     # What it keeps
+    store: bool = _setting(
+        True, "keep responses of requests that do not say store=false; off: none, and none in the background"
+    )
     data: Folder = _setting(default_data, "folder for the database, the lock and antiphon.toml")
     db: DatabaseUrl = _setting(
         lambda values: f"sqlite+aiosqlite:///{values['data']}/antiphon.db",
@@ -342,6 +353,16 @@ class Config(BaseModel):
         "checkpoint's generation_config.json",
     )
 
+    default_temperature: float | None = _setting(
+        None, "temperature of requests that name none; default: the checkpoint's, else 1", ge=0, le=2
+    )
+    default_max_output_tokens: int | None = _setting(
+        None,
+        "limit of an answer without one; default: the checkpoint's, else the context",
+        unit="tokens",
+        gt=0,
+    )
+
     num_assistant_tokens: int = _setting(
         8, "tokens guessed ahead and checked in one step; the text stays the same; 0: none", ge=0, le=32
     )
@@ -396,11 +417,35 @@ class Config(BaseModel):
         300_000, "most brackets and commas of a request body", unit="values", ge=1000
     )
     max_waiting: int = _setting(512, "requests that wait for the engine before 429", unit="requests", gt=0)
+    max_prompt_tokens: int | None = _setting(
+        None, "longest prompt; beyond it 400; default: the context's length", unit="tokens", gt=0
+    )
+    max_output_tokens: int | None = _setting(
+        None, "longest answer, whatever a request asks; default: up to the context", unit="tokens", gt=0
+    )
+    max_tool_output_bytes: Bytes | None = _setting(
+        None,
+        "largest output of one call, a client's (400) or this server's (the model is told); default: "
+        "max_item_bytes",
+        unit="bytes",
+        gt=0,
+    )
+    owner_limit: LimitWords = _setting(
+        (),
+        "what every owner may use that has no such limit of its own: NAME=NUMBER or MODEL:NAME=NUMBER, such "
+        "as requests_per_minute=60 (repeatable)",
+    )
     max_queued: int = _setting(
         1000, "background responses of one tenant that wait for their turn before 429", unit="responses", gt=0
     )
 
     # How long it waits
+    request_timeout_s: float | None = _setting(
+        None,
+        "one generation may take this long, its turn in the queue included; default: for ever",
+        unit="s",
+        gt=0,
+    )
     resume_grace_s: float = _setting(60.0, "a stored run goes on this long without a reader", unit="s", ge=0)
     tool_timeout_s: float = _setting(600.0, "a run waits this long for tool outputs", unit="s", gt=0)
     idempotency_ttl_s: float = _setting(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from engine import Engine, EngineConfig, LoadError, ModelInfo
 from server.config import SHIPPED_MODEL, Config
 from server.errors import ApiError
+from server.limits import Caps
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class ServedModel:
     created: int
     root: str
     adapter: str | None = None
+    caps: Caps = field(default_factory=Caps)
 
 
 MAX_NAMED = 16
@@ -44,16 +46,17 @@ class Models:
     def __init__(self) -> None:
         self._table: dict[str, ServedModel] = {}
 
-    def add(self, engine: Engine, names: Sequence[str] = ()) -> None:
+    def add(self, engine: Engine, names: Sequence[str] = (), caps: Caps | None = None) -> None:
         """Serve a started engine under `names`, by default the model's own, and adapters under theirs; the
-        first name added is the default."""
+        first name added is the default. caps: on requests for any of them."""
+        caps = caps or Caps()
         created, info = int(time.time()), engine.info
         names = names or (info.name,)
         for name in names:
-            self._table[name] = ServedModel(name, engine, info, created, names[0])
+            self._table[name] = ServedModel(name, engine, info, created, names[0], caps=caps)
         for name, fingerprint in info.adapters:
             own = replace(info, name=name, fingerprint=fingerprint)
-            self._table[name] = ServedModel(name, engine, own, created, names[0], adapter=name)
+            self._table[name] = ServedModel(name, engine, own, created, names[0], adapter=name, caps=caps)
 
     def get(self, name: str | None) -> ServedModel:
         """The model of that name, or the default for None; ApiError 404 `model_not_found`, 503 while it
@@ -98,6 +101,17 @@ def served_names(config: Config) -> tuple[str, ...]:
     if config.served_model_name:
         return config.served_model_name
     return ("antiphon-scripted",) if config.engine == "scripted" else (Path(config.model).name,)
+
+
+def caps_of(config: Config) -> Caps:
+    """The caps that the configuration sets."""
+    return Caps(
+        default_temperature=config.default_temperature,
+        default_output_tokens=config.default_max_output_tokens,
+        output_tokens=config.max_output_tokens,
+        prompt_tokens=config.max_prompt_tokens,
+        timeout_s=config.request_timeout_s,
+    )
 
 
 def build_engine(config: Config) -> Engine:

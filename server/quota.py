@@ -36,7 +36,7 @@ class _Known:
 
 
 class Quota:
-    """The bytes of all owners. max_bytes: of each of them; None: no limit."""
+    """The bytes of all owners. max_bytes: of each of them; None: no limit but those of their own."""
 
     def __init__(self, storage: Storage, max_bytes: int | None) -> None:
         self._storage = storage
@@ -44,38 +44,39 @@ class Quota:
         self._known: dict[str, _Known] = {}
         self._measuring = asyncio.Lock()  # one at a time: whoever waits for it finds what it asks for done
 
-    async def require(self, owner: str, num_bytes: int) -> None:
+    async def require(self, owner: str, num_bytes: int, own_limit: int | None = None) -> None:
         """Count `num_bytes` that are about to be stored. The owner's oldest responses go where that makes
-        room for them; where it does not, raises ApiError 429 `insufficient_quota`."""
-        if self._limit is None:
+        room for them; where it does not, raises ApiError 429 `insufficient_quota`. own_limit: of the owner or
+        the key, in bytes, which holds where it is the lower one."""
+        limit = min((each for each in (self._limit, own_limit) if each is not None), default=None)
+        if limit is None:
             return
         known = self._known.get(owner)
-        if known is None or not self._settles(known, num_bytes):
+        if known is None or not _settles(known, num_bytes, limit):
             async with self._measuring:
                 known = self._known.get(owner)
-                if known is None or not self._settles(known, num_bytes):
-                    known = self._known[owner] = await self._measured(owner, num_bytes)
-        if not known.fits(num_bytes, self._limit):
-            raise _used_up(known.usage, self._limit)
+                if known is None or not _settles(known, num_bytes, limit):
+                    known = self._known[owner] = await self._measured(owner, num_bytes, limit)
+        if not known.fits(num_bytes, limit):
+            raise _used_up(known.usage, limit)
         known.taken_in += num_bytes
 
-    def _settles(self, known: _Known, num_bytes: int) -> bool:
-        """Whether what is known decides about so many bytes more."""
-        assert self._limit is not None
-        age_s = time.monotonic() - known.at
-        if known.fits(num_bytes, self._limit):
-            return age_s < FRESH_S
-        # What came since it was measured may have made something old enough to go.
-        return age_s < REFUSED_S and known.taken_in == 0
-
-    async def _measured(self, owner: str, num_bytes: int) -> _Known:
-        assert self._limit is not None
+    async def _measured(self, owner: str, num_bytes: int, limit: int) -> _Known:
         usage = await self._storage.usage(owner)
-        if usage.held + num_bytes <= self._limit:  # else nothing that could go would make enough room
-            async for _ in self._storage.sweep(Limits(max_bytes=self._limit - num_bytes), now_us(), owner):
+        if usage.held + num_bytes <= limit:  # else nothing that could go would make enough room
+            async for _ in self._storage.sweep(Limits(max_bytes=limit - num_bytes), now_us(), owner):
                 pass
             usage = await self._storage.usage(owner)
         return _Known(usage, time.monotonic())
+
+
+def _settles(known: _Known, num_bytes: int, limit: int) -> bool:
+    """Whether what is known decides about so many bytes more."""
+    age_s = time.monotonic() - known.at
+    if known.fits(num_bytes, limit):
+        return age_s < FRESH_S
+    # What came since it was measured may have made something old enough to go.
+    return age_s < REFUSED_S and known.taken_in == 0
 
 
 def _used_up(usage: Usage, limit: int) -> ApiError:

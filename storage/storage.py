@@ -27,6 +27,7 @@ from storage.queries import (
     idempotency,
     items,
     live_runs,
+    quotas,
     responses,
     retention,
     runs,
@@ -542,6 +543,17 @@ class Storage:
         """Puts together in hours what was counted by minutes in hours that ended by `before`, some of it at a
         time; returns how many rows went, 0 when there are no more."""
         return await self._write_late(partial(usage.fold, before=before))
+
+    # -- rate limits -----------------------------------------------------------------------------------------
+
+    async def move_quotas(self, ids: Sequence[str], move: quotas.Move[T]) -> T:
+        """Changes how much of some rate limits is used up; see `quotas.Move`. Nobody else changes them
+        meanwhile. May be lost with the machine."""
+        return await self._write_late(partial(quotas.move, ids=tuple(ids), move=move))
+
+    async def sweep_quotas(self) -> int:
+        """Forgets rate limits of which nothing is used; returns how many."""
+        return await self._write_late(quotas.sweep)
 
     # -- tenants ---------------------------------------------------------------------------------------------
 

@@ -351,6 +351,15 @@ audit_head = Table(
     Column("hash", LargeBinary, nullable=False),
 )
 
+# How much of each rate limit is used up. id: whose limit it is, and which. arrival: when all that was taken
+# will have come back, in nanoseconds since the epoch; in the past where nothing is used.
+quota_state = Table(
+    "quota_state",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("arrival", BigInteger, nullable=False),
+)
+
 # Keys that seal what clients keep for us. Numbers count up and the highest one seals; the others still open.
 sealing_keys = Table(
     "sealing_keys",

@@ -47,7 +47,7 @@ ORDERS = {
     ),
     "tools": ("spec", "runtime", "builtin"),
     "server": (
-        *("clock", "threads", "config", "errors", "telemetry", "sse_frame", "model_registry"),
+        *("clock", "threads", "errors", "limits", "config", "telemetry", "sse_frame", "model_registry"),
         *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "access"),
         *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import orjson
-
 from server.access.principal import LOCAL, Principal
 from server.access.scopes import ALL, Scopes
 from server.clock import now_us
 from server.config import Config
 from server.errors import ApiError
+from server.limits import load_limits
 from storage import FoundKey, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -247,14 +246,9 @@ async def _touch(storage: Storage, key_id: str, now: int) -> None:
 def _looked(row: FoundKey, until: float) -> _Looked:
     key = row.key
     principal = Principal(
-        key.owner, key.id, Scopes(key.scopes), _object(key.limits), _object(row.owner.limits)
+        key.owner, key.id, Scopes(key.scopes), load_limits(key.limits), load_limits(row.owner.limits)
     )
     return _Looked(principal, until, key.expires_at, key.last_used_at or 0)
-
-
-def _object(text: bytes | None) -> dict[str, object]:
-    found: dict[str, object] = {} if text is None else orjson.loads(text)
-    return found
 
 
 def unauthorized(message: str) -> ApiError:

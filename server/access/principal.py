@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from server.access.scopes import ADMIN, ALL, OPERATOR_ONLY, Scopes, tool_scope
 from server.items import is_offered
+from server.limits import NONE, LimitSet, Subject
 
 LOCAL_OWNER = "local"
 """The owner of everything on a server that needs no keys."""
@@ -19,15 +20,21 @@ class Principal:
 
     owner: whose rows the request may see; the API calls an owner a project. key_id: of the key that it came
     with, None without one. A run's plan keeps both, so that they are known after a crash as well. scopes:
-    what the key may do. key_limits, owner_limits: the JSON objects of `api_keys.limits` and `owners.limits`,
-    as they were at most `FRESH_S` seconds ago; empty where there are none.
+    what the key may do. key_limits, owner_limits: what the key, and all keys of the owner together, may
+    use, as it was at most `FRESH_S` seconds ago.
     """
 
     owner: str
     key_id: str | None
     scopes: Scopes
-    key_limits: Mapping[str, Any] = field(default_factory=dict)
-    owner_limits: Mapping[str, Any] = field(default_factory=dict)
+    key_limits: LimitSet = NONE
+    owner_limits: LimitSet = NONE
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """Whose limits concern the request; the owner last."""
+        owner = Subject("owner", self.owner, self.owner_limits)
+        return (owner,) if self.key_id is None else (Subject("key", self.key_id, self.key_limits), owner)
 
     def require(self, *scopes: str) -> None:
         """ApiError 403 `insufficient_permissions` that names those of these scopes that are missing."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from server.access import ADMIN, LOCAL_OWNER, OPERATOR, Actor, hash_key, new_key, read_scopes
@@ -18,6 +18,7 @@ from server.admin.durations import seconds_of
 from server.admin.listing import Columns, list_lines, shown_time
 from server.clock import now_us
 from server.config import Config
+from server.limits import NONE, changed, load_limits, parse_limits
 from storage import AuditEntry, NewKey, Storage, StoredKey
 
 PATH = "/admin/keys"
@@ -49,12 +50,14 @@ async def make(
     owner: str | None = None,
     scopes: Sequence[str] = (),
     expires_in_s: int | None = None,
+    limits: Mapping[str, Any] | None = None,
 ) -> MadeKey:
     """Make a key. owner: None makes a new one, or takes ADMIN_OWNER where it may only administer. scopes:
-    none means `all`. ValueError for what is no scope; OwnerArchived."""
+    none means `all`. ValueError for what is no scope or no limit; OwnerArchived."""
     read = read_scopes(scopes)
     own = ADMIN_OWNER if read == (ADMIN,) else f"own_{secrets.token_hex(12)}"
     key, new = _new(owner or own, name, read, expires_in_s)
+    new = replace(new, limits=changed(NONE, limits or {}).dump())
     return MadeKey(await storage.create_key(new, entry=_created(by, new)), key)
 
 
@@ -75,7 +78,9 @@ def _new(owner: str, name: str, scopes: tuple[str, ...], expires_in_s: int | Non
 
 
 def _created(by: Actor, new: NewKey) -> AuditEntry:
-    told = {"name": new.name, "scopes": new.scopes, "expires_at": unix(new.expires_at)}
+    told: dict[str, Any] = {"name": new.name, "scopes": new.scopes, "expires_at": unix(new.expires_at)}
+    if new.limits is not None:
+        told["limits"] = load_limits(new.limits).given()
     return by.did("api_key.created", new.id, new.owner, **told)
 
 
@@ -99,8 +104,10 @@ async def change(
     name: str | None = None,
     scopes: Sequence[str] | None = None,
     expires_in_s: int | None = None,
+    limits: Mapping[str, Any] | None = None,
 ) -> StoredKey:
-    """Change a live key; what is None stays. ValueError for what is no scope; NotFound, KeyEnded."""
+    """Change a live key; what is None stays, and so do limits that are not named. ValueError for what is no
+    scope or no limit; NotFound, KeyEnded."""
     now = now_us()
     changes: dict[str, object] = {}
     if name is not None:
@@ -109,9 +116,12 @@ async def change(
         changes["scopes"] = read_scopes(scopes)
     if expires_in_s is not None:
         changes["expires_at"] = now + expires_in_s * 1_000_000
-    owner = (await storage.get_key(id)).owner
-    told = {**changes, "expires_in_seconds": expires_in_s} if expires_in_s is not None else changes
-    return await storage.change_key(id, now, changes, entry=by.did("api_key.updated", id, owner, **told))
+    old = await storage.get_key(id)
+    told = {**changes, "expires_in_seconds": expires_in_s} if expires_in_s is not None else dict(changes)
+    if limits is not None:
+        after = changed(load_limits(old.limits), limits)
+        changes["limits"], told["limits"] = after.dump(), after.given()
+    return await storage.change_key(id, now, changes, entry=by.did("api_key.updated", id, old.owner, **told))
 
 
 async def end(storage: Storage, by: Actor, id: str) -> StoredKey:
@@ -128,6 +138,7 @@ def as_json(key: StoredKey) -> dict[str, Any]:
         "name": key.name,
         "hint": f"...{key.hint}",
         "scopes": list(key.scopes),
+        "limits": load_limits(key.limits).given(),
         "created_at": unix(key.created_at),
         "expires_at": unix(key.expires_at),
         "last_used_at": unix(key.last_used_at),
@@ -190,6 +201,7 @@ def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
         "owner": options.owner,
         "scopes": _words(options.scope),
         "expires_in_s": _seconds(options.expires),
+        "limits": limits_of(options),
     }
     made = carry_out(config, lambda storage: create(storage, OPERATOR, **body), "POST", PATH, body)
     yield made["key"]
@@ -221,14 +233,16 @@ def _update(config: Config, options: argparse.Namespace) -> Iterator[str]:
         "name": options.name,
         "scopes": _words(options.scope) if options.scope else None,
         "expires_in_s": _seconds(options.expires),
+        "limits": limits_of(options),
     }
     if all(value is None for value in body.values()):
-        raise AdminError("nothing to change: give --name, --scope or --expires")
+        raise AdminError("nothing to change: give --name, --scope, --limit or --expires")
     path = f"{PATH}/{options.id}"
-    changed = carry_out(
+    done = carry_out(
         config, lambda storage: update(storage, OPERATOR, options.id, **body), "POST", path, body
     )
-    yield f"{changed['id']} has the scopes {','.join(changed['scopes'])}"
+    yield f"{done['id']} has the scopes {','.join(done['scopes'])}"
+    yield from shown_limits(done["limits"])
 
 
 def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
@@ -258,6 +272,24 @@ def _first(owner: str) -> Iterator[str]:
 def _words(given: Sequence[str]) -> list[str]:
     """Scopes, from flags that may each hold several with commas between."""
     return [word for each in given for word in each.split(",") if word]
+
+
+def limits_of(options: argparse.Namespace) -> dict[str, Any] | None:
+    """The changes of limits that a command names, None where it names none. Raises AdminError."""
+    try:
+        return parse_limits(_words(options.limit)) or None
+    except ValueError as error:
+        raise AdminError(error) from None
+
+
+def shown_limits(limits: Mapping[str, Any]) -> Iterator[str]:
+    """Limits as lines of text, as a command takes them."""
+    for name, value in limits.items():
+        if name != "models":
+            yield f"  {name}={value}"
+    for model, own in limits.get("models", {}).items():
+        for name, value in own.items():
+            yield f"  {model}:{name}={value}"
 
 
 def _seconds(duration: str | None) -> int | None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from server.access import OPERATOR, Actor
 from server.admin.database_access import carry_out
-from server.admin.keys import unix
+from server.admin.keys import limits_of, shown_limits, unix
 from server.admin.listing import Columns, list_lines, shown_time
 from server.clock import now_us
 from server.config import Config
+from server.limits import changed, load_limits
 from storage import Storage, StoredKey, StoredOwner
 
 PATH = "/v1/organization/projects"
@@ -41,6 +42,20 @@ async def rename(storage: Storage, by: Actor, id: str, *, name: str) -> dict[str
 async def archive(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
     """Revoke an owner's keys for good; its data stays. NotFound, OwnerArchived."""
     return project(await storage.archive_owner(id, now_us(), entry=by.did("project.archived", id, id)))
+
+
+async def limits(storage: Storage, id: str) -> dict[str, Any]:
+    """What an owner may use, where it has limits of its own. NotFound."""
+    return {"object": "project.limits", "limits": load_limits((await storage.get_owner(id)).limits).given()}
+
+
+async def limit(storage: Storage, by: Actor, id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change limits of an owner; those that are not named stay, and those that are None end. ValueError for
+    what is no limit; NotFound, OwnerArchived."""
+    after = changed(load_limits((await storage.get_owner(id)).limits), changes)
+    entry = by.did("project.updated", id, id, limits=after.given())
+    await storage.limit_owner(id, after.dump(), entry=entry)
+    return {"object": "project.limits", "limits": after.given()}
 
 
 async def list_all(storage: Storage) -> dict[str, Any]:
@@ -92,6 +107,31 @@ def project_key(key: StoredKey, owner: StoredOwner) -> dict[str, Any]:
     }
 
 
+def rate_limit(owner: StoredOwner, model: str) -> dict[str, Any]:
+    """The official object of what a project may use of one model; null is no limit. max_tokens_per_1_day:
+    besides."""
+    found = load_limits(owner.limits)
+    own = found.models.get(model, found)
+    return {
+        "object": "project.rate_limit",
+        "id": f"{RATE_LIMIT_ID}{model}",
+        "model": model,
+        **{official: getattr(own, name) for official, name in RATE_LIMIT_FIELDS.items()},
+    }
+
+
+RATE_LIMIT_ID = "rl-"
+"""What the id of a model's rate limits begins with; its name follows."""
+
+RATE_LIMIT_FIELDS = {
+    "max_requests_per_1_minute": "requests_per_minute",
+    "max_tokens_per_1_minute": "tokens_per_minute",
+    "max_requests_per_1_day": "requests_per_day",
+    "max_tokens_per_1_day": "tokens_per_day",
+}
+"""Official name of a limit -> ours."""
+
+
 def admin_key(key: StoredKey) -> dict[str, Any]:
     """The official object of an administrator's key, with its `scopes` and what it `replaces` besides."""
     user = {"id": key.owner, "name": key.owner, "created_at": unix(key.created_at), "role": "owner"}
@@ -112,6 +152,7 @@ def made_key(key: StoredKey, value: str) -> dict[str, Any]:
         "expires_at": unix(key.expires_at),
         "value": value,
         "scopes": list(key.scopes),
+        "limits": load_limits(key.limits).given(),
         "replaces": key.replaces,
     }
 
@@ -125,6 +166,7 @@ def _key_fields(key: StoredKey) -> dict[str, Any]:
         "expires_at": unix(key.expires_at),
         "last_used_at": unix(key.last_used_at),
         "scopes": list(key.scopes),
+        "limits": load_limits(key.limits).given(),
         "replaces": key.replaces,
     }
 
@@ -161,10 +203,26 @@ def _archive(config: Config, options: argparse.Namespace) -> Iterator[str]:
     yield f"{options.id} is archived: its keys are revoked, and it gets none any more; its data stays"
 
 
+def _limits(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    changes, path = limits_of(options), f"{PATH}/{options.id}/limits"
+    if changes is None:
+        found = carry_out(config, lambda storage: limits(storage, options.id), "GET", path)
+    else:
+        found = carry_out(
+            config,
+            lambda storage: limit(storage, OPERATOR, options.id, changes),
+            "POST",
+            path,
+            {"limits": changes},
+        )
+    yield f"{options.id} has these limits:" if found["limits"] else f"{options.id} has no limits of its own"
+    yield from shown_limits(found["limits"])
+
+
 COLUMNS: Columns = {
     "ID": lambda owner: owner["id"],
     "STATE": lambda owner: owner["status"],
     "CREATED": shown_time,
     "NAME": lambda owner: owner["name"],
 }
-_VERBS = {"create": _create, "list": _list, "rename": _rename, "archive": _archive}
+_VERBS = {"create": _create, "list": _list, "rename": _rename, "archive": _archive, "limits": _limits}

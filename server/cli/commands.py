@@ -297,6 +297,16 @@ def _add_listing(verbs: Any, help: str) -> argparse.ArgumentParser:
     return listing
 
 
+def _add_limit(parser: argparse.ArgumentParser, examples: str) -> None:
+    parser.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help=f"what may be used, {examples} (repeatable, or with commas; none ends a limit)",
+    )
+
+
 def _add_keys(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="create|list|rotate|update|revoke", required=True)
     create = verbs.add_parser("create", help="make a key and print it, this once")
@@ -318,6 +328,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
             help="what it may do, such as responses, files.read, model:NAME, tool:function, admin "
             "(repeatable, or with commas; default: all, which is everything but admin)",
         )
+        _add_limit(verb, "such as requests_per_minute=60 or MODEL:tokens_per_day=100000")
     for verb in (create, rotate, update):
         verb.add_argument("--expires", default=None, help="when it ends: 90d, 12h (default: never)")
     for verb in (rotate, update, revoke):
@@ -334,18 +345,20 @@ def _keys(options: argparse.Namespace) -> int:
 
 
 def _add_owners(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="create|list|rename|archive", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="create|list|rename|archive|limits", required=True)
     create = verbs.add_parser(
         "create", help="make an owner and print its id, for `antiphon keys create --owner`"
     )
     listing = _add_listing(verbs, "show all owners, archived ones too")
     rename = verbs.add_parser("rename", help="give an owner another name; its id stays")
     archive = verbs.add_parser("archive", help="revoke all keys of an owner for good; its data stays")
-    for verb in (rename, archive):
+    limits = verbs.add_parser("limits", help="show what an owner may use, or change it")
+    _add_limit(limits, "such as tokens_per_minute=90000 or stored_bytes=none")
+    for verb in (rename, archive, limits):
         verb.add_argument("id", help="the owner's id, as `antiphon owners list` shows it")
     for verb in (create, rename):
         verb.add_argument("name", help="what people call it")
-    for verb in (create, listing, rename, archive):
+    for verb in (create, listing, rename, archive, limits):
         _add_storage_settings(verb)
 
 

@@ -28,7 +28,16 @@ from server.http.query_params import (
     timestamp,
 )
 from server.http.replies import conversation_json, json_reply, page_json
-from server.http.request import actor, context, life, owner, principal, while_connected
+from server.http.request import (
+    actor,
+    context,
+    life,
+    limited,
+    owner,
+    principal,
+    require_stored_bytes,
+    while_connected,
+)
 from server.http.sse import EventStream, StreamCut
 from server.http.state import Context, Phase
 
@@ -61,6 +70,7 @@ __all__ = [
     "json_reply",
     "keyed",
     "life",
+    "limited",
     "number",
     "owner",
     "page_args",
@@ -69,6 +79,7 @@ __all__ = [
     "query_text",
     "read_as",
     "read_body",
+    "require_stored_bytes",
     "timestamp",
     "trusted_hosts",
     "while_connected",

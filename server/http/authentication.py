@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access import THE_OPERATOR, Principal, unauthorized
+from server.limits import Standing
 
 if TYPE_CHECKING:
     from server.http.state import ServerState
@@ -42,7 +43,7 @@ def presented_key(headers: Headers) -> str | None:
 
 class Admission:
     """ASGI: lets a request or a WebSocket in when the server serves and its key is good for the route;
-    leaves `request.state.principal` behind."""
+    leaves `request.state.principal`, and the `standing` of its limits, behind."""
 
     def __init__(self, app: ASGIApp, life: ServerState, routes: Sequence[BaseRoute]) -> None:
         """routes: all that the application has, in the order in which it asks them."""
@@ -66,9 +67,12 @@ class Admission:
             # A WebSocket is there to begin work, as a POST is.
             self._life.admit(scope.get("method", "POST"), scope["path"])
             principal = await self._principal(scope)
+            state = scope.setdefault("state", {})
+            state["principal"] = principal
+            if self._life.context is not None:
+                state["standing"] = Standing(self._life.context.limiter, principal.subjects)
             if (needed := self._needed(scope)) is not None:
                 principal.require(needed)
-            scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:

@@ -13,7 +13,7 @@ import ipaddress
 import logging
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -76,7 +76,8 @@ class Envelope:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Headers: x-request-id (the client's own, if it can be one), x-client-request-id and x-request-trace
         (echo), traceparent (of the request's span, or the client's own), openai-organization and
-        openai-version (echo or default), openai-processing-ms, x-antiphon-version."""
+        openai-version (echo or default), openai-processing-ms, x-antiphon-version; x-ratelimit-* where the
+        key or its owner has such limits."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -93,15 +94,21 @@ class Envelope:
             if not status:
                 status = message["status"] if "status" in message else _STATUS[message["type"]]
                 if message["type"] != "websocket.close":
-                    message = {**message, "headers": [*message.get("headers", ()), *own_headers()]}
+                    given = message.get("headers", ())
+                    replied = {name.decode("latin-1").lower() for name, _ in given}
+                    message = {**message, "headers": [*given, *own_headers(replied)]}
             await send(message)
 
-        def own_headers() -> Iterator[tuple[bytes, bytes]]:
+        def own_headers(replied: Collection[str]) -> Iterator[tuple[bytes, bytes]]:
             yield b"x-request-id", request_id.encode()
             yield b"openai-processing-ms", b"%d" % ((time.perf_counter() - began) * 1000)
             yield b"x-antiphon-version", __version__.encode()
             if record.traceparent is not None:
                 yield b"traceparent", record.traceparent.encode()
+            if (standing := scope["state"].get("standing")) is not None:
+                for name, value in standing.headers():
+                    if name not in replied:
+                        yield name.encode(), value.encode()
             for name in ECHOED:
                 if _can_be_echoed(value := asked.get(name, "")):
                     yield name.encode(), value.encode()

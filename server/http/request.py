@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from server.access import Actor, Principal
 from server.errors import ApiError
 from server.http.state import Context, ServerState
+from server.limits import Standing, Subject
 
 T = TypeVar("T")
 
@@ -37,6 +38,20 @@ def principal(request: Request) -> Principal:
     """Who makes the request, and what they may do."""
     found: Principal = request.state.principal
     return found
+
+
+def limited(request: Request, model: str) -> tuple[Subject, ...]:
+    """Whose limits concern a request for a model; the headers of its reply tell of that model's, too."""
+    standing: Standing | None = getattr(request.state, "standing", None)
+    if standing is not None:
+        standing.model = model
+    return principal(request).subjects
+
+
+async def require_stored_bytes(request: Request, num_bytes: int) -> None:
+    """Count bytes that are about to be stored. ApiError 429 `insufficient_quota` where they are too many."""
+    here, who = context(request), principal(request)
+    await here.quota.require(who.owner, num_bytes, here.limiter.least(who.subjects, "stored_bytes", None))
 
 
 def owner(request: Request) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from server.encrypted_reasoning import Sealing
     from server.errors import ApiError
     from server.http.arrivals import Arrivals
+    from server.limits import Limiter
     from server.model_registry import Models
     from server.quota import Quota
     from server.runs import Runs
@@ -38,6 +39,7 @@ class Context:
     telemetry: Telemetry
     quota: Quota
     meter: Meter
+    limiter: Limiter
 
 
 class ServerState(Protocol):

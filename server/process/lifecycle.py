@@ -21,7 +21,8 @@ from server.config import Config
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
-from server.model_registry import Models, build_engine, served_names
+from server.limits import NONE, Limiter, Meters, changed, parse_limits
+from server.model_registry import Models, build_engine, caps_of, served_names
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.quota import Quota
@@ -76,6 +77,7 @@ class ServerLifecycle:
         self._probe: GenerationProbe | None = None
         self._engine_rates = EngineRates()
         self._meter: Meter | None = None
+        self._meters: Meters | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._drained = False
         self._num_posts = 0
@@ -105,23 +107,35 @@ class ServerLifecycle:
                 group.create_task(self._start_engine())
         assert self._storage is not None and self._engine is not None
         models = Models()
-        models.add(self._engine, served_names(self.config))
+        models.add(self._engine, served_names(self.config), caps_of(self.config))
         served = [(model.name, model.info.fingerprint) for model in models]
         self._storage.runner = runner_name(self._storage.runner, served)
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         quota = Quota(self._storage, self.config.max_bytes_per_owner)
+        self._meters = Meters(self._storage)
+        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
+        limiter = Limiter(self._meters, every_owner, self.telemetry.limited)
         self._meter = Meter(self._storage)
         self._meter.start()
         runs = Runs(
-            self._storage, models, sealing, self.config, self.telemetry, quota, self._registry, self._meter
+            self._storage,
+            models,
+            sealing,
+            self.config,
+            self.telemetry,
+            quota,
+            self._registry,
+            self._meter,
+            limiter,
         )
         context = Context(
-            self.config, self._storage, models, sealing, runs, self.telemetry, quota, self._meter
+            self.config, self._storage, models, sealing, runs, self.telemetry, quota, self._meter, limiter
         )
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
         ]
+        self._meters.start()
         await runs.start()
         self._deliveries = Deliveries(self._storage, self.telemetry)
         self._deliveries.start()
@@ -240,6 +254,8 @@ class ServerLifecycle:
         self.context = None
         if self._retention is not None:
             await self._retention.close()
+        if self._meters is not None:
+            await self._meters.close()
         if self._deliveries is not None:
             await self._deliveries.close()
         if self._engine is not None:

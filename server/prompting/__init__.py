@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from server.prompting.context_room import name_cut_limit, require_room, words_of_field
+from server.prompting.context_room import (
+    name_capped_limit,
+    name_cut_limit,
+    require_room,
+    words_of_field,
+)
 from server.prompting.messages import sampling, to_messages
 from server.prompting.tool_offer import Offer, check, custom_tool_names, naming_source, offer, steady
 from server.prompting.untold import name_untold
@@ -11,6 +16,7 @@ __all__ = [
     "Offer",
     "check",
     "custom_tool_names",
+    "name_capped_limit",
     "name_cut_limit",
     "name_untold",
     "naming_source",

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from engine import ModelInfo, PromptTooLong, RenderError
 from server.errors import ApiError
 from server.ignored import ignore
+from server.limits import Caps
 
 
 @contextmanager
@@ -37,6 +38,12 @@ def require_room(limit: int | None, param: str, *, prompt_tokens: int, info: Mod
         f"reduce the length of the input, or '{param}'."
     )
     raise ApiError(400, message, code="context_length_exceeded", param=param)
+
+
+def name_capped_limit(limit: int | None, param: str, caps: Caps) -> None:
+    """Name a limit as ignored where the server's own is lower."""
+    if limit is not None and caps.output(limit) != limit:
+        ignore(param)
 
 
 def name_cut_limit(limit: int | None, param: str, *, prompt_tokens: int, info: ModelInfo) -> None:

@@ -10,7 +10,10 @@ from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
 from server.items import Item, Transcript, is_output, words_of
+from server.limits import Caps
 from server.schema import SamplingFields
+
+UNCAPPED = Caps()
 
 
 def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[dict[str, Any]]:
@@ -28,24 +31,32 @@ def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[
 # Fields to sampling
 
 
-def sampling(fields: SamplingFields, info: ModelInfo, *, prompt_tokens: int, seed: int) -> SamplingParams:
-    """Resolve sampling: the request's field, else the checkpoint's generation config, else the API's default.
+def sampling(
+    fields: SamplingFields, info: ModelInfo, *, prompt_tokens: int, seed: int, caps: Caps = UNCAPPED
+) -> SamplingParams:
+    """Resolve sampling: the request's field, else the server's default, else the checkpoint's generation
+    config, else the API's default.
 
     `max_tokens` unset, there too, means up to the context. Raises PromptTooLong when the prompt leaves no
-    room for a token.
+    room for a token, or is longer than the server takes.
     """
+    if caps.prompt_tokens is not None and prompt_tokens > caps.prompt_tokens:
+        raise PromptTooLong(prompt_tokens, caps.prompt_tokens)
     room = info.max_model_len - prompt_tokens
     if room < 1:
         raise PromptTooLong(prompt_tokens, info.max_model_len)
     defaults = info.defaults
 
-    def pick(asked: Any, checkpoint: Any, api: Any) -> Any:
-        return next(value for value in (asked, checkpoint, api) if value is not None)
+    def pick(*values: Any) -> Any:
+        return next(value for value in values if value is not None)
 
+    asked = fields.max_tokens
+    if asked is None and caps.default_output_tokens is None:
+        asked = defaults.max_new_tokens
     return SamplingParams(
         seed=seed if fields.seed is None else fields.seed,
-        max_tokens=min(room, pick(fields.max_tokens, defaults.max_new_tokens, room)),
-        temperature=pick(fields.temperature, defaults.temperature, 1.0),
+        max_tokens=min(room, pick(caps.output(asked), room)),
+        temperature=pick(fields.temperature, caps.default_temperature, defaults.temperature, 1.0),
         top_p=pick(fields.top_p, defaults.top_p, 1.0),
         top_k=pick(fields.top_k, defaults.top_k, 0),
         min_p=pick(fields.min_p, defaults.min_p, 0.0),

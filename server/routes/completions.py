@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from engine import Place
 from server.access import Principal
-from server.http import EventStream, context, json_reply, principal, read_as, while_connected
+from server.http import EventStream, context, json_reply, limited, principal, read_as, while_connected
 from server.model_registry import ServedModel
 from server.routes.documented import documented
 from server.schema import ChatRequest, CompletionRequest, parse_chat, parse_completion
@@ -69,13 +69,20 @@ async def _answer(
     here = context(request)
     asked = await read_as(request, parse, first=here.models.require_room)
     served = here.models.get(asked.model)
+    subjects = limited(request, served.name)
+    visit = await here.limiter.enter(subjects, served.name)
     with ExitStack() as stack:
+        stack.callback(visit.leave)
+        if asked.stream:
+            stack.enter_context(here.limiter.stream(subjects))
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter())
         preparing = prepare(
             asked, served, place, principal=principal(request), telemetry=here.telemetry, meter=here.meter
         )
         completion = await while_connected(request, preparing)
+        visit.used = completion.usage.limited
+        await visit.reserve(*completion.tokens(), answers=len(completion.requests))
         if not asked.stream:
             return json_reply(await while_connected(request, completion.whole(whole)))
         frames = completion.frames(chunk, include_usage=asked.stream_options.include_usage)

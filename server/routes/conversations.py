@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.clock import now_us
+from server.config import Config
 from server.http import (
-    Context,
     context,
     conversation_json,
     include,
@@ -29,6 +29,7 @@ from server.http import (
     page_json,
     read_as,
     read_body,
+    require_stored_bytes,
 )
 from server.ignored import unread
 from server.item_ids import identify
@@ -67,7 +68,7 @@ async def create_conversation(request: Request) -> Response:
     metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
     conversation_id = f"conv_{secrets.token_hex(24)}"
     create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata)
-    stored = await _stored(here, who, items or [], create, num_bytes=len(metadata))
+    stored = await _stored(request, items or [], create, num_bytes=len(metadata))
     return json_reply(conversation_json(stored))
 
 
@@ -89,7 +90,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     unread(body, ("metadata",))
     metadata = orjson.dumps(check_metadata({} if body["metadata"] is None else body["metadata"]))
     here, who = context(request), owner(request)
-    await here.quota.require(who, len(metadata))
+    await require_stored_bytes(request, len(metadata))
     stored = await here.storage.update_conversation(who, conversation_id, metadata, now_us())
     return json_reply(conversation_json(stored))
 
@@ -117,7 +118,7 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     here, who = context(request), owner(request)
     limit = here.config.max_items_per_conversation
     add = partial(here.storage.add_conversation_items, who, conversation_id, now=now_us(), limit=limit)
-    added = await _stored(here, who, items, add)
+    added = await _stored(request, items, add)
     page = page_json([item.body for item in added], [item.id for item in added], has_more=False)
     return json_reply(page)
 
@@ -166,13 +167,13 @@ def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Item] | None
     return body, normalize_input(value, new_id=new_id, param="items")
 
 
-def _size(items: list[Item], limit: int) -> int:
-    return check_sizes(items, limit, param="items")
+def _size(items: list[Item], config: Config) -> int:
+    """What items take in storage; ApiError 400 for one that is larger than it may be."""
+    return check_sizes(items, config.max_item_bytes, outputs=config.max_tool_output_bytes, param="items")
 
 
 async def _stored(
-    here: Context,
-    who: str,
+    request: Request,
     items: list[Item],
     store: Callable[[Sequence[NewItem]], Awaitable[T]],
     *,
@@ -180,8 +181,9 @@ async def _stored(
 ) -> T:
     """Store a request's items by `store`, under ids that are free. num_bytes: what is stored beside them.
     Raises ApiError 400, 404, and 429 where the owner's quota is used up."""
-    size = await aside(in_large_request(), _size, items, here.config.max_item_bytes)
-    await here.quota.require(who, num_bytes + size)
+    here, who = context(request), owner(request)
+    size = await aside(in_large_request(), _size, items, here.config)
+    await require_stored_bytes(request, num_bytes + size)
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
     for index, item in enumerate(items):  # a reference may lead to one from before it was refused

@@ -19,6 +19,7 @@ from server.errors import invalid_value
 from server.http import actor, context, json_reply, life, read_body
 from server.ignored import unread
 from server.routes.documented import needs
+from server.routes.limit_changes import read_limit_changes
 from server.shapes import array, text, whole
 
 router = APIRouter(prefix="/admin/keys", include_in_schema=False)
@@ -30,12 +31,13 @@ MAX_NAME = 256
 async def create_key(request: Request) -> Response:
     """Make a key."""
     body = await read_body(request, allow_empty=True)
-    unread(body, ("name", "owner", "scopes", "expires_in_s"))
+    unread(body, ("name", "owner", "scopes", "expires_in_s", "limits"))
     asked = {
         "name": _text(body, "name") or "",
         "owner": _text(body, "owner") or None,
         "scopes": _scopes(body) or [],
         "expires_in_s": _seconds(body, "expires_in_s"),
+        "limits": read_limit_changes(body),
     }
     try:
         made = await keys.create(context(request).storage, actor(request), **asked)
@@ -55,11 +57,12 @@ async def list_keys(request: Request) -> Response:
 async def update_key(request: Request, key_id: str) -> Response:
     """Change a key's name, scopes or end."""
     body = await read_body(request, allow_empty=True)
-    unread(body, ("name", "scopes", "expires_in_s"))
+    unread(body, ("name", "scopes", "expires_in_s", "limits"))
     asked = {
         "name": _text(body, "name"),
         "scopes": _scopes(body),
         "expires_in_s": _seconds(body, "expires_in_s"),
+        "limits": read_limit_changes(body),
     }
     try:
         changed = await keys.update(context(request).storage, actor(request), key_id, **asked)

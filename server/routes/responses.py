@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from server.http import (
     integer,
     json_reply,
     keyed,
+    limited,
     number,
     owner,
     page_args,
@@ -122,15 +123,21 @@ def _name_untold(request: Request, parsed: CreateResponse) -> None:
 
 async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]) -> Response:
     here = context(request)
+    if not here.config.store:
+        parsed = _unstored(parsed)
     headers = here.models.resume_headers(parsed.model)
     key = keyed(request)
     # Until it has begun there is nothing to come back to: a client that leaves takes the trial of its shapes
     # along, say. A background response is begun all the same, for its webhook or its conversation.
     planning = partial(while_connected, request)
-    started = await here.runs.create(principal(request), parsed, items, key.request, planning)
-    key.started(started.response_id)
-    if parsed.stream:
-        return _stream(request, started.reader, headers=headers)
+    subjects = limited(request, here.models.get(parsed.model).name)
+    with ExitStack() as stack:
+        if parsed.stream:
+            stack.enter_context(here.limiter.stream(subjects))
+        started = await here.runs.create(principal(request), parsed, items, key.request, planning)
+        key.started(started.response_id)
+        if parsed.stream:
+            return _stream(request, started.reader, stack.pop_all(), headers=headers)
     if parsed.background:
         started.reader.close()
         return _reply(started.response, headers)
@@ -139,6 +146,17 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
         return json_reply(await while_connected(request, result), headers)
     finally:
         started.reader.close()
+
+
+def _unstored(parsed: CreateResponse) -> CreateResponse:
+    """A request at a server that stores no responses. Raises ApiError 400 for what cannot be done so."""
+    for param in ("background", "await_tool_outputs"):
+        if getattr(parsed, param):
+            message = f"This server stores no responses, and '{param}' needs one that is stored."
+            refuse(param, message, "unsupported_parameter")
+    if parsed.store and "store" in parsed.model_fields_set:
+        ignore("store")
+    return parsed.model_copy(update={"store": False})
 
 
 async def _result(here: Context, started: Started, who: str | None) -> bytes:
@@ -156,10 +174,13 @@ async def _again(request: Request, response_id: str, *, stream: bool) -> Respons
     runs, who = context(request).runs, owner(request)
     if not stream:
         return _reply(await while_connected(request, runs.answer(who, response_id)))
-    reader, stored = await runs.follow(who, response_id, hidden=True)
-    _require_events(reader, stored)
-    headers = context(request).models.resume_headers(stored.model)
-    return _stream(request, reader, ended=stored.status in TERMINAL, headers=headers)
+    with ExitStack() as stack:
+        stack.enter_context(context(request).limiter.stream(principal(request).subjects))
+        reader, stored = await runs.follow(who, response_id, hidden=True)
+        _require_events(reader, stored)
+        headers = context(request).models.resume_headers(stored.model)
+        ended = stored.status in TERMINAL
+        return _stream(request, reader, stack.pop_all(), ended=ended, headers=headers)
 
 
 def _reply(snapshot: Snapshot, headers: Mapping[str, str] | None = None) -> Response:
@@ -176,15 +197,17 @@ def _reply(snapshot: Snapshot, headers: Mapping[str, str] | None = None) -> Resp
 def _stream(
     request: Request,
     reader: Reader,
+    held: ExitStack,
     *,
     after: int = -1,
     ended: bool = False,
     headers: Mapping[str, str] | None = None,
 ) -> EventStream:
     """The stream of a reader; `id:` lines only for clients that ask for an event stream by `Accept`, because
-    they break an SDK that does not."""
+    they break an SDK that does not. held: given back at its end."""
     numbered = "text/event-stream" in request.headers.get("accept", "")
-    return EventStream(_frames(reader, after, ended, numbered), headers, on_close=reader.close)
+    held.callback(reader.close)
+    return EventStream(_frames(reader, after, ended, numbered), headers, on_close=held.close)
 
 
 async def _frames(reader: Reader, after: int, ended: bool, numbered: bool) -> AsyncIterator[bytes]:
@@ -251,7 +274,14 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     if not stream:
         waiting = runs.get(owner(request), response_id, wait_s=wait_s or 0.0)
         return _reply(await (while_connected(request, waiting) if wait_s else waiting))
-    after = _starting_after(request)
+    with ExitStack() as stack:
+        stack.enter_context(context(request).limiter.stream(principal(request).subjects))
+        return await _resumed(request, response_id, stack)
+
+
+async def _resumed(request: Request, response_id: str, held: ExitStack) -> Response:
+    """The events of a stored response from `starting_after` on."""
+    runs, after = context(request).runs, _starting_after(request)
     reader, stored = await runs.follow(owner(request), response_id)
     ended = stored.status in TERMINAL
     _require_events(reader, stored)
@@ -261,7 +291,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
         reader.close()
         raise
     headers = context(request).models.resume_headers(stored.model)
-    return _stream(request, reader, after=after, ended=ended, headers=headers)
+    return _stream(request, reader, held.pop_all(), after=after, ended=ended, headers=headers)
 
 
 async def _require_event(request: Request, stored: StoredResponse, after: int) -> None:
@@ -374,7 +404,8 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     if stored.status != "completed" or not pending:
         if outputs.stream:
             ignore("stream")  # the run goes on in the stream that it has
-        return _reply(await runs.feed_outputs(who, stored, outputs.items))
+        limited(request, stored.model)
+        return _reply(await runs.feed_outputs(principal(request), stored, outputs.items))
     missing = pending.keys() - {item["call_id"] for item in outputs.items}
     if missing:
         message = f"Outputs of all pending calls are needed; missing: {', '.join(sorted(missing))}."

@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -84,6 +84,7 @@ from storage import (
 if TYPE_CHECKING:
     from server.config import Config
     from server.encrypted_reasoning import Sealing
+    from server.limits import Limiter, Visit
     from server.model_registry import Models, ServedModel
     from server.quota import Quota
     from server.schema import CreateResponse
@@ -128,6 +129,7 @@ class Runs:
         quota: Quota,
         registry: Registry,
         meter: Meter,
+        limiter: Limiter,
     ) -> None:
         self._storage = storage
         self._models = models
@@ -135,16 +137,25 @@ class Runs:
         self._config = config
         self._quota = quota
         self._registry = registry
+        self._limiter = limiter
         self.feed = Feed(storage)
         self._pasts = Pasts(storage)
         self._journal = Journal(storage, telemetry.committed)
-        self._loop = Loop(self._journal, Probation(storage), telemetry, registry, meter)
+        self._loop = Loop(
+            self._journal,
+            Probation(storage),
+            telemetry,
+            registry,
+            meter,
+            limiter,
+            config.max_tool_output_bytes,
+        )
         self._restorer = Restorer(storage, models, sealing, self._journal, self.feed, registry)
         self._tasks = RunTasks(
             self._loop, self._journal, self._restorer, self.feed, storage, config.resume_grace_s
         )
         self._queue = Queue(storage, self._room, self._take)
-        self._tasks.on_over = self._queue.has_room
+        self._tasks.on_over = self._over
         self._follower = Follower(storage, self.feed, self._tasks, config.resume_grace_s)
         self._presence = Presence(config.data / "runners", storage.runner)
         self._fleet = Fleet(
@@ -231,14 +242,18 @@ class Runs:
         require_use(principal, served.name, request.tools)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
+        visit = await self._limiter.enter(principal.subjects, served.name)
         with ExitStack() as stack:
+            stack.callback(visit.leave)
             # Before anything is read or written for it: a refusal must cost next to nothing, and what was
             # begun must not be refused. A background response waits in the database where no place is free.
             place = None
             if not request.background:
                 place = stack.enter_context(served.engine.admission.enter())
-            started = await self._create(principal, request, input_items, served, place, keyed, planning)
-            stack.pop_all()  # the run's task gives it back
+            started = await self._create(
+                principal, request, input_items, served, place, visit, keyed, planning
+            )
+            stack.pop_all()  # the run's task gives both back
             return started
 
     async def _create(
@@ -248,15 +263,16 @@ class Runs:
         input_items: Sequence[Item],
         served: ServedModel,
         place: Place | None,
+        visit: Visit,
         keyed: KeyedRequest | None,
         planning: Planning | None,
     ) -> Started:
         """Plan and begin; see `create`."""
         owner = principal.owner
         large = in_large_request()
-        num_bytes = await aside(large, _num_bytes, request, input_items, self._config.max_item_bytes)
+        num_bytes = await aside(large, _num_bytes, request, input_items, self._config)
         if request.store or keyed is not None or request.conversation_id is not None:
-            await self._quota.require(owner, num_bytes)
+            await self._quota.require(owner, num_bytes, self._stored_bytes(principal))
         # Items of an unstored turn are stored at its end, when it is too late to find that an id is taken.
         late = request.conversation_id is not None and not request.store and keyed is None
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
@@ -274,9 +290,13 @@ class Runs:
                 pasts=self._pasts,
             )
             planned = await (plan if planning is None or request.background else planning(plan))
+            await visit.reserve(len(planned.request.prompt_ids), planned.request.sampling.max_tokens)
             echo = await aside(large, _echo, request, served, planned)
             try:
-                return await self._begin(planned, echo, place, keyed)
+                queue_limit = self._limiter.least(
+                    principal.subjects, "queued_responses", self._config.max_queued
+                )
+                return await self._begin(planned, echo, place, visit, keyed, queue_limit)
             except ConversationMoved:
                 continue
             except ConversationLocked as locked:
@@ -304,8 +324,15 @@ class Runs:
         return await count_input(turn, self._storage, self._registry)
 
     async def _begin(
-        self, planned: Planned, echo: bytes, place: Place | None, keyed: KeyedRequest | None
+        self,
+        planned: Planned,
+        echo: bytes,
+        place: Place | None,
+        visit: Visit,
+        keyed: KeyedRequest | None,
+        queue_limit: int | None,
     ) -> Started:
+        planned = replace(planned, plan=replace(planned.plan, charge=visit.charge))
         plan = planned.plan
         seal = await self._sealing.seal(plan.owner, plan.sealed_by)
         dumped, input_items = await aside(in_large_request(), _as_stored, planned)
@@ -336,7 +363,7 @@ class Runs:
             request=keyed,
             hidden=plan.hidden,
             priority=plan.priority,
-            queue_limit=self._config.max_queued,
+            queue_limit=queue_limit,
             conversation_limit=self._config.max_items_per_conversation,
         )
         channel = self.feed.open(plan.response_id, echo, stored=plan.store)
@@ -348,6 +375,10 @@ class Runs:
             raise
         finally:
             self._num_starting -= 1
+        visit.hand_over()
+        if plan.background:
+            visit.leave()
+        run.visit = visit
         response = Snapshot(join_response(orjson.dumps(head), [], echo), POLL_AFTER_MS[status])
         started = Started(plan.response_id, response, self.feed.join(plan.response_id))
         if queued:
@@ -358,6 +389,22 @@ class Runs:
             self._loop.started(run)
         self._tasks.spawn(run)
         return started
+
+    def _over(self, run: Run) -> None:
+        """A run has no task any more. Where it has ended or parked, what it has used is counted against its
+        limits in place of what was reserved for it; otherwise whoever goes on with it does that."""
+        self._queue.has_room()
+        charge = run.plan.charge
+        if charge is None or (run.stepping and run.plan.store):
+            return
+        used = run.progress.num_limited
+        self._limiter.settle(charge, used - (charge.tokens if run.counted is None else run.counted))
+        run.counted = used
+        if run.progress.output_tokens:
+            self._limiter.note_answer(run.plan.owner, run.progress.output_tokens)
+
+    def _stored_bytes(self, principal: Principal) -> int | None:
+        return self._limiter.least(principal.subjects, "stored_bytes", None)
 
     def _room(self) -> int:
         """How many more runs this process can carry on."""
@@ -530,15 +577,19 @@ class Runs:
                 reader.close()
         return stored, _pending(stored)
 
-    async def feed_outputs(self, owner: str, stored: StoredResponse, outputs: Sequence[Item]) -> Snapshot:
+    async def feed_outputs(
+        self, principal: Principal, stored: StoredResponse, outputs: Sequence[Item]
+    ) -> Snapshot:
         """Give tool outputs to a waiting run; returns the Response as it then stands.
 
-        The same output again changes nothing. Raises NotFound, NotWaiting, UnknownCall, OutputConflict.
+        The same output again changes nothing. Raises NotFound, NotWaiting, UnknownCall, OutputConflict, and
+        ApiError 429 where the request is one too many.
         """
-        num_bytes, fresh = await aside(
-            in_large_request(), _new_outputs, stored, outputs, self._config.max_item_bytes
-        )
-        await self._quota.require(owner, num_bytes)
+        owner = principal.owner
+        if stored.waiting:
+            (await self._limiter.enter(principal.subjects, stored.model)).leave()
+        num_bytes, fresh = await aside(in_large_request(), _new_outputs, stored, outputs, self._config)
+        await self._quota.require(owner, num_bytes, self._stored_bytes(principal))
         if fresh:
             waiting = await self._storage.add_tool_outputs(owner, stored.id, fresh, now_us())
             if waiting.runnable:
@@ -584,6 +635,9 @@ class Runs:
             except Exception:  # it must not keep the others, or the server, down
                 log.exception("run %s cannot be taken up", claim.response_id)
                 return None
+        answered = run.plan.waits and any(map(is_output, run.assembler.output))
+        if claim.state == "waiting" or inputs or answered:
+            run.counted = run.progress.num_limited  # when it parked
         if claim.cancel_requested:
             self._loop.cancel(run)
         elif claim.state == "waiting":
@@ -619,9 +673,10 @@ def _report(chore: asyncio.Task[None]) -> None:
         log.critical("%s has stopped", chore.get_name(), exc_info=error)
 
 
-def _num_bytes(request: CreateResponse, items: Sequence[Item], limit: int) -> int:
-    """What a request takes in storage; ApiError 400 for an item of more than `limit` bytes."""
-    return check_sizes(items, limit) + len(orjson.dumps([request.instructions, request.tools]))
+def _num_bytes(request: CreateResponse, items: Sequence[Item], config: Config) -> int:
+    """What a request takes in storage; ApiError 400 for an item that is larger than it may be."""
+    size = check_sizes(items, config.max_item_bytes, outputs=config.max_tool_output_bytes)
+    return size + len(orjson.dumps([request.instructions, request.tools]))
 
 
 def _echo(request: CreateResponse, served: ServedModel, planned: Planned) -> bytes:
@@ -646,10 +701,14 @@ def interrupted(response_id: str) -> ApiError:
     return ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
 
 
-def _new_outputs(stored: StoredResponse, outputs: Sequence[Item], limit: int) -> tuple[int, list[ToolOutput]]:
+def _new_outputs(
+    stored: StoredResponse, outputs: Sequence[Item], config: Config
+) -> tuple[int, list[ToolOutput]]:
     """The bytes of tool outputs, and those of them that their run does not have yet. Raises OutputConflict,
-    and ApiError 400 for an output of more than `limit` bytes."""
-    num_bytes = check_sizes(outputs, limit, param="tool_outputs")
+    and ApiError 400 for an output that is larger than it may be."""
+    num_bytes = check_sizes(
+        outputs, config.max_item_bytes, outputs=config.max_tool_output_bytes, param="tool_outputs"
+    )
     plan = RunPlan.load(stored.plan)
     items = [orjson.loads(item.body) for item in stored.output]
     taken = {item["call_id"]: item["output"] for item in items if is_output(item)}

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from server.ignored import unread
-from server.items import ASSISTANT_PART, ITEM_TYPES, USER_PART, Item, identifier, words_of
+from server.items import ASSISTANT_PART, ITEM_TYPES, USER_PART, Item, identifier, is_output, words_of
 from server.shapes import check_length, missing, mistyped, refuse, shorten
 
 NewId = Callable[[str], str]
@@ -157,15 +157,19 @@ def _message(value: Mapping[str, Any], path: str, new_id: NewId) -> Item:
     return item | {key: fields[key] for key in fields if key not in item}
 
 
-def check_sizes(items: Iterable[Item], limit: int, *, param: str = "input") -> int:
+def check_sizes(
+    items: Iterable[Item], limit: int, *, outputs: int | None = None, param: str = "input"
+) -> int:
     """The bytes of normalised items as JSON, together; raises ApiError 400 `item_too_large` for one of more
-    than `limit`."""
+    than `limit`. outputs: the limit on those that are outputs of tools, where it is another one."""
     total = 0
     for index, item in enumerate(items):
         num_bytes = len(orjson.dumps(item))
-        if num_bytes > limit:
+        most = limit if outputs is None or not is_output(item) else min(limit, outputs)
+        if num_bytes > most:
             path = f"{param}[{index}]"
-            message = f"Invalid '{path}': an item may have {limit} bytes as JSON, this one has {num_bytes}."
+            what = "an item" if most == limit else "the output of a tool"
+            message = f"Invalid '{path}': {what} may have {most} bytes as JSON, this one has {num_bytes}."
             refuse(path, message, "item_too_large")
         total += num_bytes
     return total

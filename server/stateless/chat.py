@@ -34,6 +34,7 @@ from server.prompting import (
     Offer,
     check,
     custom_tool_names,
+    name_capped_limit,
     name_untold,
     naming_source,
     offer,
@@ -99,10 +100,15 @@ def _completion(
     owner = principal.owner
     with words_of_field("messages"):
         params = sampling(
-            request.sampling, served.info, prompt_tokens=len(prompt.ids), seed=secrets.randbits(63)
+            request.sampling,
+            served.info,
+            prompt_tokens=len(prompt.ids),
+            seed=secrets.randbits(63),
+            caps=served.caps,
         )
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
+    name_capped_limit(request.sampling.max_tokens, limit, served.caps)
     reader = offered.reader(prompt.starts_in)
     tier = effective_tier(request.service_tier)
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
@@ -116,6 +122,7 @@ def _completion(
         cache_salt=request.cache_salt or "",
         priority=PRIORITIES[tier],
         adapter=served.adapter,
+        deadline=served.caps.deadline(),
     )
     return Completion(
         engine=served.engine,

@@ -86,6 +86,15 @@ class Usage:
             reasoning_tokens=self._reasoning,
         )
 
+    def limited(self) -> tuple[int, int]:
+        """Tokens that count against limits, and those of one answer: nothing before the engine has begun, and
+        prompt tokens that it had cached never."""
+        if all(cached is None for cached in self._cached):
+            return 0, 0
+        totals = self.totals()
+        cached = totals["prompt_tokens_details"]["cached_tokens"]
+        return totals["total_tokens"] - cached, self._completion // len(self._cached)
+
     def totals(self) -> dict[str, Any]:
         """The official usage object."""
         prompt = sum(self._prompt_tokens)
@@ -128,6 +137,11 @@ class Completion:
     search: Search | None = None
     operation: Literal["chat", "text_completion"] = "chat"
     messages: Callable[[], list[dict[str, Any]]] | None = None
+
+    def tokens(self) -> tuple[int, int]:
+        """Of all prompts together, each counted once, and the most that one answer may have."""
+        prompts = {request.prompt_ids: len(request.prompt_ids) for request in self.requests}
+        return sum(prompts.values()), max(request.sampling.max_tokens for request in self.requests)
 
     async def parts(self) -> AsyncGenerator[list[Part]]:
         """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them

@@ -23,7 +23,16 @@ from engine import (
 )
 from server.access import Principal, require_use
 from server.model_registry import ServedModel
-from server.prompting import Offer, check, naming_source, require_room, sampling, steady, words_of_field
+from server.prompting import (
+    Offer,
+    check,
+    name_capped_limit,
+    naming_source,
+    require_room,
+    sampling,
+    steady,
+    words_of_field,
+)
 from server.schema import CompletionRequest, refuse
 from server.stateless.choices import (
     Completion,
@@ -56,6 +65,8 @@ async def prepare_completion(
     check_search(request.search, served)
     offered = Offer.of(request.shape)
     await check(offered, served, (), request.shape_param, owner)
+    if "max_tokens" in request.model_fields_set:
+        name_capped_limit(request.max_tokens, "max_tokens", served.caps)
     seed = secrets.randbits(63)
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     requests: list[GenerateRequest] = []
@@ -73,7 +84,9 @@ async def prepare_completion(
         def of_prompt(ids: tuple[int, ...], path: str, first: int) -> list[GenerateRequest]:
             _check_ids(ids, path, served)
             with words_of_field(path):
-                params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed)
+                params = sampling(
+                    request.sampling, served.info, prompt_tokens=len(ids), seed=seed, caps=served.caps
+                )
             if "max_tokens" in request.model_fields_set:
                 require_room(request.max_tokens, "max_tokens", prompt_tokens=len(ids), info=served.info)
             params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)
@@ -86,6 +99,7 @@ async def prepare_completion(
                 owner=owner,
                 cache_salt=request.cache_salt or "",
                 adapter=served.adapter,
+                deadline=served.caps.deadline(),
             )
             return prompt_requests(asked, served, request.search, request.n, first=first)
 

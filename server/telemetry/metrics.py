@@ -74,6 +74,11 @@ class Telemetry:
         self._commit = histogram(
             "commit_delay_seconds", "From an event's making to its commit.", TOKEN_SECONDS
         )
+        self._over_limit = counter(
+            "over_limit",
+            "Requests and calls of tools that were one too many, by the limit in the way.",
+            "limit",
+        )
         self._webhooks = counter(
             "webhook_attempts",
             "Attempts to deliver a notice: delivered, failed (to be tried again) or given_up.",
@@ -179,6 +184,10 @@ class Telemetry:
     def tool_called(self, model: str, tool: str, outcome: Literal["ok", "error", "asked"]) -> None:
         """A model called a tool. `tool`: one of this server's, or `client` where the client was asked."""
         self._tools.labels(model, tool, outcome).inc()
+
+    def limited(self, limit: str) -> None:
+        """A request, or a call of a tool, was one too many."""
+        self._over_limit.labels(limit).inc()
 
     def committed(self, seconds: float) -> None:
         """An event waited this long for its commit."""

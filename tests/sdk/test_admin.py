@@ -155,3 +155,56 @@ async def test_the_audit_log(admin: AsyncOpenAI) -> None:
     assert [log.id for log in before.data] == everything[:2]
     with pytest.raises(NotFoundError):
         await organization.audit_logs.list(after="nope")
+
+
+async def test_rate_limits_of_a_project(admin: AsyncOpenAI) -> None:
+    rates = admin.admin.organization.projects.rate_limits
+    team = await admin.admin.organization.projects.create(name="Sales")
+    first: Any
+    [first] = [each async for each in rates.list_rate_limits(team.id)]
+    assert (first.object, first.id, first.model) == ("project.rate_limit", f"rl-{MODEL}", MODEL)
+    assert first.max_requests_per_1_minute is None, "nothing is limited at first"
+    changed = await rates.update_rate_limit(
+        first.id, project_id=team.id, max_requests_per_1_minute=5, max_tokens_per_1_minute=900
+    )
+    again = await rates.update_rate_limit(first.id, project_id=team.id, max_requests_per_1_day=7)
+    assert (changed.max_requests_per_1_minute, changed.max_tokens_per_1_minute) == (5, 900)
+    assert (again.max_requests_per_1_minute, again.max_requests_per_1_day) == (5, 7)
+    assert [each async for each in rates.list_rate_limits(team.id, limit=1)] == [again]
+    assert [each async for each in rates.list_rate_limits(team.id, after=again.id)] == []
+    with pytest.raises(BadRequestError, match="greater than or equal to 1") as refused:
+        await rates.update_rate_limit(first.id, project_id=team.id, max_tokens_per_1_minute=0)
+    assert refused.value.param == "max_tokens_per_1_minute"
+    for unknown in ("rl-other", MODEL):
+        with pytest.raises(NotFoundError):
+            await rates.update_rate_limit(unknown, project_id=team.id, max_requests_per_1_minute=5)
+    with pytest.raises(NotFoundError):
+        await rates.list_rate_limits(team.id, after="rl-other")
+    path = f"/organization/projects/{team.id}/limits"
+    said: Any = await admin.post(path, body={"limits": {"stored_bytes": 9}}, cast_to=object)
+    rows = {"requests_per_minute": 5, "tokens_per_minute": 900, "requests_per_day": 7}
+    assert said["limits"] == {"stored_bytes": 9, "models": {MODEL: rows}}
+    assert await admin.get(path, cast_to=object) == said
+    with pytest.raises(BadRequestError, match="did you mean 'stored_bytes'"):
+        await admin.post(path, body={"limits": {"store_bytes": 9}}, cast_to=object)
+
+
+async def test_a_key_has_limits_of_its_own(admin: AsyncOpenAI) -> None:
+    projects = admin.admin.organization.projects
+    team = await projects.create(name="Sales")
+    made: Any = await admin.post(
+        f"/organization/projects/{team.id}/api_keys", body={"limits": {"tokens_per_day": 5}}, cast_to=object
+    )
+    changed: Any = await projects.api_keys.update(
+        made["id"], project_id=team.id, extra_body={"limits": {"requests_per_minute": 3}}
+    )
+    assert changed.limits == {"tokens_per_day": 5, "requests_per_minute": 3}
+    with pytest.raises(BadRequestError) as refused:
+        await projects.api_keys.update(made["id"], project_id=team.id, extra_body={"limits": {"x": 3}})
+    assert refused.value.param == "limits"
+    [told] = [
+        each
+        async for each in admin.admin.organization.audit_logs.list(resource_ids=[made["id"]])
+        if each.type == "api_key.updated"
+    ]
+    assert "requests_per_minute" in told.model_dump_json()

@@ -18,6 +18,14 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"ANTIPHON_DATA": str(tmp_path)}
 
 
+def test_limits_of_every_owner_are_checked() -> None:
+    assert load({"owner_limit": ["tokens_per_day=5"]}, {}).config.owner_limit == ("tokens_per_day=5",)
+    with pytest.raises(
+        ConfigError, match=r"owner_limit \(flag --owner-limit\): there is no limit 'token_per"
+    ):
+        load({"owner_limit": ["token_per_day=5"]}, {})
+
+
 def test_flag_over_environment_over_file_over_default(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "antiphon.toml").write_text('port = 1\nkeepalive_s = 5\nhost = "127.0.0.2"\n')
     loaded = load({"port": "3"}, {**env, "ANTIPHON_PORT": "2", "ANTIPHON_KEEPALIVE_S": "7.5"})

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.routes.organization import admin_keys, audit_logs, project_keys, projects, usage
+from server.routes.organization import admin_keys, audit_logs, limits, project_keys, projects, usage
 
 ROUTERS: tuple[APIRouter, ...] = (
     admin_keys.router,
     projects.router,
     project_keys.router,
+    limits.router,
     audit_logs.router,
     usage.router,
 )

@@ -16,6 +16,7 @@ from server.admin import keys, projects
 from server.http import actor, choice, context, json_reply, life, read_body
 from server.ignored import unread
 from server.routes.documented import needs
+from server.routes.limit_changes import read_limit_changes
 from server.routes.organization import asked
 from server.routes.organization.projects import account
 from storage import NotFound, Storage, StoredKey, StoredOwner
@@ -50,7 +51,7 @@ async def create_account_key(request: Request, project_id: str, account_id: str)
 
 async def _made(request: Request, owner: StoredOwner) -> Response:
     body = await read_body(request, allow_empty=True)
-    unread(body, ("name", "scopes", "expires_in_seconds"))
+    unread(body, ("name", "scopes", "expires_in_seconds", "limits"))
     made = await keys.make(
         context(request).storage,
         actor(request),
@@ -58,6 +59,7 @@ async def _made(request: Request, owner: StoredOwner) -> Response:
         name=asked.name_or(body, owner.name),
         scopes=asked.scopes(body) or (),
         expires_in_s=asked.seconds(body, "expires_in_seconds"),
+        limits=read_limit_changes(body),
     )
     life(request).keys.forget()
     return json_reply(orjson.dumps(projects.made_key(made.stored, made.key)))
@@ -73,9 +75,9 @@ async def get_key(request: Request, project_id: str, key_id: str) -> Response:
 
 @router.post("/api_keys/{key_id}", **needs(ADMIN))
 async def update_key(request: Request, project_id: str, key_id: str) -> Response:
-    """Change a key's name, scopes or end. An empty list of scopes is `all`."""
+    """Change a key's name, scopes, limits or end. An empty list of scopes is `all`."""
     body = await read_body(request)
-    unread(body, ("name", "scopes", "expires_in_seconds"))
+    unread(body, ("name", "scopes", "expires_in_seconds", "limits"))
     storage = context(request).storage
     await _key(storage, project_id, key_id)
     changed = await keys.change(
@@ -85,6 +87,7 @@ async def update_key(request: Request, project_id: str, key_id: str) -> Response
         name=None if body.get("name") is None else asked.name(body),
         scopes=asked.scopes(body),
         expires_in_s=asked.seconds(body, "expires_in_seconds"),
+        limits=read_limit_changes(body),
     )
     life(request).keys.forget()
     return json_reply(orjson.dumps(projects.project_key(changed, await storage.get_owner(project_id))))

@@ -21,6 +21,7 @@ from engine import CallEnd, Chunk, ConstraintError, Done, EngineDead, EngineErro
 from server.clock import now_us
 from server.errors import to_api_error
 from server.items import Item, Route, execution_of
+from server.limits import Limiter
 from server.prompting import to_messages
 from server.runs.events import Draft, Journal
 from server.runs.execution.recovery_probation import Probation
@@ -50,12 +51,16 @@ class Loop:
         telemetry: Telemetry,
         registry: Registry,
         meter: Meter,
+        limiter: Limiter,
+        max_tool_output_bytes: int | None = None,
     ) -> None:
         self._journal = journal
         self._probation = probation
         self._telemetry = telemetry
         self._registry = registry
         self._meter = meter
+        self._limiter = limiter
+        self._max_output_bytes = max_tool_output_bytes
 
     async def advance(self, run: Run) -> None:
         """Carry a run on until it ends or is parked.
@@ -218,16 +223,25 @@ class Loop:
             return ToolResult(error=UNCERTAIN)
         if limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
             return ToolResult(error=f"This response may make no more than {limit} tool calls.")
+        if run.plan.charge is not None and (refusal := await self._limiter.tool_call(run.plan.charge)):
+            return ToolResult(error=refusal)
         tracing, name = self._telemetry.tracing, call.get("name") or call["type"]
         if tracing is None:
-            result = await execution.run(call, self._registry)
+            result = self._bounded(await execution.run(call, self._registry))
         else:
             with tracing.tool(name, call["type"], call["id"], call.get("arguments", "")) as told:
-                result = await execution.run(call, self._registry)
+                result = self._bounded(await execution.run(call, self._registry))
                 told(result.output, result.error)
         known = name if self._registry.get(name) is not None else call["type"]
         self._telemetry.tool_called(run.plan.model, known, "ok" if result.error is None else "error")
         return result
+
+    def _bounded(self, result: ToolResult) -> ToolResult:
+        """What a tool said, unless that is larger than the operator takes."""
+        most, num_bytes = self._max_output_bytes, len((result.output or "").encode())
+        if most is None or num_bytes <= most:
+            return result
+        return ToolResult(error=f"The output has {num_bytes} bytes; at most {most} are taken.")
 
     def _park(self, run: Run) -> None:
         run.stepping = False

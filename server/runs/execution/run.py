@@ -14,6 +14,7 @@ import orjson
 
 from engine import GenerateRequest, Place, TokenLogprob
 from server.items import ITEM_TYPES, Item, Route, is_client_call
+from server.limits import Visit
 from server.model_registry import ServedModel
 from server.runs.events import Assembler, Draft, RunLog, Tokens, derived_id
 from server.runs.execution.logprobs import dump_logprobs
@@ -77,6 +78,8 @@ class Run:
     unlogged: Unlogged = field(default_factory=Unlogged)
     entry: RunLog = field(init=False)  # its place in the journal, given once it has one
     place: Place | None = None  # in the engine's queue, from before its start until its task is over
+    visit: Visit | None = None  # the request that waits for it, one of those at once until its task is over
+    counted: int | None = None  # tokens that its limits have counted already; None: those of its charge
     task: asyncio.Task[None] | None = None
     watched: int = 0  # how often others had told, when its grace ended last, that it is read there
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled

@@ -44,7 +44,7 @@ class RunTasks:
         self._grace_s = resume_grace_s
         self._runs: dict[str, Run] = {}
         self._graces: dict[str, asyncio.Task[None]] = {}
-        self.on_over: Callable[[], None] = lambda: None  # a run has ended or parked
+        self.on_over: Callable[[Run], None] = lambda run: None  # a run has ended or parked
         feed.on_left = self._unread
 
     def __len__(self) -> int:
@@ -105,7 +105,9 @@ class RunTasks:
         self._feed.release(response_id)
         if run.place is not None:
             run.place.leave()
-        self.on_over()
+        if run.visit is not None:
+            run.visit.leave()
+        self.on_over(run)
 
     async def settle(self, run: Run) -> None:
         """Make the end of a run durable; nothing for one that has a task, which does that itself."""

@@ -18,9 +18,11 @@ import orjson
 from engine import ConstraintError, GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.errors import ApiError
 from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
+from server.limits import Charge
 from server.prompting import (
     Offer,
     check,
+    name_capped_limit,
     name_cut_limit,
     naming_source,
     offer,
@@ -66,7 +68,8 @@ class RunPlan:
     client asked for store=false, and it is stored all the same, for the repeats of its request alone.
     answer: kind and source of the shape that an answer must have. sealed_by: what seals its reasoning, where
     that is wanted. key_id: of the API key that started it, None without one. trace: of the request that began
-    it (`RequestRecord.dump`); None in plans of earlier versions.
+    it (`RequestRecord.dump`); None in plans of earlier versions. charge: what its start took of limits, None
+    where there are none.
     """
 
     response_id: str
@@ -101,6 +104,7 @@ class RunPlan:
     sealed_by: SealedBy | None = None
     key_id: str | None = None
     trace: dict[str, str] | None = None
+    charge: Charge | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -109,7 +113,10 @@ class RunPlan:
     @classmethod
     def load(cls, data: bytes) -> RunPlan:
         """The plan as stored, back."""
-        return cls(**orjson.loads(data))
+        found = orjson.loads(data)
+        if found.get("charge") is not None:
+            found["charge"] = Charge(**found["charge"])
+        return cls(**found)
 
     @property
     def id_secret(self) -> bytes:
@@ -171,10 +178,10 @@ class RunPlan:
         self, served: ServedModel, prompt: Prompt, offered: Offer, *, generation: int, max_tokens: int | None
     ) -> GenerateRequest:
         """The engine request of one generation. Raises PromptTooLong."""
-        fields = SamplingFields.model_validate(self.sampling)
-        params = sampling(fields, served.info, prompt_tokens=len(prompt.ids), seed=self.seed)
-        if max_tokens is not None:
-            params = replace(params, max_tokens=min(params.max_tokens, max_tokens))
+        fields = SamplingFields.model_validate({**self.sampling, "max_tokens": max_tokens})
+        params = sampling(
+            fields, served.info, prompt_tokens=len(prompt.ids), seed=self.seed, caps=served.caps
+        )
         return GenerateRequest(
             id=f"{self.response_id}/{generation}",
             prompt_ids=prompt.ids,
@@ -186,6 +193,7 @@ class RunPlan:
             cache_salt=self.cache_salt,
             priority=self.priority,
             adapter=served.adapter,
+            deadline=served.caps.deadline(),
         )
 
 
@@ -276,8 +284,9 @@ async def make_plan(
         kept = tuple(drop_oldest(context.items, num_dropped))
         return Planned(plan, functions, tuple(turn.input), kept, context.conversation_head, first)
 
+    name_capped_limit(request.max_output_tokens, "max_output_tokens", served.caps)
     name_cut_limit(
-        plan.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
+        request.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
     )
     return await aside(in_large_request() or len(prompt.ids) > THREADED_TOKENS, finished)
 
@@ -328,7 +337,7 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         max_tool_calls=request.max_tool_calls,
         sampling=fields,
         seed=secrets.randbits(63),  # the draw's key unless the client gave one
-        max_output_tokens=request.max_output_tokens,
+        max_output_tokens=served.caps.output(request.max_output_tokens),
         logprobs=wants_logprobs,
         num_dropped=0,
         template_kwargs=request.chat_template_kwargs,
@@ -363,6 +372,8 @@ async def fit(
             raise PromptTooLong(len(prompt.ids), limit)
         return 0, prompt
     room = limit - min(plan.max_output_tokens or limit // 8, limit // 2)
+    if served.caps.prompt_tokens is not None:
+        room = min(room, served.caps.prompt_tokens)
 
     async def fits(count: int) -> Prompt | None:
         with suppress(PromptTooLong):  # so long that it was not even counted

@@ -86,6 +86,11 @@ class Progress:
         if "ended" in facts:
             self.ended = facts["ended"]
 
+    @property
+    def num_limited(self) -> int:
+        """Tokens that count against limits: prompt tokens that the engine had cached do not."""
+        return self.input_tokens - self.cached_tokens + self.output_tokens
+
     def usage(self) -> dict[str, Any]:
         """The official usage object, and the same by turn: a list has one number for each generation."""
         tool_output = self._tool_output_tokens()

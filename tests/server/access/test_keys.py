@@ -40,12 +40,15 @@ def stored(secret: str, id: str = "k1", **fields: object) -> NewKey:
 async def test_a_principal_is_all_that_is_known_of_a_key(tmp_path: Path) -> None:
     async with door(tmp_path) as (accepted, storage):
         assert await accepted.principal("anything") is LOCAL
-        await storage.create_key(stored("sk-1", scopes=("files",), limits=b'{"a":1}'), entry=entry())
-        await storage.limit_owner(OWNER, b'{"b":2}', entry=entry())
+        await storage.create_key(
+            stored("sk-1", scopes=("files",), limits=b'{"tokens_per_day":1}'), entry=entry()
+        )
+        await storage.limit_owner(OWNER, b'{"stored_bytes":2}', entry=entry())
         accepted.forget()
         principal = await accepted.principal("sk-1")
         assert (principal.owner, principal.key_id, principal.scopes.names) == (OWNER, "k1", ("files",))
-        assert (principal.key_limits, principal.owner_limits) == ({"a": 1}, {"b": 2})
+        assert principal.key_limits.given() == {"tokens_per_day": 1}
+        assert principal.owner_limits.given() == {"stored_bytes": 2}
 
 
 async def test_a_key_ends_at_its_time_however_fresh_it_is(

@@ -209,6 +209,30 @@ def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], t
     assert main(["keys", "revoke", key_id, *data]) == 2
 
 
+def test_limits_of_keys_and_owners(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = ["--data", str(tmp_path)]
+
+    def ran(*argv: str) -> list[str]:
+        assert main([*argv, *data]) == 0, argv
+        return capsys.readouterr().out.splitlines()
+
+    [team] = ran("owners", "create", "Sales")
+    assert ran("owners", "limits", team) == [f"{team} has no limits of its own"]
+    told = ran("owners", "limits", team, "--limit", "tokens_per_day=5,m:x:requests_per_minute=2")
+    assert told == [f"{team} has these limits:", "  tokens_per_day=5", "  m:x:requests_per_minute=2"]
+    told = ran("owners", "limits", team, "--limit", "m:x:requests_per_minute=none")
+    assert told == [f"{team} has these limits:", "  tokens_per_day=5"]
+    ran("keys", "create", "--owner", team, "--limit", "requests_per_minute=60")
+    [key] = json.loads("".join(ran("keys", "list", "--json")))
+    assert key["limits"] == {"requests_per_minute": 60}
+    assert ran("keys", "update", key["id"], "--limit", "requests_per_minute=6")[1:] == [
+        "  requests_per_minute=6"
+    ]
+    for wrong in ("request_per_minute=6", "requests_per_minute=0", "requests_per_minute"):
+        assert main(["keys", "create", "--limit", wrong, *data]) == 2
+        assert capsys.readouterr().err.startswith("antiphon: ")
+
+
 def test_keys_with_scopes_an_end_and_successors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     data = ["--data", str(tmp_path)]
 

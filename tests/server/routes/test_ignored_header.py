@@ -74,6 +74,10 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}"): None,
     ("POST", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}"): {"name": "another"},
     ("POST", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}/rotate"): {},
+    ("GET", "/v1/organization/projects/{project_id}/limits"): None,
+    ("POST", "/v1/organization/projects/{project_id}/limits"): {"limits": {"stored_bytes": 1000000}},
+    ("GET", "/v1/organization/projects/{project_id}/rate_limits"): None,
+    ("POST", "/v1/organization/projects/{project_id}/rate_limits/{rate_limit_id:path}"): {},
     ("GET", "/v1/organization/audit_logs"): None,
     ("GET", "/v1/organization/audit_logs/verify"): None,
     ("GET", "/v1/organization/usage/{kind}"): None,
@@ -135,6 +139,7 @@ async def test_every_route_names_what_it_does_not_read(
         "{project_id}": "team",
         "{kind}": "completions",
         "{account_id}": "team",
+        "{rate_limit_id:path}": "rl-antiphon-scripted",
         "{project_key_id}": (await made("/admin/keys", {"owner": "team"}))["id"],
         "{admin_key_id}": (await made("/v1/organization/admin_api_keys", {"name": "ops"}))["id"],
     }

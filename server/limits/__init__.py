@@ -1,0 +1,37 @@
+"""Limits on what keys and owners use: their shape, their arithmetic, and who is refused by them."""
+
+from __future__ import annotations
+
+from server.limits.caps import Caps
+from server.limits.limit_set import (
+    DAY,
+    MINUTE,
+    NONE,
+    LimitSet,
+    ModelLimits,
+    changed,
+    load_limits,
+    parse_limits,
+    read_limits,
+)
+from server.limits.limiter import Charge, Limiter, Standing, Subject, Visit
+from server.limits.meters import Meters
+
+__all__ = [
+    "DAY",
+    "MINUTE",
+    "NONE",
+    "Caps",
+    "Charge",
+    "LimitSet",
+    "Limiter",
+    "Meters",
+    "ModelLimits",
+    "Standing",
+    "Subject",
+    "Visit",
+    "changed",
+    "load_limits",
+    "parse_limits",
+    "read_limits",
+]

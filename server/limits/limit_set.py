@@ -1,0 +1,139 @@
+"""What an owner or a key may use, as the configuration, the command line and the database have it.
+
+A limit that is not named does not limit. The limits of models stand under `models`, by the names under which
+they are served; there are no others than rates and requests at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from server.limits.gcra import SECOND, Rate
+
+MINUTE, DAY = 60 * SECOND, 86_400 * SECOND
+
+Count = Annotated[int | None, Field(ge=1, le=10**12, strict=True)]
+
+
+class ModelLimits(BaseModel):
+    """What may be used of one model. Those that end in `_per_minute` and `_per_day` are rates."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_minute: Count = None
+    requests_per_day: Count = None
+    tokens_per_minute: Count = None
+    tokens_per_day: Count = None
+    concurrent_requests: Count = None
+
+    def rates(self, unit: str) -> dict[str, Rate]:
+        """The rates of `requests`, `tokens` or `tool_calls`, by the names of their limits."""
+        found = {}
+        for name, period in ((f"{unit}_per_minute", MINUTE), (f"{unit}_per_day", DAY)):
+            limit = getattr(self, name, None)
+            if limit is not None:
+                found[name] = Rate(limit, period)
+        return found
+
+    def given(self) -> dict[str, Any]:
+        """The limits that there are, as JSON values."""
+        return self.model_dump(exclude_none=True)
+
+
+class LimitSet(ModelLimits):
+    """What an owner or a key may use of the whole server, and of single models.
+
+    concurrent_streams: open event streams. tool_calls: those that the server itself carries out.
+    queued_responses: background responses that wait for their turn. stored_bytes: as `max_bytes_per_owner`.
+    """
+
+    concurrent_streams: Count = None
+    tool_calls_per_minute: Count = None
+    tool_calls_per_day: Count = None
+    queued_responses: Count = None
+    stored_bytes: Count = None
+    models: Mapping[str, ModelLimits] = {}
+
+    def given(self) -> dict[str, Any]:
+        """The limits that there are, as JSON values; `models` only where some have any."""
+        models = {name: limits.given() for name, limits in self.models.items() if limits.given()}
+        plain = self.model_dump(exclude_none=True, exclude={"models"})
+        return {**plain, "models": models} if models else plain
+
+    def dump(self) -> bytes | None:
+        """As it is stored; None where nothing is limited."""
+        return orjson.dumps(given) if (given := self.given()) else None
+
+    def over(self, defaults: LimitSet) -> LimitSet:
+        """These limits, and where one is not named the default's."""
+        return changed(defaults, self.given())
+
+
+NONE = LimitSet()
+"""No limits at all."""
+
+
+def read_limits(value: Any) -> LimitSet:
+    """Limits that somebody wrote as a JSON object, checked. ValueError names the first fault."""
+    try:
+        return LimitSet.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = [str(part) for part in first["loc"]]
+        name = ".".join(path)
+        if first["type"] == "extra_forbidden":
+            known = ModelLimits if path[0] == "models" else LimitSet
+            raise ValueError(_unknown(path[-1], list(known.model_fields))) from None
+        raise ValueError(f"{name or 'limits'}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+
+
+def load_limits(stored: bytes | None) -> LimitSet:
+    """Limits as they are stored. Names that this version does not know, of a newer one, do not limit."""
+    if stored is None:
+        return NONE
+    found = orjson.loads(stored)
+    models = {
+        name: {key: value for key, value in limits.items() if key in ModelLimits.model_fields}
+        for name, limits in found.get("models", {}).items()
+    }
+    known = {key: value for key, value in found.items() if key in LimitSet.model_fields}
+    return read_limits({**known, "models": models})
+
+
+def changed(before: LimitSet, changes: Mapping[str, Any]) -> LimitSet:
+    """Limits with some of them replaced; those that are None end. ValueError."""
+    models = {name: dict(limits) for name, limits in before.given().get("models", {}).items()}
+    for name, limits in dict(changes.get("models") or {}).items():
+        models[name] = {**models.get(name, {}), **limits}
+    return read_limits({**before.given(), **changes, "models": models})
+
+
+def parse_limits(words: Sequence[str]) -> dict[str, Any]:
+    """Changes from words as a command line has them: `NAME=NUMBER`, `MODEL:NAME=NUMBER`, and `NAME=none`,
+    which ends a limit. ValueError."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.rpartition("=")
+        model, colon, limit = name.rpartition(":")
+        if not equals or not limit or (colon and not model):
+            raise ValueError(f"{word!r} is not of the form NAME=NUMBER or MODEL:NAME=NUMBER")
+        known = (ModelLimits if colon else LimitSet).model_fields.keys() - {"models"}
+        if limit not in known:
+            raise ValueError(_unknown(limit, sorted(known)))
+        if value != "none" and not (value.isascii() and value.isdigit()):
+            raise ValueError(f"{word!r}: {value!r} is no whole number, and not 'none'")
+        into = found.setdefault("models", {}).setdefault(model, {}) if colon else found
+        into[limit] = None if value == "none" else int(value)
+    read_limits(found)
+    return found
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    meant = f"; did you mean {nearest[0]!r}?" if nearest else f": there are {', '.join(sorted(known))}"
+    return f"there is no limit {name!r}{meant}"

@@ -1,0 +1,281 @@
+"""Limits at the door: who is refused with what, on every API, and what is counted at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine import GenerateRequest, Say, ScriptedEngine, Wait
+from engine.backends.script import Step, obey
+from server.access import OPERATOR
+from server.admin import keys
+from server.errors import ApiError
+from server.limits import LimitSet, Subject
+from tests.support import wire
+from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.talk import BUILTIN
+from tests.support.wire import Json
+
+MODEL = "antiphon-scripted"
+CHAT: Json = {"messages": [{"role": "user", "content": "say hi"}]}
+APIS: dict[str, tuple[str, dict[str, Any]]] = {
+    "responses": ("/v1/responses", {"input": "say hi"}),
+    "background": ("/v1/responses", {"input": "say hi", "background": True}),
+    "unstored": ("/v1/responses", {"input": "say hi", "store": False}),
+    "stream": ("/v1/responses", {"input": "say hi", "stream": True}),
+    "chat": ("/v1/chat/completions", CHAT),
+    "chat stream": ("/v1/chat/completions", {**CHAT, "stream": True}),
+    "completions": ("/v1/completions", {"prompt": "say hi"}),
+}
+
+
+def refused(reply: httpx.Response, code: str = "rate_limit_exceeded") -> Json:
+    assert reply.status_code == 429, reply.text
+    error: Json = wire.validate_error(reply.json())
+    assert error["code"] == code
+    return error
+
+
+async def listed(client: httpx.AsyncClient) -> list[str]:
+    return [each["id"] for each in (await client.get("/v1/responses")).json()["data"]]
+
+
+def used(running: Running, name: str = "tokens_per_minute") -> int:
+    """How much of a limit of the owner `local` is used up."""
+    meters = running.context.limiter.meters
+    meter = meters._meters[f"owner:local:{name}"]
+    return meter.rate.limit - meter.remaining(meters.now())
+
+
+async def settled(running: Running, name: str, wanted: int) -> None:
+    """Wait until so much of a limit is used up. A day's limit, of which little comes back meanwhile."""
+    async with asyncio.timeout(10):
+        while used(running, name) != wanted:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_requests_are_counted_on_every_api(tmp_path: Path, api: str) -> None:
+    path, body = APIS[api]
+    async with (
+        running_app(tmp_path, owner_limit=("requests_per_minute=2",)) as server,
+        http_client(server) as client,
+    ):
+        for left in ("1", "0"):
+            reply = await client.post(path, json=body)
+            assert reply.status_code == 200
+            assert reply.headers["x-ratelimit-limit-requests"] == "2"
+            assert reply.headers["x-ratelimit-remaining-requests"] == left
+            assert reply.headers["x-ratelimit-reset-requests"].endswith("s")
+        made = await listed(client)
+        reply = await client.post(path, json=body)
+        assert "2 requests a minute" not in refused(reply)["message"]
+        assert "limit 2, left 0" in refused(reply)["message"]
+        assert 25 <= int(reply.headers["retry-after"]) <= 30
+        assert (
+            reply.headers["x-ratelimit-remaining"] == reply.headers["x-ratelimit-remaining-requests"] == "0"
+        )
+        assert reply.headers.get_list("x-ratelimit-limit") == ["2"]
+        assert await listed(client) == made, "nothing was begun"
+        read = await client.get("/v1/responses")
+        assert read.headers["x-ratelimit-remaining-requests"] == "0", "reading tells, and costs nothing"
+        assert (
+            'antiphon_over_limit_total{limit="requests_per_minute"} 1.0'
+            in (await client.get("/metrics")).text
+        )
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_what_was_used_is_counted_in_place_of_what_was_reserved(tmp_path: Path, api: str) -> None:
+    path, body = APIS[api]
+    async with (
+        running_app(tmp_path, owner_limit=("tokens_per_day=100000",)) as server,
+        http_client(server) as client,
+    ):
+        reply = await client.post(path, json=body)
+        assert reply.status_code == 200
+        if api == "background":
+            reply = await client.get(f"/v1/responses/{reply.json()['id']}?wait=10")
+        if "stream" not in api:
+            usage = reply.json()["usage"]
+            await settled(server, "tokens_per_day", usage["total_tokens"])
+        async with asyncio.timeout(10):
+            while not 0 < used(server, "tokens_per_day") < 200:  # 256 are reserved for an answer
+                await asyncio.sleep(0.01)
+
+
+def held(request: GenerateRequest, prompt: str) -> Iterator[Step]:
+    """Says something and stops there, where it is asked to; otherwise does what it is told."""
+    if "hold" not in prompt:
+        yield from obey(request, prompt)
+        return
+    yield Say("held")
+    yield Wait(asyncio.Event())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_fails_is_cancelled_or_left_gives_back_the_rest(tmp_path: Path) -> None:
+    engine = ScriptedEngine(held)
+    limits = ("tokens_per_day=100000", "concurrent_requests=2")
+    async with live_app(tmp_path, engine, owner_limit=limits) as server, http_client(server) as client:
+
+        def given_back() -> bool:
+            return used(server, "tokens_per_day") < 200 and not server.context.limiter._at_once
+
+        assert (await client.post("/v1/responses", json={"input": "fail x"})).json()["status"] == "failed"
+        assert given_back()
+        unstored = {"input": "hold", "stream": True, "store": False}
+        chat = {"messages": [{"role": "user", "content": "hold"}], "stream": True}
+        async with client.stream("POST", "/v1/responses", json=unstored) as reply:
+            assert reply.status_code == 200
+            async with client.stream("POST", "/v1/chat/completions", json=chat) as second:
+                assert second.status_code == 200
+                assert used(server, "tokens_per_day") > 2 * 256
+                third = await client.post("/v1/completions", json={"prompt": "say hi"})
+                assert "2 requests at once" in refused(third)["message"]
+        await until(given_back)
+        background = {"input": "hold", "background": True}
+        made = (await client.post("/v1/responses", json=background)).json()["id"]
+        assert used(server, "tokens_per_day") > 256
+        assert (await client.post(f"/v1/responses/{made}/cancel")).json()["status"] == "cancelled"
+        await until(given_back)
+        made = (await client.post("/v1/responses", json=background)).json()["id"]
+        assert (await client.delete(f"/v1/responses/{made}")).status_code == 200
+        await until(given_back)
+
+
+async def test_tokens_are_refused_before_a_response_exists(tmp_path: Path) -> None:
+    limits = ("tokens_per_minute=150", "requests_per_minute=100")
+    async with running_app(tmp_path, owner_limit=limits) as server, http_client(server) as client:
+        large = await client.post("/v1/responses", json={"input": "word " * 400})
+        assert "larger than the limit" in refused(large)["message"]
+        assert large.headers["x-should-retry"] == "false"
+        reply = await client.post("/v1/responses", json={"input": "say hi", "max_output_tokens": 100})
+        assert reply.status_code == 200
+        assert int(reply.headers["x-ratelimit-limit-tokens"]) == 150
+        left = int(reply.headers["x-ratelimit-remaining-tokens"])
+        assert 100 < left < 150, "what was reserved is given back at the end"
+        over = refused(await client.post("/v1/responses", json={"input": "word " * 140}))
+        assert "limit 150" in over["message"]
+        assert len((await client.get("/v1/responses")).json()["data"]) == 1
+        assert used(server, "requests_per_minute") <= 1, "what was not begun is not counted"
+
+
+async def test_a_day_s_allowance_that_is_spent(tmp_path: Path) -> None:
+    async with (
+        running_app(tmp_path, owner_limit=("requests_per_day=1",)) as server,
+        http_client(server) as client,
+    ):
+        assert (await client.post("/v1/responses", json={"input": "say hi"})).status_code == 200
+        reply = await client.post("/v1/responses", json={"input": "say hi"})
+        assert refused(reply, "insufficient_quota")["type"] == "insufficient_quota"
+        assert reply.headers["x-should-retry"] == "false"
+        assert 86_300 < int(reply.headers["retry-after"]) <= 86_400
+        assert reply.headers["x-ratelimit-reset-requests"].startswith(("23h59m", "24h0m"))
+    async with (
+        running_app(tmp_path, owner_limit=("requests_per_day=1",)) as server,
+        http_client(server) as client,
+    ):  # a restart does not forget it
+        refused(await client.post("/v1/responses", json={"input": "say hi"}), "insufficient_quota")
+
+
+async def test_keys_owners_and_models_each_have_their_limits(tmp_path: Path) -> None:
+    async with running_app(
+        tmp_path, owner_limit=("requests_per_minute=3",), served_model_name=("a", "b")
+    ) as server:
+        storage = server.context.storage
+        made = [
+            await keys.make(storage, OPERATOR, name="", owner="team", limits=limits)
+            for limits in ({"requests_per_minute": 1}, {"models": {"a": {"requests_per_minute": 1}}})
+        ]
+        server.life.keys.forget()
+        async with (
+            http_client(server, authorization=f"Bearer {made[0].key}") as first,
+            http_client(server, authorization=f"Bearer {made[1].key}") as second,
+        ):
+
+            async def asked(client: httpx.AsyncClient, model: str) -> int:
+                reply = await client.post("/v1/completions", json={"model": model, "prompt": "say hi"})
+                return reply.status_code
+
+            assert [await asked(first, "a"), await asked(first, "a")] == [200, 429]
+            assert [await asked(second, "a"), await asked(second, "a")] == [200, 429]
+            assert [await asked(second, "b"), await asked(second, "b")] == [200, 429], "the owner's three"
+            headers = (await second.get("/v1/models")).headers
+            assert headers["x-ratelimit-limit-requests"] == "3"
+            assert headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_a_server_without_limits_says_nothing_of_them(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/responses", json={"input": "say hi"})
+    assert not [name for name in reply.headers if name.startswith("x-ratelimit")]
+
+
+async def test_open_streams(tmp_path: Path) -> None:
+    engine = ScriptedEngine(held)
+    async with (
+        live_app(tmp_path, engine, owner_limit=("concurrent_streams=1",)) as server,
+        http_client(server) as client,
+    ):
+        body = {"input": "hold", "stream": True}
+        async with client.stream("POST", "/v1/responses", json=body) as reply:
+            assert reply.status_code == 200
+            first = (await client.get("/v1/responses")).json()["data"][0]["id"]
+            refused(await client.post("/v1/responses", json=body))
+            refused(await client.post("/v1/chat/completions", json={**CHAT, "stream": True}))
+            refused(await client.get(f"/v1/responses/{first}?stream=true"))
+            assert (await client.post("/v1/responses", json={"input": "say hi"})).status_code == 200
+        await until(lambda: not server.context.limiter._at_once)
+        async with client.stream("GET", f"/v1/responses/{first}?stream=true") as reply:
+            assert reply.status_code == 200
+        await until(lambda: not server.context.limiter._at_once)
+
+
+async def test_queued_responses_stored_bytes_and_tool_calls(tmp_path: Path) -> None:
+    limits = ("queued_responses=1", "stored_bytes=2000", "tool_calls_per_minute=1")
+    async with (
+        running_app(tmp_path, ScriptedEngine(held), owner_limit=limits, max_num_seqs=1) as server,
+        http_client(server) as client,
+    ):
+        refused(await client.post("/v1/responses", json={"input": "x" * 3000}), "insufficient_quota")
+        items = [{"type": "message", "role": "user", "content": "x" * 3000}]
+        refused(await client.post("/v1/conversations", json={"items": items}), "insufficient_quota")
+        asked = {"input": 'call calculator {"expression": "2+2"}', "tools": [BUILTIN], "store": False}
+        errors = []
+        for _ in range(2):
+            said = (await client.post("/v1/responses", json=asked)).json()
+            [made] = [item for item in said["output"] if item["type"] == "mcp_call"]
+            errors.append(made["error"])
+        assert errors[0] is None and "only 1 tool calls a minute" in str(errors[1])
+        for _ in range(2):  # one at work, one in the queue
+            reply = await client.post("/v1/responses", json={"input": "hold", "background": True})
+            assert reply.status_code == 200
+        refused(await client.post("/v1/responses", json={"input": "hold", "background": True}), "queue_full")
+
+
+async def test_a_refusal_costs_less_than_a_millisecond_of_the_loop(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as server:
+        limiter = server.context.limiter
+        subjects = [
+            Subject(kind, "x", LimitSet(requests_per_minute=1, requests_per_day=9, tokens_per_minute=9))
+            for kind in ("key", "owner")
+        ]
+        (await limiter.enter(subjects, MODEL)).leave()
+        took = []
+        for _ in range(200):
+            began = time.perf_counter()
+            with pytest.raises(ApiError):
+                await limiter.enter(subjects, MODEL)
+            took.append(time.perf_counter() - began)
+        assert sorted(took)[100] < 0.001
