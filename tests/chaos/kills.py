@@ -44,8 +44,8 @@ async def kill_and_restart(scene: Scene, server: Server, *, early: bool) -> floa
 async def killing(
     form: Form, report: Report, works: Sequence[Work], expected: Mapping[str, Outcome], flags: Sequence[str],
     *, name: str, kills: int, per_folder: int, clients: int, pace: float,
-) -> None:  # fmt: skip
-    """Kills of a server, each up to `pace` seconds after streams flow again.
+) -> float:  # fmt: skip
+    """Kills of a server, each up to `pace` seconds after streams flow again; seconds of the slowest restart.
 
     `per_folder` of them hit servers on the same folder, the next ones begin on a new one.
     """
@@ -76,7 +76,7 @@ async def killing(
     if num_counted:
         report.figure(f"{num_counted} responses, each counted once")
     report.figure(f"serving again after {spread(restarts)}")
-    report.holds(max(restarts) <= LIMIT_S, f"a restart took {max(restarts):.1f} s")
+    return max(restarts)
 
 
 @row(
@@ -86,10 +86,11 @@ async def killing(
 )
 async def kill_scripted(form: Form, report: Report) -> None:
     """480 kills in full, 10 in short."""
-    await killing(
+    slowest = await killing(
         form, report, *await rehearsed(form), (*SCRIPTED, "--tick-s", "0.02"),
         name="scripted", kills=form.of(10, 480), per_folder=24, clients=64, pace=0.5,
     )  # fmt: skip
+    report.holds(slowest <= LIMIT_S, f"a restart took {slowest:.1f} s")
 
 
 @row(
@@ -101,16 +102,18 @@ async def kill_tiny(form: Form, report: Report) -> None:
     """20 kills in full, 1 in short."""
     works, flags = spoken(form.draw("works")), ("--log-level", "error", *KEYS)
     quiet = Server(form.folder / "quiet", *flags, port=free_port(form.draw("quiet")))
-    await killing(
+    slowest = await killing(
         form, report, works, await expectations(quiet, works), flags,
         name="tiny", kills=form.of(1, 20), per_folder=10, clients=form.of(16, 48), pace=2.0,
     )  # fmt: skip
+    report.holds(slowest <= LIMIT_S, f"a restart took {slowest:.1f} s")
 
 
 @row(
     "1d",
     "`kill -9` at random moments, all responses are kept",
     "I1-I6; usage of the owner equals the sum of the usage of all its responses",
+    short=False,  # tests/server/runs/execution/test_restart.py kills servers too
 )
 async def kill_counted(form: Form, report: Report) -> None:
     """100 kills in full, 2 in short."""
