@@ -27,7 +27,6 @@ from storage.queries import (
     idempotency,
     items,
     live_runs,
-    quotas,
     responses,
     retention,
     runs,
@@ -36,7 +35,7 @@ from storage.queries import (
     waiting,
     webhooks,
 )
-from storage.queries.keys import api_keys, audit, owners, sealing_keys
+from storage.queries.keys import api_keys, audit, owners, quotas, sealing_keys
 from storage.records import (
     AuditEntry,
     AuditFilter,

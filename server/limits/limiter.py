@@ -134,6 +134,7 @@ class Limiter:
         """defaults: of owners, where they have none of their own. refused: told each limit that refuses."""
         self.meters = meters
         self._defaults = defaults
+        self._any_defaults = bool(defaults.given())
         self._refused = refused
         self._at_once: Counter[str] = Counter()
         self._answers: dict[str, deque[int]] = {}
@@ -252,7 +253,7 @@ class Limiter:
     def _with_defaults(self, limits: LimitSet) -> LimitSet:
         """An owner's limits over the defaults; computed once for limits that are the same object, as they are
         for as long as a key is believed."""
-        if not self._defaults.given():
+        if not self._any_defaults:
             return limits
         known = self._merged.get(id(limits))
         if known is None or known[0] is not limits:

@@ -2,9 +2,9 @@
 
 A process that is alone with its database counts by itself, and writes down every second what has changed: a
 kill loses that second. Where several servers share a database, each takes *allotments* out of it, a hundredth
-of a limit at a time, and spends those without asking. What it has not spent within a second it gives back. So
-all servers together never let more through than the limit, and what one of them holds and does not use keeps
-the others at most a hundredth of the limit below it.
+of a limit at a time, and spends those without asking. What it has not spent within two seconds it gives back.
+So all servers together never let more through than the limit, and what one of them holds and does not use
+keeps the others at most a hundredth of the limit below it.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ class Meters:
 
     def charge(self, meter: Meter, units: int) -> None:
         """Count units that were used, whether or not there were so many; below 0 they are given back."""
+        meter = self._meters.setdefault(meter.id, meter)
         meter.used = True
         if self._shared or not meter.known:
             meter.held -= units
@@ -239,9 +240,11 @@ class Meters:
         """Write down what has changed; in a shared database, give back what was not spent since the last
         time, and pay what was spent beyond."""
         async with self._asking:
-            due = [meter for meter in self._touched if self._is_due(meter, everything)]
+            due = [meter for meter in self._touched if meter.changed or not meter.known]
+            if self._shared:
+                due = [meter for meter in self._touched if self._surplus(meter, everything)]
             if due:
-                await self._write(due)
+                await self._write(due, everything)
             for meter in list(self._touched):
                 meter.used = False
                 if not meter.changed and not meter.held:
@@ -251,13 +254,15 @@ class Meters:
             kept = {m.id: m for m in self._meters.values() if m in self._touched or m.arrival > now}
             self._meters = kept
 
-    def _is_due(self, meter: Meter, everything: bool) -> bool:
-        if not self._shared:
-            return meter.changed or not meter.known
-        return meter.held < 0 or (meter.held > 0 and (everything or not meter.used))
+    def _surplus(self, meter: Meter, everything: bool) -> int:
+        """How many of the units that are held to give back; below 0 to pay. One slice stays where the limit
+        was used since the last flush."""
+        if not self._shared or meter.held < 0 or everything or not meter.used:
+            return meter.held
+        return max(0, meter.held - max(1, meter.rate.limit // SLICE))
 
-    async def _write(self, due: Sequence[Meter]) -> None:
-        moved = {meter.id: (meter, meter.held, meter.arrival) for meter in due}
+    async def _write(self, due: Sequence[Meter], everything: bool) -> None:
+        moved = {meter.id: (meter, self._surplus(meter, everything), meter.arrival) for meter in due}
 
         def move(states: States, now: int) -> tuple[States, States]:
             written = {}

@@ -187,6 +187,8 @@ def _reply(snapshot: Snapshot, headers: Mapping[str, str] | None = None) -> Resp
     hint = {}
     if snapshot.poll_after_ms is not None:
         hint["openai-poll-after-ms"] = str(snapshot.poll_after_ms)
+    if snapshot.queue_position is not None:
+        hint["x-queue-position"] = str(snapshot.queue_position)
     return json_reply(snapshot.body, {**(headers or {}), **hint})
 
 

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -384,6 +384,10 @@ class Runs:
         if queued:
             self.feed.release(plan.response_id)
             self._queue.want()
+            with suppress(StorageUnavailable, NotFound):  # it has begun, and that is told in any case
+                stored = await self._storage.get_response(plan.owner, plan.response_id)
+                turn = None if stored.run is None else stored.run.place
+                started = replace(started, response=replace(response, queue_position=turn))
             return started
         if plan.background:
             self._loop.started(run)

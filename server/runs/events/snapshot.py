@@ -24,10 +24,15 @@ POLL_WAITING_MS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A Response object as it stood. poll_after_ms: a hint for whoever asks again; None once it has ended."""
+    """A Response object as it stood.
+
+    poll_after_ms: a hint for whoever asks again; None once it has ended. queue_position: its turn, 1 is next;
+    None once it has begun.
+    """
 
     body: bytes
     poll_after_ms: int | None = None
+    queue_position: int | None = None
 
 
 def echo_members(echo: Mapping[str, Any]) -> bytes:
@@ -47,15 +52,17 @@ def snapshot(stored: StoredResponse, pending: Mapping[str, str] | None = None) -
     pending_tool_calls: what it waits for: `pending`, call_id -> name.
     """
     extra = b""
+    place = None if stored.run is None else stored.run.place
     if stored.run is not None:
         extra += b',"attempt":%d' % stored.run.attempt
-        if stored.run.place is not None:
-            extra += b',"queue_position":%d' % stored.run.place
+        if place is not None:
+            extra += b',"queue_position":%d' % place
     if pending is not None:
         listed = [{"call_id": call_id, "name": name} for call_id, name in pending.items()]
         extra += b',"pending_tool_calls":' + orjson.dumps(listed)
     body = join_response(stored.head, [item.body for item in stored.output], stored.echo, extra)
-    return Snapshot(body, POLL_AFTER_MS.get(stored.status) if pending is None else POLL_WAITING_MS)
+    poll_after_ms = POLL_AFTER_MS.get(stored.status) if pending is None else POLL_WAITING_MS
+    return Snapshot(body, poll_after_ms, place)
 
 
 def terminal_response(event: bytes) -> bytes:

@@ -258,9 +258,12 @@ async def test_queued_responses_stored_bytes_and_tool_calls(tmp_path: Path) -> N
             [made] = [item for item in said["output"] if item["type"] == "mcp_call"]
             errors.append(made["error"])
         assert errors[0] is None and "only 1 tool calls a minute" in str(errors[1])
-        for _ in range(2):  # one at work, one in the queue
+        for place in (None, "1"):  # one at work, one in the queue
             reply = await client.post("/v1/responses", json={"input": "hold", "background": True})
             assert reply.status_code == 200
+            assert reply.headers.get("x-queue-position") == place
+        reply = await client.get(f"/v1/responses/{reply.json()['id']}")
+        assert reply.headers["x-queue-position"] == str(reply.json()["queue_position"]) == "1"
         refused(await client.post("/v1/responses", json={"input": "hold", "background": True}), "queue_full")
 
 

@@ -123,6 +123,24 @@ async def test_one_holds_no_more_than_a_slice_of_the_others(postgres: Postgres) 
     await postgres.give_back(database)
 
 
+async def test_what_is_given_back_at_ends_does_not_pile_up(postgres: Postgres) -> None:
+    """Answers that are shorter than expected leave no more than a slice at a server that is busy."""
+    database = await postgres.fresh()
+    async with metering(database) as meters:
+        meter = meters.meter("a", Rate(10_000, DAY))
+        assert await meters.take([(meter, 5000)]) is None
+        meters.charge(meter, -4000)
+        assert meter.held >= 4000
+
+        def busy() -> bool:
+            meter.used = True
+            return meter.held > 10_000 // SLICE
+
+        await until(lambda: not busy())
+        assert meter.held == 10_000 // SLICE
+    await postgres.give_back(database)
+
+
 async def test_counts_outlive_a_server(database: str) -> None:
     rate = Rate(10, DAY)
     async with metering(database) as meters:
