@@ -53,10 +53,8 @@ class FairShare:
         It starts no lower than the lowest of them, so that nobody saves up for later what it did not use.
         Where nobody waited, nobody was held up by another: it starts level with whoever was served most.
         """
-        if waiting:
-            floor = min(map(self.served, waiting))
-        else:
-            floor = max(self._served.values(), default=0.0)
+        highest = max(self._served.values(), default=0.0)
+        floor = min(map(self.served, waiting), default=highest)
         if len(self._served) >= MAX_KNOWN:
             # Those would be lifted to the floor anyway when they come back.
             self._served = {
