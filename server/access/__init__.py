@@ -17,10 +17,12 @@ from server.access.keys import (
 )
 from server.access.principal import LOCAL, LOCAL_OWNER, THE_OPERATOR, Principal, require_use
 from server.access.scopes import ADMIN, ALL, GROUPS, OPEN, OPERATOR_ONLY, Scopes, read_scopes, tool_scope
+from server.access.tiers import EVERYTHING, Service, ServiceShape, admitted
 
 __all__ = [
     "ADMIN",
     "ALL",
+    "EVERYTHING",
     "FRESH_S",
     "GROUPS",
     "KEY_PREFIX",
@@ -37,6 +39,9 @@ __all__ = [
     "Keys",
     "Principal",
     "Scopes",
+    "Service",
+    "ServiceShape",
+    "admitted",
     "hash_key",
     "new_key",
     "owner_of_flag_key",

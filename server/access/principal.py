@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.access.scopes import ADMIN, ALL, OPERATOR_ONLY, Scopes, tool_scope
+from server.access.tiers import Service
 from server.items import is_offered
 
 LOCAL_OWNER = "local"
@@ -28,6 +29,11 @@ class Principal:
     scopes: Scopes
     key_limits: Mapping[str, Any] = field(default_factory=dict)
     owner_limits: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def service(self) -> Service:
+        """How the request may be served."""
+        return Service.of(self.key_limits, self.owner_limits)
 
     def require(self, *scopes: str) -> None:
         """ApiError 403 `insufficient_permissions` that names those of these scopes that are missing."""

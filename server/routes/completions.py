@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter
@@ -59,12 +60,15 @@ async def _answer(
 ) -> Response:
     """The way from a request to its reply. whole, chunk: the `object` of a whole reply, and of a part."""
     here = context(request)
-    asked = await read_as(request, parse, first=here.models.require_room)
+    who = principal(request)
+    owner, weight = who.owner, who.service.weight
+    first = partial(here.models.require_room, owner=owner, weight=weight)
+    asked = await read_as(request, parse, first=first)
     served = here.models.get(asked.model)
     with ExitStack() as stack:
         # Before anything is done for it: a refusal must cost next to nothing.
-        place = stack.enter_context(served.engine.admission.enter())
-        preparing = prepare(asked, served, place, principal=principal(request), telemetry=here.telemetry)
+        place = stack.enter_context(served.engine.admission.enter(owner, weight))
+        preparing = prepare(asked, served, place, principal=who, telemetry=here.telemetry)
         completion = await while_connected(request, preparing)
         if not asked.stream:
             return json_reply(await while_connected(request, completion.whole(whole)))

@@ -26,7 +26,7 @@ from engine import (
     RenderInput,
     Text,
 )
-from server.access import Principal, require_use
+from server.access import Principal, admitted, require_use
 from server.errors import ApiError
 from server.items import InputReader
 from server.model_registry import ServedModel
@@ -44,7 +44,7 @@ from server.prompting import (
     words_of_field,
 )
 from server.runs.events import item_logprob
-from server.schema import PRIORITIES, ChatRequest, effective_tier, unsupported_in
+from server.schema import ChatRequest, unsupported_in
 from server.stateless.choices import (
     Completion,
     Part,
@@ -65,6 +65,7 @@ async def prepare_chat(
     RequestError."""
     require_use(principal, served.name, request.tools)
     owner = principal.owner
+    request = admitted(principal.service, request)
     await aside(in_large_request(), check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     check_search(request.search, served)
@@ -72,7 +73,7 @@ async def prepare_chat(
     await check(offered, served, request.tools, request.shape_param, owner)
     prompt = await rendered(request, served, offered, scope=owner)
     much = in_large_request() or len(prompt.ids) > THREADED_TOKENS
-    return await aside(much, _completion, request, served, place, offered, prompt, owner, telemetry)
+    return await aside(much, _completion, request, served, place, offered, prompt, principal, telemetry)
 
 
 def _completion(
@@ -81,7 +82,7 @@ def _completion(
     place: Place,
     offered: Offer,
     prompt: Prompt,
-    owner: str,
+    principal: Principal,
     telemetry: Telemetry,
 ) -> Completion:
     """The choices of a request whose prompt is rendered. Raises ApiError 400 and RequestError."""
@@ -92,7 +93,6 @@ def _completion(
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
     reader = offered.reader(prompt.starts_in)
-    tier = effective_tier(request.service_tier)
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
     asked = GenerateRequest(
         id=completion_id,
@@ -100,9 +100,10 @@ def _completion(
         sampling=steady(params, offered.answer),
         reader=reader,
         constraint=offered.enforced(served.info),
-        owner=owner,
+        owner=principal.owner,
         cache_salt=request.cache_salt or "",
-        priority=PRIORITIES[tier],
+        weight=principal.service.weight,
+        priority=request.priority or 0,
         adapter=served.adapter,
     )
     return Completion(
@@ -118,7 +119,7 @@ def _completion(
             )
             for choice in range(request.n)
         ],
-        head={**new_head(completion_id, served), "service_tier": tier},
+        head={**new_head(completion_id, served), "service_tier": request.service_tier},
         place=place,
         named=lambda error: naming_source(error, offered.constraint, request.tools, request.shape_param),
         usage=Usage([len(prompt.ids)], request.n),

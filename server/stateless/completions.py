@@ -21,7 +21,7 @@ from engine import (
     Text,
     TokenLogprob,
 )
-from server.access import Principal, require_use
+from server.access import Principal, admitted, require_use
 from server.model_registry import ServedModel
 from server.prompting import Offer, check, naming_source, require_room, sampling, steady, words_of_field
 from server.schema import CompletionRequest, refuse
@@ -48,7 +48,9 @@ async def prepare_completion(
 ) -> Completion:
     """Tokenize every prompt and resolve everything else. Raises ApiError 400 and 403, and RequestError."""
     require_use(principal, served.name)
-    owner = principal.owner
+    owner, service = principal.owner, principal.service
+    named = request.service_tier is not None or request.priority is not None
+    request = admitted(service, request)
     check_logprobs(request.logprobs, served)
     check_search(request.search, served)
     offered = Offer.of(request.shape)
@@ -82,6 +84,8 @@ async def prepare_completion(
                 constraint=offered.constraint,
                 owner=owner,
                 cache_salt=request.cache_salt or "",
+                weight=service.weight,
+                priority=request.priority or 0,
                 adapter=served.adapter,
             )
             return prompt_requests(asked, served, request.search, request.n, first=first)
@@ -94,7 +98,7 @@ async def prepare_completion(
         telemetry=telemetry,
         requests=requests,
         writers=writers,
-        head=new_head(completion_id, served),
+        head=new_head(completion_id, served) | ({"service_tier": request.service_tier} if named else {}),
         place=place,
         named=lambda error: naming_source(error, offered.constraint, (), request.shape_param),
         usage=Usage(counts, len(writers)),
