@@ -7,10 +7,7 @@ its weight; what one does not use goes to the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol, TypeVar
-
-from engine.types import GenerateRequest
+from collections.abc import Collection, Iterable
 
 CACHED_TOKEN = 0.05
 """What a prompt token counts that was found in the prefix cache; one that is computed counts 1."""
@@ -19,24 +16,15 @@ MAX_KNOWN = 4096
 """Counters that are kept before those are dropped that no longer say anything."""
 
 
-class Row(Protocol):
-    """What is read of a running sequence."""
-
-    @property
-    def request(self) -> GenerateRequest: ...
-
-    @property
-    def late(self) -> bool: ...
-
-
-AnyRow = TypeVar("AnyRow", bound=Row)
-
-
 class FairShare:
     """The virtual token counters of the owners that compete with each other."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
+        self._held: dict[str, int] = {}  # how many sequences of each owner run, where any do,
+        self._weights: dict[str, float] = {}  # and its weight
+        self._num_held = 0
+        self._total_weight = 0.0
 
     @property
     def is_contested(self) -> bool:
@@ -67,40 +55,46 @@ class FairShare:
         self._served[owner] = self.served(owner) + cost / weight
 
     def least(self, owners: Iterable[str]) -> str:
-        """Of these owners, at least one, the one that is next: of equals, the first."""
-        return min(owners, key=self.served)
+        """Of these owners, who have all joined, the one that is next: of equals, the first."""
+        return min(owners, key=self._served.__getitem__)
 
+    # -- places in the batch ---------------------------------------------------------------------------------
 
-def lender(running: Sequence[AnyRow], newcomer: GenerateRequest, share: FairShare) -> AnyRow | None:
-    """The running sequence that makes room for a newcomer of the same service class, if any.
+    def begin(self, owner: str, weight: float) -> None:
+        """One more sequence of an owner runs."""
+        self._held[owner] = self._held.get(owner, 0) + 1
+        self._change_weight(owner, weight)
 
-    An owner's share of what runs goes by its weight, and is one at least. One that has less takes a sequence
-    from one that has more, until either has its share: so nobody waits until a crowd of another's has ended.
-    running: the whole batch, in the order of admission.
-    """
-    held: dict[str, int] = {newcomer.owner: 0}
-    weights: dict[str, float] = {newcomer.owner: newcomer.weight}
-    for row in running:
-        if row.request.priority == newcomer.priority:
-            owner = row.request.owner
-            held[owner] = held.get(owner, 0) + 1
-            weights.setdefault(owner, row.request.weight)
-    each = sum(held.values()) / sum(weights.values())
+    def end(self, owner: str) -> None:
+        """One of them runs no more."""
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
+            self._change_weight(owner, 0.0)
 
-    def spare(owner: str) -> float:
-        """How many more it has than its share."""
-        return held[owner] - max(1.0, each * weights[owner])
+    def lender(self, newcomer: str, weight: float) -> str | None:
+        """The owner that makes room for a newcomer's sequence, if any does.
 
-    most = max(held, key=spare)
-    if spare(newcomer.owner) > -1 or spare(most) < 1:
-        return None
-    if share.served(most) <= share.served(newcomer.owner):
-        return None
-    return next(
-        (
-            row
-            for row in reversed(running)
-            if row.request.owner == most and row.request.priority == newcomer.priority and not row.late
-        ),
-        None,
-    )
+        An owner's share of what runs goes by its weight, and is one at least. One that has less takes a place
+        from the one that has most more than its share, if that one has been served more as well, until either
+        has its share: so nobody waits until a crowd of another's has ended.
+        """
+        held = self._held.get(newcomer, 0)
+        total = self._total_weight + (0.0 if held else weight)
+        each = self._num_held / total
+        if not self._held or held + 1 > max(1.0, each * weight):
+            return None
+
+        def spare(owner: str) -> float:
+            return self._held[owner] - max(1.0, each * self._weights[owner])
+
+        most = max(self._held, key=spare)
+        return most if spare(most) >= 1 and self.served(most) > self.served(newcomer) else None
+
+    def _change_weight(self, owner: str, weight: float) -> None:
+        if weight:
+            self._weights[owner] = weight
+        else:
+            del self._weights[owner]
+        self._num_held = sum(self._held.values())
+        self._total_weight = sum(self._weights.values())

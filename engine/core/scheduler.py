@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.core.batch_state import PROMPT_LOGPROBS_CHUNK, Rows, noise_key
-from engine.core.fair_share import CACHED_TOKEN, lender
+from engine.core.fair_share import CACHED_TOKEN
 from engine.core.kv_cache import BlockHasher, BlockKey, Hit, KVCache
 from engine.core.messages import Submit
 from engine.core.prefill_budget import Pace
@@ -165,7 +165,11 @@ class Scheduler:
             credit=self._max_undelivered,
             submitted=submit.at,
         )
+        was_contested = self.waiting.is_contested
         self.waiting.push(sequence)
+        if self.waiting.is_contested and not was_contested:
+            for other in self.running:  # what they got while they were alone does not count
+                other.num_charged = int(self.rows.num_computed[other.slot])
         self._live[submit.handle] = sequence
         self._newest = submit.handle
         if request.deadline is not None:
@@ -327,6 +331,7 @@ class Scheduler:
 
     def _vacate(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:
         blocks = self.kv.release(sequence.slot, forget=forget)
+        self.waiting.share(sequence).end(sequence.request.owner)
         self.rows.give_back(sequence.slot)
         sequence.slot = -1
         sequence.num_published = 0
@@ -336,18 +341,30 @@ class Scheduler:
         return blocks
 
     def lender(self) -> Sequence | None:
-        """The running sequence that makes room for the one that is next: one that waits for its consumer; one
-        with a priority above 0, which may be interrupted, for one with a lower number; or one of an owner
-        that has more than its share.
+        """The running sequence that makes room for the one that is next, if any.
+
+        That is one that waits for its consumer; one with a priority above 0, which may be interrupted, for one
+        with a lower number; or the last of an owner that has more than its share.
         """
         paused = next((other for other in reversed(self.running) if other.credit <= 0), None)
         newcomer = self.waiting.peek()
         if paused is not None or newcomer is None or newcomer.late or not self.running:
             return paused
-        if self.running[-1].request.priority > max(0, newcomer.request.priority):
+        request = newcomer.request
+        if self.running[-1].request.priority > max(0, request.priority):
             return self.running[-1]
-        share = self.waiting.share(newcomer)
-        return lender(self.running, newcomer.request, share) if share.is_contested else None
+        owner = self.waiting.share(newcomer).lender(request.owner, request.weight)
+        if owner is None:
+            return None
+        its = (request.priority, owner)
+        return next(
+            (
+                other
+                for other in reversed(self.running)
+                if (other.request.priority, other.request.owner) == its and not other.late
+            ),
+            None,
+        )
 
     def _admit(self, filling: Filling, before: tuple[int, float] | None = None) -> None:
         """Start sequences that wait, as far as there is room; before: only those with a lower rank."""
@@ -405,6 +422,7 @@ class Scheduler:
             0 if request.adapter is None else self._adapters[request.adapter],
         )
         self.waiting.pop()
+        self.waiting.share(sequence).begin(request.owner, request.weight)
         sequence.slot = slot
         insort(self.running, sequence, key=lambda other: other.request.priority)
         self.kv.attach(slot, hit)
@@ -428,9 +446,11 @@ class Scheduler:
         self.rows.num_computed[batch.slots] += batch.counts - num_rejected
         self.counters.steps += 1
         computed = self.rows.num_computed[batch.slots]
+        if self.waiting.is_contested:
+            for sequence, num_computed in zip(batch.sequences, computed.tolist(), strict=True):
+                self.waiting.charge(sequence, num_computed)
         full = (computed // self.kv.block_size).tolist()
         for sequence, num_full, num_computed in zip(batch.sequences, full, computed.tolist(), strict=True):
-            self.waiting.charge(sequence, num_computed)
             if num_full > sequence.num_published:
                 try:
                     self._publish(sequence, num_full, num_computed)

@@ -122,18 +122,20 @@ class WaitingQueue:
         """Its place among others, lower first: its priority, and what its owner was served."""
         return sequence.request.priority, self.share(sequence).served(sequence.request.owner)
 
+    @property
+    def is_contested(self) -> bool:
+        """Whether anybody competes with another: otherwise nothing needs to be counted."""
+        return any(share.is_contested for share in self._shares.values())
+
     def charge(self, sequence: Sequence, num_tokens: int, cost: float = 1.0) -> None:
         """The first `num_tokens` tokens of a sequence are computed; those that were not counted yet count
         `cost` each. What has to be computed again, after the sequence made room for another, costs nothing.
         """
-        if num_tokens <= sequence.num_charged:
-            return
-        share = self.share(sequence)
-        if share.is_contested:
-            request = sequence.request
-            share.charge(request.owner, cost * (num_tokens - sequence.num_charged), request.weight)
+        if num_tokens > sequence.num_charged:
+            request, num_new = sequence.request, num_tokens - sequence.num_charged
+            self._shares[request.priority].charge(request.owner, cost * num_new, request.weight)
+            sequence.num_charged = num_tokens
             self._next = None
-        sequence.num_charged = num_tokens
 
     def forget(self) -> None:
         """Nothing waits or runs: who was served what no longer counts."""
