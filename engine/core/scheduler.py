@@ -343,8 +343,8 @@ class Scheduler:
     def lender(self) -> Sequence | None:
         """The running sequence that makes room for the one that is next, if any.
 
-        That is one that waits for its consumer; one with a priority above 0, which may be interrupted, for one
-        with a lower number; or the last of an owner that has more than its share.
+        That is one that waits for its consumer; one with a priority above 0, which may be interrupted, for
+        one with a lower number; or the last of an owner that has more than its share.
         """
         paused = next((other for other in reversed(self.running) if other.credit <= 0), None)
         newcomer = self.waiting.peek()

@@ -8,7 +8,7 @@ from server.admin.backup import run
 from server.admin.database_access import AdminError, UnknownOwner, address_file, leave_address
 
 if TYPE_CHECKING:  # imported when they are asked for
-    from server.admin import audit, keys, live_runs, projects, sealing_keys, tenants, webhooks
+    from server.admin import audit, keys, live_runs, projects, sealing_keys, tenants, tiers, webhooks
 
 __all__ = [
     "AdminError",
@@ -22,5 +22,6 @@ __all__ = [
     "run",
     "sealing_keys",
     "tenants",
+    "tiers",
     "webhooks",
 ]

@@ -606,7 +606,7 @@ COMMANDS = {
         ),
     ),
     "tiers": Command(
-        "show and change how the requests of an owner or a key are served",
+        "show and change how requests of owners and keys are served",
         _tiers,
         _add_tiers,
         (

@@ -143,7 +143,7 @@ def test_places_always_return_to_none(max_running: int, max_waiting: int, seed: 
 
 def fill(admission: Admission, owner: str, weight: float = 1.0) -> list[Place]:
     """As many places as an owner gets."""
-    places = []
+    places: list[Place] = []
     while len(places) < 1000:
         try:
             places.append(admission.enter(owner, weight))
