@@ -3,6 +3,9 @@
 A caller takes a place in the engine's queue before it promises its client anything, and gives the place back
 in every case. The engine itself refuses nobody who holds a place. How soon another place becomes free is
 estimated from the rate at which recent requests ended.
+
+One owner cannot keep the others out: where as many wait as may, an owner whose requests hold less than its
+share of the places still gets one, and those that hold their share are refused until it has become emptier.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ class Place:
     """A place among those that are generated for or wait; it is given back once, by `leave` or at the end of
     a `with`."""
 
-    __slots__ = ("_admission", "_begun", "_left", "taken_at")
+    __slots__ = ("_admission", "_begun", "_left", "owner", "taken_at")
 
-    def __init__(self, admission: Admission, taken_at: float) -> None:
+    def __init__(self, admission: Admission, owner: str, taken_at: float) -> None:
         self._admission = admission
+        self.owner = owner
         self._begun = False
         self._left = False
         self.taken_at = taken_at
@@ -55,7 +59,8 @@ class Admission:
     """The places of one engine. All methods are called on one asyncio loop.
 
     max_running: how many are generated for at once; 0 where that is unknown, and then those that wait are all
-    that counts. max_waiting: how many more may wait.
+    that counts. max_waiting: how many more may wait; with those that owners get who hold less than their
+    share of these, it may become twice as many.
     """
 
     def __init__(
@@ -66,31 +71,36 @@ class Admission:
         self._clock = clock
         self._places: dict[Place, None] = {}  # oldest first
         self._num_running = 0
+        self._waiting: dict[str, int] = {}  # how many of each owner's wait, where any do,
+        self._weights: dict[str, float] = {}  # and its weight
         self._measured_at = clock()
         self._busy_s = 0.0  # seconds in which it was busy, older ones counting less,
         self._ended = 0.0  # and how many ended in them
 
-    def enter(self, *, promised: bool = False) -> Place:
+    def enter(self, owner: str = "", weight: float = 1.0, *, promised: bool = False) -> Place:
         """Take a place. Raises QueueFull when as many wait as may, with the wait that is to be expected.
 
-        promised: somebody was told already that this will be done, as with what goes on after a crash: it is
-        never refused.
+        owner, weight: as in `GenerateRequest`. promised: somebody was told already that this will be done, as
+        with what goes on after a crash: it is never refused.
         """
         if not promised:
-            self.require_room()
+            self.require_room(owner, weight)
         self._measure()
-        place = Place(self, self._clock())
+        place = Place(self, owner, self._clock())
         self._places[place] = None
+        self._waiting[owner] = self._waiting.get(owner, 0) + 1
+        self._weights[owner] = weight
         return place
 
-    def require_room(self) -> None:
-        """Raise QueueFull where the next one would be refused, with the wait that is to be expected."""
-        if self.is_full:
+    def require_room(self, owner: str = "", weight: float = 1.0) -> None:
+        """Raise QueueFull where the owner's next one would be refused, with the wait that is to be
+        expected."""
+        if self.is_full and not self._is_owed(owner, weight):
             raise QueueFull(f"{self.num_waiting} requests wait already", retry_after_s=self.wait_s())
 
     @property
     def is_full(self) -> bool:
-        """Whether the next one would be refused."""
+        """Whether as many wait as may: only owners that hold less than their share get another place."""
         return self._num_beyond >= self._max_waiting
 
     @property
@@ -121,6 +131,7 @@ class Admission:
     def _begun(self, place: Place) -> None:
         self._measure()
         self._num_running += 1
+        self._waits_no_more(place)
 
     def _left(self, place: Place, *, begun: bool) -> None:
         self._measure()
@@ -128,6 +139,20 @@ class Admission:
             self._ended += 1.0
         del self._places[place]
         self._num_running -= begun
+        if not begun:
+            self._waits_no_more(place)
+
+    def _waits_no_more(self, place: Place) -> None:
+        self._waiting[place.owner] -= 1
+        if not self._waiting[place.owner]:
+            del self._waiting[place.owner], self._weights[place.owner]
+
+    def _is_owed(self, owner: str, weight: float) -> bool:
+        """Whether an owner holds less than its share of the places in which requests wait."""
+        if self._num_beyond >= 2 * self._max_waiting:
+            return False
+        total = sum((self._weights | {owner: weight}).values())
+        return self._waiting.get(owner, 0) < self._max_waiting * weight / total
 
     @property
     def _num_beyond(self) -> int:

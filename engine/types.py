@@ -128,7 +128,8 @@ class GenerateRequest:
     generation: int = 0  # which generation of the run
     owner: str = ""  # fairness key and first part of the prefix cache's salt
     cache_salt: str = ""
-    priority: int = 0  # lower runs first
+    weight: float = 1.0  # of its owner, above 0: its share of the tokens, against those of other owners
+    priority: int = 0  # lower runs first; one above 0 makes room for those below it while it runs
     adapter: str | None = None  # one of `ModelInfo.adapters`; None: the model as it is
     media: tuple[MediaSpan, ...] = ()
     deadline: float | None = None  # time.monotonic() seconds; past it the request ends with DeadlineExceeded

@@ -74,13 +74,13 @@ class Models:
             raise ApiError(404, message, code="model_not_found", param="model")
         return model
 
-    def require_room(self, body: Mapping[str, Any]) -> None:
-        """Raise QueueFull where the engine of the model that a request's body names takes no more. It costs
-        nothing, and so comes before the body is read any further."""
+    def require_room(self, body: Mapping[str, Any], owner: str, weight: float) -> None:
+        """Raise QueueFull where the engine of the model that a request's body names takes no more of an
+        owner. It costs nothing, and so comes before the body is read any further."""
         name = body.get("model")
         model = self._table.get(name) if isinstance(name, str) else next(iter(self._table.values()), None)
         if model is not None:
-            model.engine.admission.require_room()
+            model.engine.admission.require_room(owner, weight)
 
     def resume_headers(self, name: str | None) -> dict[str, str]:
         """`x-antiphon-exact-resume: false` where a run of this model that was cut off goes on from its last

@@ -346,7 +346,7 @@ class LocalEngine:
         if end is None:
             self._require_alive()  # still, after a grammar was compiled
             if place is None:
-                place = own_place = self._admission.enter()
+                place = own_place = self._admission.enter(request.owner, request.weight)
             self._mailboxes[handle] = mailbox
             self._inbox.put(Submit(handle, request, matcher))
         try:

@@ -209,7 +209,7 @@ class ScriptedEngine:
             raise PromptTooLong(len(request.prompt_ids), self._info.max_model_len)
         self.requests.append(request)
         self._check(request)
-        place = self._admission.enter() if given is None else given
+        place = self._admission.enter(request.owner, request.weight) if given is None else given
         entered = False
         try:
             await self._enter(request)

@@ -245,7 +245,7 @@ class UpstreamEngine:
             yield chunk
             if is_last(chunk):
                 return
-        held = self._admission.enter() if place is None else place
+        held = self._admission.enter(request.owner, request.weight) if place is None else place
         self._prompt_tokens += len(request.prompt_ids)
         self._running += 1
         self._waiting += 1

@@ -306,7 +306,7 @@ class EngineLoop:
             num_ready = sum(sequence.credit > 0 for sequence in scheduler.running)
             if len(batch.sequences) < num_ready:
                 return None
-            if scheduler.waiting and (rows.num_free or num_ready < len(scheduler.running)):
+            if scheduler.waiting and (rows.num_free or scheduler.lender() is not None):
                 return None
             if any(sequence.slow for sequence in batch.sequences):
                 return None

@@ -1,7 +1,7 @@
 """Chooses which sequences run in the next step, and with how many tokens.
 
 It owns the running batch, admission into it, chunked prefill under one token budget, preemption, and the slot
-and blocks of every sequence.
+and blocks of every sequence. Owners get fair shares: of the places in the batch, and of the step's tokens.
 
 A prompt that arrives while others decode gets as much of a step as `prefill_budget` allows. Sequences that
 began to decode after it had arrived are not spared: of a crowd that arrives at once, all prompts are computed
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.core.batch_state import PROMPT_LOGPROBS_CHUNK, Rows, noise_key
+from engine.core.fair_share import CACHED_TOKEN
 from engine.core.kv_cache import BlockHasher, BlockKey, Hit, KVCache
 from engine.core.messages import Submit
 from engine.core.prefill_budget import Pace
@@ -164,7 +165,11 @@ class Scheduler:
             credit=self._max_undelivered,
             submitted=submit.at,
         )
+        was_contested = self.waiting.is_contested
         self.waiting.push(sequence)
+        if self.waiting.is_contested and not was_contested:
+            for other in self.running:  # what they got while they were alone does not count
+                other.num_charged = int(self.rows.num_computed[other.slot])
         self._live[submit.handle] = sequence
         self._newest = submit.handle
         if request.deadline is not None:
@@ -206,6 +211,8 @@ class Scheduler:
             blocks = self._vacate(sequence, forget=forget)
         elif self._parked.pop(sequence.handle, None) is None:
             self.waiting.remove(sequence)
+        if not self._live:
+            self.waiting.forget()
         return blocks if forget else []
 
     @property
@@ -221,7 +228,7 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """Choose the next step's tokens: first those that decode, then begun prefills, then new sequences,
-        which go before begun prefills that matter less.
+        which go before begun prefills that matter less, or whose owners were served more.
 
         Where it raises, `considered` is the sequence that it raised for. Once that one is finished, it can be
         called again: what was done for others is no more than they need.
@@ -230,24 +237,27 @@ class Scheduler:
         slots = np.fromiter((sequence.slot for sequence in self.running), np.int64, len(self.running))
         remaining = (self.rows.num_tokens[slots] - self.rows.num_computed[slots]).tolist()
         begun = list(zip(self.running, remaining, strict=True))
+        decodes = [(sequence, 1) for sequence, wanted in begun if wanted == 1]
+        if len(decodes) > self._budget:  # they take turns
+            decodes.sort(key=lambda row: self.waiting.rank(row[0]))
         prefills = [(sequence, wanted) for sequence, wanted in begun if wanted != 1]
+        prefills.sort(key=lambda row: self.waiting.rank(row[0]))
         newcomer = self.waiting.peek() if prefills else None
-        later = [
-            (sequence, wanted)
-            for sequence, wanted in prefills
-            if newcomer is not None and sequence.request.priority > newcomer.request.priority
-        ]
+        before = None if newcomer is None else self.waiting.rank(newcomer)
+        later = [row for row in prefills if before is not None and self.waiting.rank(row[0]) > before]
         num_prompts = len(prefills) + min(len(self.waiting), self.rows.num_free)
         filling = Filling(self._budget, self.pace.allowance(num_prompts))
-        self._go_on(filling, [(sequence, 1) for sequence, wanted in begun if wanted == 1])
+        self._go_on(filling, decodes)
         for sequence, _ in filling.chosen.values():
             filling.decoding(sequence, self._newest)
         if self.rows.num_drafts[slots].any():
             # half of what is left is for those that have yet to begin, however many drafts there are
             self._add_drafts(filling, filling.left // 2 if prefills or self.waiting else filling.left)
         self._go_on(filling, prefills[: len(prefills) - len(later)])
-        self._admit(filling)
-        self._go_on(filling, later)
+        self._admit(filling, self.waiting.rank(later[0][0]) if later else None)
+        if later:
+            self._go_on(filling, later)
+            self._admit(filling)
         self.considered = None
         return filling.batch() if filling.chosen else None
 
@@ -321,6 +331,7 @@ class Scheduler:
 
     def _vacate(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:
         blocks = self.kv.release(sequence.slot, forget=forget)
+        self.waiting.share(sequence).end(sequence.request.owner)
         self.rows.give_back(sequence.slot)
         sequence.slot = -1
         sequence.num_published = 0
@@ -329,19 +340,43 @@ class Scheduler:
         self._held_back = None
         return blocks
 
-    def _admit(self, filling: Filling) -> None:
+    def lender(self) -> Sequence | None:
+        """The running sequence that makes room for the one that is next, if any.
+
+        That is one that waits for its consumer; one with a priority above 0, which may be interrupted, for
+        one with a lower number; or the last of an owner that has more than its share.
+        """
+        paused = next((other for other in reversed(self.running) if other.credit <= 0), None)
+        newcomer = self.waiting.peek()
+        if paused is not None or newcomer is None or newcomer.late or not self.running:
+            return paused
+        request = newcomer.request
+        if self.running[-1].request.priority > max(0, request.priority):
+            return self.running[-1]
+        owner = self.waiting.share(newcomer).lender(request.owner, request.weight)
+        if owner is None:
+            return None
+        its = (request.priority, owner)
+        return next(
+            (
+                other
+                for other in reversed(self.running)
+                if (other.request.priority, other.request.owner) == its and not other.late
+            ),
+            None,
+        )
+
+    def _admit(self, filling: Filling, before: tuple[int, float] | None = None) -> None:
+        """Start sequences that wait, as far as there is room; before: only those with a lower rank."""
         while (sequence := self.waiting.peek()) is not None and not sequence.late:
             self.considered = sequence
             room = filling.room(sequence)
-            if room <= 0:
+            if room <= 0 or (before is not None and self.waiting.rank(sequence) >= before):
                 break
-            paused = next((other for other in reversed(self.running) if other.credit <= 0), None)
+            yields = self.lender()
             held_back = self._held_back == (sequence.handle, self.kv.num_releases)
-            if paused is None and (held_back or not self.rows.num_free):
+            if yields is None and (held_back or not self.rows.num_free):
                 break
-            if paused is not None and not self.rows.num_free:
-                self.preempt(paused)
-                continue
             self._hasher.extend(sequence.chain, sequence.root, sequence.tokens, _media(sequence.request))
             # the last token is always computed: its logits are wanted
             limit = 0 if sequence.wants_prompt_logprobs else (len(sequence.tokens) - 1) // self.kv.block_size
@@ -350,17 +385,20 @@ class Scheduler:
                 sequence.chain[hit.num_blocks], hit.num_blocks
             ):
                 break  # another sequence computes the same prompt right now: wait for its blocks
-            if not self.kv.fits(hit, min(len(sequence.tokens) + 1, self._max_model_len), self._budget):
-                if paused is None:
+            wanted = min(len(sequence.tokens) + 1, self._max_model_len)
+            if not self.rows.num_free or not self.kv.fits(hit, wanted, self._budget):
+                if yields is None:
                     self._held_back = (sequence.handle, self.kv.num_releases)
                     break
-                self.preempt(paused)
+                filling.chosen.pop(yields.handle, None)
+                self.preempt(yields)
                 continue
             self._start(sequence, hit)
-            wanted = len(sequence.tokens) - hit.num_blocks * self.kv.block_size
-            count = self._chunk(sequence, wanted, room)
+            num_hit = hit.num_blocks * self.kv.block_size
+            count = self._chunk(sequence, len(sequence.tokens) - num_hit, room)
             if self._grow(sequence, count, filling):
                 filling.put(sequence, count)
+                self.waiting.charge(sequence, num_hit + count)
 
     def _is_being_computed(self, key: BlockKey, index: int) -> bool:
         rows = self.rows
@@ -384,11 +422,13 @@ class Scheduler:
             0 if request.adapter is None else self._adapters[request.adapter],
         )
         self.waiting.pop()
+        self.waiting.share(sequence).begin(request.owner, request.weight)
         sequence.slot = slot
         insort(self.running, sequence, key=lambda other: other.request.priority)
         self.kv.attach(slot, hit)
         sequence.num_published = hit.num_blocks
         self.rows.num_computed[slot] = num_hit
+        self.waiting.charge(sequence, num_hit, CACHED_TOKEN)
         if sequence.cached_tokens is None:
             sequence.started = time.perf_counter()
             sequence.cached_tokens = min(num_hit, num_prompt)
@@ -406,6 +446,9 @@ class Scheduler:
         self.rows.num_computed[batch.slots] += batch.counts - num_rejected
         self.counters.steps += 1
         computed = self.rows.num_computed[batch.slots]
+        if self.waiting.is_contested:
+            for sequence, num_computed in zip(batch.sequences, computed.tolist(), strict=True):
+                self.waiting.charge(sequence, num_computed)
         full = (computed // self.kv.block_size).tolist()
         for sequence, num_full, num_computed in zip(batch.sequences, full, computed.tolist(), strict=True):
             if num_full > sequence.num_published:

@@ -1,4 +1,4 @@
-"""Keeps requests until they end, and queues those that wait: by priority, and fairly among owners."""
+"""Keeps requests until they end, and queues those that wait: by priority, and in fair shares among owners."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.fair_share import FairShare
 from engine.core.kv_cache import BlockKey
 from engine.step import RowLogprobs
 from engine.types import GenerateRequest
@@ -32,6 +33,7 @@ class Sequence:
     slot: int = -1
     chain: list[BlockKey] = field(default_factory=list)
     num_published: int = 0
+    num_charged: int = 0  # tokens that its owner's counter has in it
     cached_tokens: int | None = None
     first_sent: bool = False
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
@@ -53,21 +55,25 @@ class Sequence:
 
 
 class WaitingQueue:
-    """Sequences that wait: the lowest priority number first, within it owner after owner, within an owner in
-    order.
+    """Sequences that wait: the lowest priority number first; within it the owner that was served least, in
+    tokens by weight; within an owner in order. Owners that were served alike take turns.
     """
 
     def __init__(self) -> None:
         self._classes: dict[int, OrderedDict[str, deque[Sequence]]] = {}
+        self._shares: dict[int, FairShare] = {}
         self._size = 0
+        self._next: Sequence | None = None  # what `peek` found, until something changes
 
     def __len__(self) -> int:
         return self._size
 
     def push(self, sequence: Sequence, *, front: bool = False) -> None:
-        """Add a sequence; `front`: it ran before and is next of its priority."""
+        """Add a sequence; `front`: it ran before and is its owner's next."""
         owner = sequence.request.owner
         owners = self._classes.setdefault(sequence.request.priority, OrderedDict())
+        if owner not in owners:
+            self.share(sequence).join(owner, owners.keys())
         queue = owners.setdefault(owner, deque())
         if front:
             queue.appendleft(sequence)
@@ -75,16 +81,18 @@ class WaitingQueue:
         else:
             queue.append(sequence)
         self._size += 1
+        self._next = None
 
     def peek(self) -> Sequence | None:
         """The one whose turn it is."""
-        if not self._classes:
-            return None
-        owners = self._classes[min(self._classes)]
-        return next(iter(owners.values()))[0]
+        if self._next is None and self._classes:
+            priority = min(self._classes)
+            owners = self._classes[priority]
+            self._next = owners[self._shares[priority].least(owners)][0]
+        return self._next
 
     def pop(self) -> None:
-        """Take out the one that `peek` shows; the next turn is another owner's."""
+        """Take out the one that `peek` shows; among those served alike, the next turn is another owner's."""
         sequence = self.peek()
         assert sequence is not None
         self.remove(sequence)
@@ -102,3 +110,33 @@ class WaitingQueue:
         if not owners:
             del self._classes[priority]
         self._size -= 1
+        self._next = None
+
+    # -- what was served -------------------------------------------------------------------------------------
+
+    def share(self, sequence: Sequence) -> FairShare:
+        """The counters of those that it competes with."""
+        return self._shares.setdefault(sequence.request.priority, FairShare())
+
+    def rank(self, sequence: Sequence) -> tuple[int, float]:
+        """Its place among others, lower first: its priority, and what its owner was served."""
+        return sequence.request.priority, self.share(sequence).served(sequence.request.owner)
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether anybody competes with another: otherwise nothing needs to be counted."""
+        return any(share.is_contested for share in self._shares.values())
+
+    def charge(self, sequence: Sequence, num_tokens: int, cost: float = 1.0) -> None:
+        """The first `num_tokens` tokens of a sequence are computed; those that were not counted yet count
+        `cost` each. What has to be computed again, after the sequence made room for another, costs nothing.
+        """
+        if num_tokens > sequence.num_charged:
+            request, num_new = sequence.request, num_tokens - sequence.num_charged
+            self._shares[request.priority].charge(request.owner, cost * num_new, request.weight)
+            sequence.num_charged = num_tokens
+            self._next = None
+
+    def forget(self) -> None:
+        """Nothing waits or runs: who was served what no longer counts."""
+        self._shares.clear()

@@ -27,11 +27,13 @@ from server.access.scopes import (
     read_scopes,
     tool_scope,
 )
+from server.access.tiers import EVERYTHING, Service, admitted
 
 __all__ = [
     "ADMIN",
     "ADMIN_READS",
     "ALL",
+    "EVERYTHING",
     "FRESH_S",
     "GROUPS",
     "KEY_PREFIX",
@@ -48,6 +50,8 @@ __all__ = [
     "Keys",
     "Principal",
     "Scopes",
+    "Service",
+    "admitted",
     "hash_key",
     "new_key",
     "owner_of_flag_key",

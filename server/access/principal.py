@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.access.scopes import ADMIN, ALL, OPERATOR_ONLY, Scopes, tool_scope
+from server.access.tiers import Service
 from server.items import is_offered
 from server.limits import NONE, LimitSet, Subject
 
@@ -35,6 +36,11 @@ class Principal:
         """Whose limits concern the request; the owner last."""
         owner = Subject("owner", self.owner, self.owner_limits)
         return (owner,) if self.key_id is None else (Subject("key", self.key_id, self.key_limits), owner)
+
+    @property
+    def service(self) -> Service:
+        """How the request may be served."""
+        return Service.of(self.key_limits, self.owner_limits)
 
     def require(self, *scopes: str) -> None:
         """ApiError 403 `insufficient_permissions` that names those of these scopes that are missing."""

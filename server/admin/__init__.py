@@ -8,7 +8,7 @@ from server.admin.backup import run
 from server.admin.database_access import AdminError, UnknownOwner, address_file, leave_address
 
 if TYPE_CHECKING:  # imported when they are asked for
-    from server.admin import audit, keys, live_runs, projects, sealing_keys, tenants, usage, webhooks
+    from server.admin import audit, keys, live_runs, projects, sealing_keys, tenants, tiers, usage, webhooks
 
 __all__ = [
     "AdminError",
@@ -22,6 +22,7 @@ __all__ = [
     "run",
     "sealing_keys",
     "tenants",
+    "tiers",
     "usage",
     "webhooks",
 ]

@@ -369,6 +369,31 @@ def _owners(options: argparse.Namespace) -> int:
     return _print(projects.run(loaded.config, options))
 
 
+def _add_tiers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", help="an owner's id, or a key's; without a flag, what is set is shown")
+    parser.add_argument(
+        "--weight", help="an owner's share of the tokens, against those of others (default: 1)"
+    )
+    parser.add_argument(
+        "--service-tiers",
+        metavar="TIERS",
+        help="those that may be used, with commas between; the first is used where a request names none",
+    )
+    parser.add_argument(
+        "--max-priority",
+        metavar="N",
+        help="the most urgent number that may be asked for, that is, the lowest",
+    )
+    _add_storage_settings(parser)
+
+
+def _tiers(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import tiers
+
+    return _print(tiers.run(loaded.config, options))
+
+
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="list|verify", required=True)
     listing = _add_listing(verbs, "show the latest entries, the newest last")
@@ -614,6 +639,16 @@ COMMANDS = {
         (
             "antiphon owners create Sales              prints an id, for: keys create --owner own_...",
             "antiphon owners archive own_...",
+        ),
+    ),
+    "tiers": Command(
+        "show and change how requests of owners and keys are served",
+        _tiers,
+        _add_tiers,
+        (
+            "antiphon tiers own_... --weight 3",
+            "antiphon tiers key_... --service-tiers flex,default --max-priority 0",
+            "antiphon tiers key_... --service-tiers none",
         ),
     ),
     "audit": Command(

@@ -16,6 +16,7 @@ from server.limits.limit_set import (
 )
 from server.limits.limiter import Charge, Limiter, Standing, Subject, Visit
 from server.limits.meters import Meters
+from server.limits.service_shape import ServedTier, ServiceShape
 
 __all__ = [
     "DAY",
@@ -27,6 +28,8 @@ __all__ = [
     "Limiter",
     "Meters",
     "ModelLimits",
+    "ServedTier",
+    "ServiceShape",
     "Standing",
     "Subject",
     "Visit",

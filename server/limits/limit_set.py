@@ -14,6 +14,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.limits.gcra import SECOND, Rate
+from server.limits.service_shape import ServiceShape
 
 MINUTE, DAY = 60 * SECOND, 86_400 * SECOND
 
@@ -45,12 +46,14 @@ class ModelLimits(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-class LimitSet(ModelLimits):
-    """What an owner or a key may use of the whole server, and of single models.
+class LimitSet(ModelLimits, ServiceShape):
+    """What an owner or a key may use of the whole server, and of single models; and how it is served.
 
     concurrent_streams: open event streams. tool_calls: those that the server itself carries out.
     queued_responses: background responses that wait for their turn. stored_bytes: as `max_bytes_per_owner`.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     concurrent_streams: Count = None
     tool_calls_per_minute: Count = None
@@ -122,7 +125,10 @@ def parse_limits(words: Sequence[str]) -> dict[str, Any]:
         model, colon, limit = name.rpartition(":")
         if not equals or not limit or (colon and not model):
             raise ValueError(f"{word!r} is not of the form NAME=NUMBER or MODEL:NAME=NUMBER")
-        known = (ModelLimits if colon else LimitSet).model_fields.keys() - {"models"}
+        known = (ModelLimits if colon else LimitSet).model_fields.keys() - {
+            "models",
+            *ServiceShape.model_fields,
+        }
         if limit not in known:
             raise ValueError(_unknown(limit, sorted(known)))
         if value != "none" and not (value.isascii() and value.isdigit()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter
@@ -67,7 +68,10 @@ async def _answer(
 ) -> Response:
     """The way from a request to its reply. whole, chunk: the `object` of a whole reply, and of a part."""
     here = context(request)
-    asked = await read_as(request, parse, first=here.models.require_room)
+    who = principal(request)
+    owner, weight = who.owner, who.service.weight
+    first = partial(here.models.require_room, owner=owner, weight=weight)
+    asked = await read_as(request, parse, first=first)
     served = here.models.get(asked.model)
     subjects = limited(request, served.name)
     visit = await here.limiter.enter(subjects, served.name)
@@ -76,10 +80,8 @@ async def _answer(
         if asked.stream:
             stack.enter_context(here.limiter.stream(subjects))
         # Before anything is done for it: a refusal must cost next to nothing.
-        place = stack.enter_context(served.engine.admission.enter())
-        preparing = prepare(
-            asked, served, place, principal=principal(request), telemetry=here.telemetry, meter=here.meter
-        )
+        place = stack.enter_context(served.engine.admission.enter(owner, weight))
+        preparing = prepare(asked, served, place, principal=who, telemetry=here.telemetry, meter=here.meter)
         completion = await while_connected(request, preparing)
         visit.used = completion.usage.limited
         await visit.reserve(*completion.tokens(), answers=len(completion.requests))

@@ -87,11 +87,11 @@ def new_id(prefix: str) -> str:
 @router.post("", **documented("Response", "responses.write", body="CreateResponse", stream="ResponseEvent"))
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
-    models, known = context(request).models, keyed(request).response_id
+    models, known, who = context(request).models, keyed(request).response_id, principal(request)
 
     def first(body: Mapping[str, Any]) -> None:
         if known is None and body.get("background") is not True:  # that waits where no place is free
-            models.require_room(body)
+            models.require_room(body, who.owner, who.service.weight)
 
     parsed, items = await read_as(request, partial(_asked, parse_create), first=first)
     _name_untold(request, parsed)

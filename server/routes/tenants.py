@@ -1,4 +1,4 @@
-"""/admin/export, /admin/purge, /admin/owners: what these commands ask of a server that holds the database.
+"""/admin/export, purge, owners and tiers: what these commands ask of a server that holds the database.
 
 Reached with the admin token only, which the server leaves in its data folder for its own user.
 """
@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from server.access import OPERATOR_ONLY
-from server.admin import UnknownOwner, projects, tenants
+from server.admin import UnknownOwner, projects, tenants, tiers
 from server.clock import now_us
-from server.errors import ApiError
+from server.errors import ApiError, invalid_value
 from server.http import actor, context, json_reply, life, query_text, read_body
 from server.ignored import unread
 from server.routes.documented import needs
@@ -27,6 +27,26 @@ router = APIRouter(prefix="/admin", include_in_schema=False)
 async def list_owners(request: Request) -> Response:
     """All owners, archived ones too."""
     return json_reply(orjson.dumps(await projects.list_all(context(request).storage)))
+
+
+@router.get("/tiers/{id}", **needs(OPERATOR_ONLY))
+async def show_tiers(request: Request, id: str) -> Response:
+    """How the requests of an owner or a key are served."""
+    return json_reply(orjson.dumps(await tiers.shown(context(request).storage, id)))
+
+
+@router.post("/tiers/{id}", **needs(OPERATOR_ONLY))
+async def change_tiers(request: Request, id: str) -> Response:
+    """Change how the requests of an owner or a key are served."""
+    body = await read_body(request)
+    unread(body, tiers.MEMBERS)
+    changes = {name: value for name, value in body.items() if name in tiers.MEMBERS}
+    try:
+        changed = await tiers.change(context(request).storage, actor(request), id, **changes)
+    except ValueError as error:
+        raise invalid_value(str(error).partition(":")[0], str(error)) from None
+    life(request).keys.forget()
+    return json_reply(orjson.dumps(changed))
 
 
 @router.get("/export", **needs(OPERATOR_ONLY))

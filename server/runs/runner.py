@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import EngineUnavailable, Place
-from server.access import Principal, require_use
+from server.access import Principal, admitted, require_use
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
 from server.item_ids import identify, may_be_known
@@ -240,6 +240,7 @@ class Runs:
         """
         served = self._models.get(request.model)
         require_use(principal, served.name, request.tools)
+        request = admitted(service := principal.service, request)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
         visit = await self._limiter.enter(principal.subjects, served.name)
@@ -249,7 +250,7 @@ class Runs:
             # begun must not be refused. A background response waits in the database where no place is free.
             place = None
             if not request.background:
-                place = stack.enter_context(served.engine.admission.enter())
+                place = stack.enter_context(served.engine.admission.enter(principal.owner, service.weight))
             started = await self._create(
                 principal, request, input_items, served, place, visit, keyed, planning
             )

@@ -10,7 +10,7 @@ from server.items import Item
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
 from server.schema.description import STATUSES, components
-from server.schema.fields import PRIORITIES, TIERS, SamplingFields, effective_tier
+from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, is_tier, tier_of
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
     check_sizes,
@@ -39,7 +39,6 @@ __all__ = [
     "PRIORITIES",
     "STATUSES",
     "TEXT",
-    "TIERS",
     "ChatRequest",
     "CompletionRequest",
     "CreateResponse",
@@ -56,6 +55,7 @@ __all__ = [
     "components",
     "echo",
     "effective_tier",
+    "is_tier",
     "missing",
     "mistyped",
     "normalize_input",
@@ -71,6 +71,7 @@ __all__ = [
     "refuse",
     "shorten",
     "text",
+    "tier_of",
     "unsupported_in",
     "unsupported_parts",
 ]

@@ -14,7 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationErr
 from engine import Shape
 from server.ignored import ignore
 from server.items import Item
-from server.schema.fields import UNKNOWN_TIER, SamplingFields, Tier, sampling_fields, screen
+from server.schema.fields import (
+    UNKNOWN_TIER,
+    Priority,
+    SamplingFields,
+    Tier,
+    check_priority,
+    sampling_fields,
+    screen,
+)
 from server.schema.formats import asked_shape, parse_format
 from server.schema.messages import to_items
 from server.schema.responses import Effort, StreamOptions, check_metadata, check_template_kwargs
@@ -67,6 +75,7 @@ class ChatRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     service_tier: Tier | None = None
+    priority: Priority | None = None
     sampling: SamplingFields = SamplingFields()
 
 
@@ -117,6 +126,7 @@ def _check_rules(request: ChatRequest, body: Mapping[str, Any]) -> None:
     request.stream_options.name_ignored(body)
     if request.service_tier == UNKNOWN_TIER:
         ignore("service_tier")
+    check_priority(request.service_tier, request.priority)
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         ignore("max_tokens")  # the newer name counts
     if request.continue_final_message:

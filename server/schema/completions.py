@@ -11,8 +11,17 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine import Shape
+from server.ignored import ignore
 from server.schema.chat import MAX_CHOICES, ChatStreamOptions, Name
-from server.schema.fields import SamplingFields, sampling_fields, screen
+from server.schema.fields import (
+    UNKNOWN_TIER,
+    Priority,
+    SamplingFields,
+    Tier,
+    check_priority,
+    sampling_fields,
+    screen,
+)
 from server.schema.formats import asked_shape, parse_format
 from server.schema.search import Search, parse_search
 from server.shapes import check_length, from_pydantic, missing, mistyped, refuse
@@ -45,6 +54,8 @@ class CompletionRequest(BaseModel):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    service_tier: Tier | None = None
+    priority: Priority | None = None
     sampling: SamplingFields = SamplingFields()
     shape: Shape | None = None
     shape_param: str = "response_format"
@@ -70,6 +81,9 @@ def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
     if body.get("stream_options") is not None and not request.stream:
         refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
     request.stream_options.name_ignored(values)
+    if request.service_tier == UNKNOWN_TIER:
+        ignore("service_tier")
+    check_priority(request.service_tier, request.priority)
     candidates = request.n if search is None else search.num_candidates
     if len(request.prompts) * candidates > MAX_PROMPTS:
         refuse("prompt", f"At most {MAX_PROMPTS} completions can be asked for at once.")

@@ -83,6 +83,8 @@ _MEANINGS: Mapping[str, str] = {
     "`POST /v1/responses/{id}/tool_outputs` brings their outputs.",
     "tool_timeout_s": "How long `await_tool_outputs` waits, in seconds.",
     "chat_template_kwargs": "Arguments for the model's chat template.",
+    "priority": "Its number in the queues: lower ones go first. Those below 0 are of the service tier "
+    "priority, those above 0 of flex.",
     "cache_salt": "Prompts share cached prefixes with those of the same salt only.",
     "guided_json": "The JSON Schema that the answer is held to.",
     "guided_regex": "The regular expression that the answer is held to.",

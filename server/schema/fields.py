@@ -73,8 +73,28 @@ UNKNOWN_TIER = "scale"
 """The tier that is none here, nor near to one: it makes no difference."""
 PRIORITIES = {"priority": -1, "default": 0, "flex": 1}
 """The tiers that there are, and how the queues take them: lower numbers first."""
-TIERS = {number: name for name, number in PRIORITIES.items()}
-"""The tier of each of these numbers."""
+
+MOST, LEAST = -1000, 1000
+"""The numbers that a request may ask for as its `priority`: lower ones go first."""
+
+Priority = Annotated[int, Field(ge=MOST, le=LEAST)]
+
+
+def is_tier(asked: str | None) -> bool:
+    """Whether a request names one of our tiers, or one near to them."""
+    return asked not in (None, "auto", UNKNOWN_TIER)
+
+
+def tier_of(priority: int) -> str:
+    """The tier that a request with a number of its own is served at."""
+    return "priority" if priority < 0 else "flex" if priority > 0 else "default"
+
+
+def check_priority(service_tier: str | None, priority: int | None) -> None:
+    """ApiError 400 where a request names a tier and a number that is not of that tier."""
+    if priority is not None and is_tier(service_tier) and effective_tier(service_tier) != tier_of(priority):
+        message = f"'priority' {priority} is of the service tier '{tier_of(priority)}', not '{service_tier}'."
+        refuse("priority", f"{message} Give one of the two.")
 
 
 def effective_tier(asked: str | None) -> str:
@@ -89,7 +109,7 @@ _EXTENSIONS: Mapping[str, Rule] = _each(
     EXTENSION,
     "seed stop top_k min_p repetition_penalty frequency_penalty presence_penalty logit_bias ignore_eos "
     "min_tokens stop_token_ids num_assistant_tokens max_ngram_size assistant_confidence_threshold "
-    "cache_salt guided_json guided_regex guided_choice guided_grammar "
+    "cache_salt priority guided_json guided_regex guided_choice guided_grammar "
     "structured_outputs",
 )
 
@@ -177,6 +197,7 @@ _COMPLETIONS: Mapping[str, Rule] = {
         "model prompt best_of echo frequency_penalty presence_penalty logit_bias logprobs max_tokens n seed "
         "stop stream stream_options temperature top_p",
     ),
+    "service_tier": EXTENSION,
     "user": HINT,
     **_each(EXTENSION, "add_special_tokens return_token_ids return_tokens_as_token_ids response_format"),
     "suffix": _refused("", because="The model cannot fill in the middle."),

@@ -19,8 +19,10 @@ from server.schema.fields import (
     UNKNOWN_TIER,
     Api,
     Number,
+    Priority,
     SamplingFields,
     Tier,
+    check_priority,
     effective_tier,
     sampling_fields,
     screen,
@@ -172,6 +174,7 @@ class CreateResponse(BaseModel):
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
     service_tier: Tier | None = None
+    priority: Priority | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -213,6 +216,7 @@ def parse_create(body: Mapping[str, Any]) -> CreateResponse:
         ignore("tool_timeout_s")
     if request.service_tier == UNKNOWN_TIER:
         ignore("service_tier")
+    check_priority(request.service_tier, request.priority)
     return request
 
 

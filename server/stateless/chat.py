@@ -26,7 +26,7 @@ from engine import (
     RenderInput,
     Text,
 )
-from server.access import Principal, require_use
+from server.access import Principal, admitted, require_use
 from server.errors import ApiError
 from server.items import InputReader
 from server.model_registry import ServedModel
@@ -45,7 +45,7 @@ from server.prompting import (
     words_of_field,
 )
 from server.runs.events import item_logprob
-from server.schema import PRIORITIES, ChatRequest, effective_tier, unsupported_in
+from server.schema import ChatRequest, unsupported_in
 from server.stateless.choices import (
     Completion,
     Part,
@@ -74,6 +74,7 @@ async def prepare_chat(
     RequestError."""
     require_use(principal, served.name, request.tools)
     owner = principal.owner
+    request = admitted(principal.service, request)
     await aside(in_large_request(), check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     check_search(request.search, served)
@@ -110,7 +111,6 @@ def _completion(
     require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
     name_capped_limit(request.sampling.max_tokens, limit, served.caps)
     reader = offered.reader(prompt.starts_in)
-    tier = effective_tier(request.service_tier)
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
     asked = GenerateRequest(
         id=completion_id,
@@ -118,9 +118,10 @@ def _completion(
         sampling=steady(params, offered.answer),
         reader=reader,
         constraint=offered.enforced(served.info),
-        owner=owner,
+        owner=principal.owner,
         cache_salt=request.cache_salt or "",
-        priority=PRIORITIES[tier],
+        weight=principal.service.weight,
+        priority=request.priority or 0,
         adapter=served.adapter,
         deadline=served.caps.deadline(),
     )
@@ -128,7 +129,7 @@ def _completion(
         engine=served.engine,
         telemetry=telemetry,
         meter=meter,
-        account=Account(owner, principal.key_id, served.name, tier),
+        account=Account(owner, principal.key_id, served.name, request.service_tier or "default"),
         requests=prompt_requests(asked, served, request.search, request.n),
         writers=[
             ChatWriter(
@@ -139,7 +140,7 @@ def _completion(
             )
             for choice in range(request.n)
         ],
-        head={**new_head(completion_id, served), "service_tier": tier},
+        head={**new_head(completion_id, served), "service_tier": request.service_tier},
         place=place,
         named=lambda error: naming_source(error, offered.constraint, request.tools, request.shape_param),
         usage=Usage([len(prompt.ids)], request.n),

@@ -21,7 +21,7 @@ from engine import (
     Text,
     TokenLogprob,
 )
-from server.access import Principal, require_use
+from server.access import Principal, admitted, require_use
 from server.model_registry import ServedModel
 from server.prompting import (
     Offer,
@@ -60,7 +60,9 @@ async def prepare_completion(
 ) -> Completion:
     """Tokenize every prompt and resolve everything else. Raises ApiError 400 and 403, and RequestError."""
     require_use(principal, served.name)
-    owner = principal.owner
+    owner, service = principal.owner, principal.service
+    named = request.service_tier is not None or request.priority is not None
+    request = admitted(service, request)
     check_logprobs(request.logprobs, served)
     check_search(request.search, served)
     offered = Offer.of(request.shape)
@@ -98,6 +100,8 @@ async def prepare_completion(
                 constraint=offered.constraint,
                 owner=owner,
                 cache_salt=request.cache_salt or "",
+                weight=service.weight,
+                priority=request.priority or 0,
                 adapter=served.adapter,
                 deadline=served.caps.deadline(),
             )
@@ -110,10 +114,10 @@ async def prepare_completion(
         engine=served.engine,
         telemetry=telemetry,
         meter=meter,
-        account=Account(owner, principal.key_id, served.name, "default"),
+        account=Account(owner, principal.key_id, served.name, request.service_tier or "default"),
         requests=requests,
         writers=writers,
-        head=new_head(completion_id, served),
+        head=new_head(completion_id, served) | ({"service_tier": request.service_tier} if named else {}),
         place=place,
         named=lambda error: naming_source(error, offered.constraint, (), request.shape_param),
         usage=Usage(counts, len(writers)),

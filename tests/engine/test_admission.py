@@ -135,3 +135,63 @@ def test_places_always_return_to_none(max_running: int, max_waiting: int, seed: 
     for place in held:
         place.leave()
     assert (admission.num_places, admission.num_waiting) == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Shares of owners
+
+
+def fill(admission: Admission, owner: str, weight: float = 1.0) -> list[Place]:
+    """As many places as an owner gets."""
+    places: list[Place] = []
+    while len(places) < 1000:
+        try:
+            places.append(admission.enter(owner, weight))
+        except QueueFull:
+            break
+    return places
+
+
+def test_one_owner_cannot_keep_another_out() -> None:
+    admission = Admission(max_running=2, max_waiting=8)
+    flood = fill(admission, "flood")
+    assert len(flood) == 10
+    for place in flood[:2]:
+        place.begin()
+    quiet = fill(admission, "quiet")
+    assert len(quiet) == 4  # half of the places in which requests wait
+    assert fill(admission, "flood") == []
+    for place in quiet:
+        place.begin()
+        place.leave()
+    assert fill(admission, "flood") == []
+    with admission.enter("quiet"), pytest.raises(QueueFull):
+        admission.require_room("flood")
+
+
+def test_shares_of_places_go_by_weight() -> None:
+    admission = Admission(max_running=0, max_waiting=8)
+    assert len(fill(admission, "flood")) == 8
+    assert len(fill(admission, "heavy", 3.0)) == 6
+    assert len(fill(admission, "light")) == 2
+
+
+def test_there_is_an_end_to_places_however_many_owners_there_are() -> None:
+    admission = Admission(max_running=0, max_waiting=8)
+    places = [place for number in range(100) for place in fill(admission, f"o{number}")]
+    assert admission.num_waiting == len(places) == 16
+    for place in places:
+        place.leave()
+    assert len(fill(admission, "again")) == 8
+
+
+def test_what_was_promised_gets_a_place_beyond_every_share() -> None:
+    admission = Admission(max_running=0, max_waiting=1)
+    fill(admission, "flood")
+    promised = [admission.enter("flood", promised=True) for _ in range(5)]
+    assert admission.num_waiting == 6
+    with pytest.raises(QueueFull):
+        admission.require_room("quiet")  # twice as many as may, and more
+    for place in promised:
+        place.leave()
+    admission.require_room("quiet")

@@ -67,7 +67,8 @@ class RunTasks:
         """Carry a run on, in a task of its own, and with a place in the engine's queue: one that has none was
         promised to somebody before, and is not refused any more."""
         if run.place is None:
-            run.place = run.served.engine.admission.enter(promised=True)
+            admission, plan = run.served.engine.admission, run.plan
+            run.place = admission.enter(plan.owner, plan.weight, promised=True)
         run.entry.on_lost = lambda why: self._lost(run, why)
         self._runs[run.plan.response_id] = run
         run.task = asyncio.create_task(self._carry(run), name=run.plan.response_id)

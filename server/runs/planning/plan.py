@@ -32,7 +32,7 @@ from server.prompting import (
     words_of_field,
 )
 from server.runs.planning.history import Turn, drop_oldest, load_context
-from server.schema import PRIORITIES, SamplingFields, effective_tier, num_parts, refuse
+from server.schema import SamplingFields, num_parts, refuse
 from server.telemetry import current
 from server.threads import THREADED_PARTS, THREADED_TOKENS, aside, in_large_request
 
@@ -98,6 +98,7 @@ class RunPlan:
     tool_timeout_s: float
     hidden: bool = False
     priority: int = 0
+    weight: float = 1.0  # of the owner
     answer: tuple[str, str] | None = None
     answer_param: str = "text.format"  # the field that it came from
     effort: str | None = None
@@ -191,6 +192,7 @@ class RunPlan:
             generation=generation,
             owner=self.owner,
             cache_salt=self.cache_salt,
+            weight=self.weight,
             priority=self.priority,
             adapter=served.adapter,
             deadline=served.caps.deadline(),
@@ -345,7 +347,8 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         cache_salt=request.cache_salt or "",
         waits=request.await_tool_outputs,
         tool_timeout_s=request.tool_timeout_s or tool_timeout_s,
-        priority=PRIORITIES[effective_tier(request.service_tier)],
+        priority=request.priority or 0,
+        weight=turn.principal.service.weight,
         answer=None if request.shape is None else (request.shape.kind, request.shape.source),
         answer_param=request.shape_param,
         trace=None if (record := current.get()) is None else record.dump(),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from server.clock import now_us
 from server.runs.planning.plan import RunPlan
 from server.runs.planning.steps import Progress
-from server.schema import TIERS
+from server.schema import tier_of
 from storage import Account, Counts, Spent
 
 
@@ -15,7 +15,7 @@ def spent(plan: RunPlan, progress: Progress, at: int) -> Spent | None:
     """What a run used that ended at `at` (microseconds), whichever way; None where no generation began."""
     if not progress.generations:
         return None
-    account = Account(plan.owner, plan.key_id, plan.model, TIERS[plan.priority])
+    account = Account(plan.owner, plan.key_id, plan.model, tier_of(plan.priority))
     counts = Counts(
         requests=1,
         input_tokens=progress.input_tokens,

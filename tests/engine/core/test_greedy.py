@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,3 +169,37 @@ def test_sampled_tokens_do_not_depend_on_the_schedule(checkpoint: Find, name: st
         driver.run()
         found.add(tuple(driver.tokens(handle) for handle in handles))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("name", FOUR)
+@pytest.mark.parametrize("who", [{"priority": -1}, {"owner": "quiet"}])
+def test_whoever_makes_room_goes_on_with_the_same_tokens(
+    checkpoint: Find, name: str, who: dict[str, Any]
+) -> None:
+    """Sampled and greedy rows of one owner fill the batch; an urgent request, or one of another owner, takes
+    a slot of theirs."""
+    several = prompts(6, (5, 14, 31, 47))
+    params = [
+        SamplingParams(seed=i, max_tokens=60, temperature=0.9 * (i > 0), ignore_eos=True) for i in range(4)
+    ]
+    crowd = {"priority": 1, "owner": "crowd"} | {key: "crowd" for key in who if key == "owner"}
+    rank = {"priority": crowd["priority"]} | who
+
+    def run(*, beside: bool) -> tuple[list[tuple[int, ...]], Driver]:
+        driver = Driver(checkpoint(name), num_blocks=60, max_num_seqs=4)
+        handles = [driver.submit(own, each, **crowd) for own, each in zip(several, params, strict=True)]
+        for round in range(3):
+            for _ in range(3):
+                driver.step()
+            if beside:
+                other = driver.submit(prompts(round + 7, (20,))[0], greedy(3), **rank)
+                for _ in range(6):
+                    driver.step()
+                assert _ended(driver, other)
+        driver.run()
+        return [driver.tokens(handle) for handle in handles], driver
+
+    expected, _ = run(beside=False)
+    found, driver = run(beside=True)
+    assert driver.loop.scheduler.counters.preemptions >= 2
+    assert found == expected

@@ -57,6 +57,8 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/admin/sealing_keys"): None,
     ("POST", "/admin/sealing_keys"): {},
     ("GET", "/admin/owners"): None,
+    ("GET", "/admin/tiers/{id}"): None,
+    ("POST", "/admin/tiers/{id}"): {"max_priority": 3},
     ("GET", "/admin/export"): None,
     ("POST", "/admin/purge"): {"owner": "somebody"},
     ("GET", "/v1/organization/admin_api_keys"): None,
@@ -136,6 +138,7 @@ async def test_every_route_names_what_it_does_not_read(
             "id"
         ],
         "{key_id}": (await made("/admin/keys", {"owner": "other"}))["id"],
+        "{id}": "other",
         "{project_id}": "team",
         "{kind}": "completions",
         "{account_id}": "team",

@@ -20,7 +20,7 @@ from storage import (
     TooManyQueued,
     open_storage,
 )
-from tests.support.making import OTHER, OWNER, call, finish, message, new, now, output, record, url
+from tests.support.making import OTHER, OWNER, call, entry, finish, message, new, now, output, record, url
 from tests.support.postgres import Postgres
 
 A, B = "runner-a", "runner-b"
@@ -254,6 +254,23 @@ async def test_what_an_owner_has_at_work_counts_wherever_it_runs(pair: tuple[Sto
     for number in range(4):
         await queue(a, f"b{number}", owner=OTHER)
     assert await _order(a) == ["b0", "b1", "a0", "b2", "a1", "b3"]
+
+
+async def test_turns_go_by_weight(pair: tuple[Storage, Storage]) -> None:
+    """Of eight places, six are an owner's with three times the weight, however long its runs take."""
+    a, b = pair
+    for owner in (OWNER, OTHER):
+        await a.create_owner(owner, owner, now(), entry=entry())
+    await a.limit_owner(OWNER, b'{"weight": 3, "tokens_per_minute": 5}', entry=entry())
+    await a.limit_owner(OTHER, b'{"tokens_per_minute": 5}', entry=entry())
+    for number in range(12):
+        await queue(a, f"o{number:02}", owner=OTHER)
+    for number in range(12):
+        await queue(a, f"w{number:02}")
+    order = [claim.response_id for claim in [*await a.take(5), *await b.take(3)]]
+    assert order == ["w00", "w01", "o00", "w02", "w03", "w04", "o01", "w05"]
+    ids = [(OTHER, "o02"), (OWNER, "w06"), (OWNER, "w07"), (OWNER, "w08")]
+    assert await _places(b, *ids) == ["w06", "w07", "o02", "w08"]
 
 
 async def test_priority_comes_before_fairness_and_age(pair: tuple[Storage, Storage]) -> None:
