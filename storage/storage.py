@@ -31,11 +31,10 @@ from storage.queries import (
     retention,
     runs,
     tenants,
-    usage,
     waiting,
     webhooks,
 )
-from storage.queries.keys import api_keys, audit, owners, quotas, sealing_keys
+from storage.queries.keys import api_keys, audit, owners, quotas, sealing_keys, usage
 from storage.records import (
     AuditEntry,
     AuditFilter,

@@ -16,7 +16,7 @@ from server.limits.limit_set import (
 )
 from server.limits.limiter import Charge, Limiter, Standing, Subject, Visit
 from server.limits.meters import Meters
-from server.limits.service_shape import ServedTier, ServiceShape
+from server.limits.tier_shape import ServedTier, ServiceShape
 
 __all__ = [
     "DAY",

@@ -14,7 +14,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.limits.gcra import SECOND, Rate
-from server.limits.service_shape import ServiceShape
+from server.limits.tier_shape import ServiceShape
 
 MINUTE, DAY = 60 * SECOND, 86_400 * SECOND
 

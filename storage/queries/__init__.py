@@ -14,7 +14,6 @@ from storage.queries import (
     retention,
     runs,
     tenants,
-    usage,
     waiting,
     webhooks,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "retention",
     "runs",
     "tenants",
-    "usage",
     "waiting",
     "webhooks",
 ]

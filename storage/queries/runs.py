@@ -28,7 +28,8 @@ from sqlalchemy import (
 )
 
 from storage.drivers import Keys, by_keys, many
-from storage.queries import conversations, events, items, queue, usage, webhooks
+from storage.queries import conversations, events, items, queue, webhooks
+from storage.queries.keys import usage
 from storage.queries.responses import require
 from storage.records import (
     PROGRESS_EVENTS,

@@ -16,7 +16,7 @@ from engine import ScriptedEngine
 from server.access import EVERYTHING, OPERATOR, Service
 from server.admin import keys
 from server.errors import ApiError
-from server.limits import ServiceShape
+from server.limits import ServiceShape, load_limits
 from tests.support.making import entry
 from tests.support.running import http_client, live_app
 

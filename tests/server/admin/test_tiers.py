@@ -25,7 +25,7 @@ async def run(running: Running, *argv: str) -> int:
 async def made(storage: Storage) -> keys.MadeKey:
     """A key whose owner has a limit of another kind."""
     key = await keys.make(storage, OPERATOR, name="x", owner="team")
-    await storage.limit_owner("team", b'{"tokens_per_minute":5}', entry=entry())
+    await storage.limit_owner("team", b'{"tokens_per_minute":100000}', entry=entry())
     return key
 
 
@@ -52,7 +52,7 @@ async def test_what_a_command_sets_counts_at_once(tmp_path: Path, capsys: pytest
             "team: weight=2.5",
             f"{key.stored.id}: nothing is set",
         ]
-        assert (await storage.get_owner("team")).limits == b'{"tokens_per_minute":5,"weight":2.5}'
+        assert (await storage.get_owner("team")).limits == b'{"tokens_per_minute":100000,"weight":2.5}'
         assert (await storage.get_key(key.stored.id)).limits is None
         told = await storage.list_audit(AuditFilter(), limit=100)
         assert any(b"2.5" in (each.entry.details or b"") for each in told.data)

@@ -18,7 +18,7 @@ from storage import (
     UsageSum,
     open_storage,
 )
-from storage.queries.usage import HOUR, MINUTE, SHARDS, shard_of
+from storage.queries.keys.usage import HOUR, MINUTE, SHARDS, shard_of
 from tests.support.making import OTHER, OWNER, RUNNER, finish, new, now, query, record
 
 NOON = 12 * HOUR
