@@ -15,7 +15,7 @@ from server.access.keys import (
     read_key_file,
     unauthorized,
 )
-from server.access.principal import LOCAL, LOCAL_OWNER, THE_OPERATOR, Principal, require_use
+from server.access.principal import LOCAL, LOCAL_OWNER, OWNER_PREFIX, THE_OPERATOR, Principal, require_use
 from server.access.scopes import (
     ADMIN,
     ADMIN_READS,
@@ -42,6 +42,7 @@ __all__ = [
     "OPEN",
     "OPERATOR",
     "OPERATOR_ONLY",
+    "OWNER_PREFIX",
     "SERVER",
     "THE_OPERATOR",
     "USE_NOTED_S",

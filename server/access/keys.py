@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.access.principal import LOCAL, Principal
+from server.access.principal import LOCAL, OWNER_PREFIX, Principal
 from server.access.scopes import ALL, Scopes
 from server.clock import now_us
 from server.config import Config
@@ -49,7 +49,7 @@ def hash_key(key: str) -> bytes:
 
 def owner_of_flag_key(key: str) -> str:
     """The owner that a key given by `--api-key` speaks for: the same as long as the key is."""
-    return "own_" + hashlib.sha256(b"owner:" + hash_key(key)).hexdigest()[:24]
+    return OWNER_PREFIX + hashlib.sha256(b"owner:" + hash_key(key)).hexdigest()[:24]
 
 
 def _id_of_given_key(digest: bytes) -> str:

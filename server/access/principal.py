@@ -11,6 +11,8 @@ from server.access.tiers import Service
 from server.items import is_offered
 from server.limits import NONE, LimitSet, Subject
 
+OWNER_PREFIX = "own_"
+"""What the ids of owners begin with that nobody has named."""
 LOCAL_OWNER = "local"
 """The owner of everything on a server that needs no keys."""
 

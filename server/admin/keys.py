@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.access import ADMIN, LOCAL_OWNER, OPERATOR, Actor, hash_key, new_key, read_scopes
+from server.access import ADMIN, LOCAL_OWNER, OPERATOR, OWNER_PREFIX, Actor, hash_key, new_key, read_scopes
 from server.admin.database_access import AdminError, carry_out
 from server.admin.durations import MAX_S as MAX_S
 from server.admin.durations import seconds_of
 from server.admin.listing import Columns, list_lines, shown_time
 from server.clock import now_us
-from server.config import Config
+from server.config import Config, masked
 from server.limits import NONE, changed, load_limits, parse_limits
-from storage import AuditEntry, NewKey, Storage, StoredKey
+from storage import AuditEntry, NewKey, NotFound, Storage, StoredKey
 
 PATH = "/admin/keys"
 
@@ -55,7 +55,7 @@ async def make(
     """Make a key. owner: None makes a new one, or takes ADMIN_OWNER where it may only administer. scopes:
     none means `all`. ValueError for what is no scope or no limit; OwnerArchived."""
     read = read_scopes(scopes)
-    own = ADMIN_OWNER if read == (ADMIN,) else f"own_{secrets.token_hex(12)}"
+    own = ADMIN_OWNER if read == (ADMIN,) else f"{OWNER_PREFIX}{secrets.token_hex(12)}"
     key, new = _new(owner or own, name, read, expires_in_s)
     new = replace(new, limits=changed(NONE, limits or {}).dump())
     return MadeKey(await storage.create_key(new, entry=_created(by, new)), key)
@@ -158,10 +158,22 @@ def unix(at: int | None) -> int | None:
 
 async def create(storage: Storage, by: Actor, **asked: Any) -> dict[str, Any]:
     """Make a key (`make`); the reply is the only place where `key` ever stands. `first`: there was no live
-    one."""
-    first = not await storage.any_key()
+    one. `new_owner`: nothing was known of the owner that was named. ValueError also for an id of an owner
+    that there is not."""
+    first, owner = not await storage.any_key(), asked.get("owner")
+    known = owner is None or owner == LOCAL_OWNER or await _is_known(storage, owner)
+    if owner is not None and not known and owner.startswith(OWNER_PREFIX):
+        raise ValueError(f"there is no owner {owner!r}: `antiphon owners create NAME` makes one")
     made = await make(storage, by, **asked)
-    return {**as_json(made.stored), "key": made.key, "first": first}
+    return {**as_json(made.stored), "key": made.key, "first": first, "new_owner": not known}
+
+
+async def _is_known(storage: Storage, owner: str) -> bool:
+    try:
+        await storage.get_owner(owner)
+    except NotFound:
+        return False
+    return True
 
 
 async def succeed(storage: Storage, by: Actor, id: str, **asked: Any) -> dict[str, Any]:
@@ -206,8 +218,10 @@ def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
     made = carry_out(config, lambda storage: create(storage, OPERATOR, **body), "POST", PATH, body)
     yield made["key"]
     yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
+    if made["new_owner"]:
+        yield f"{made['owner']} is a new owner: nothing was kept for that name before."
     if made["first"]:
-        yield from _first(made["owner"])
+        yield from _first(made["owner"], masked(str(config.db)))
 
 
 def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
@@ -257,9 +271,12 @@ def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
         )
 
 
-def _first(owner: str) -> Iterator[str]:
+def _first(owner: str, database: str) -> Iterator[str]:
     """What the first key changes."""
-    yield "From now on every request needs a key, in the header 'authorization: Bearer KEY'."
+    yield (
+        f"It is the first key in {database}. From now on every request needs a key, in the header "
+        "'authorization: Bearer KEY'."
+    )
     if owner == LOCAL_OWNER:
         yield f"This one sees what was made without a key, which belongs to the owner {LOCAL_OWNER}."
     else:

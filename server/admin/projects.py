@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from server.access import OPERATOR, Actor
+from server.access import OPERATOR, OWNER_PREFIX, Actor
 from server.admin.database_access import carry_out
 from server.admin.keys import limits_of, shown_limits, unix
 from server.admin.listing import Columns, list_lines, shown_time
@@ -29,7 +29,7 @@ LISTED_AT_ONCE = 100
 
 async def create(storage: Storage, by: Actor, *, name: str) -> dict[str, Any]:
     """Make an owner that has no key yet."""
-    id = f"own_{secrets.token_hex(12)}"
+    id = f"{OWNER_PREFIX}{secrets.token_hex(12)}"
     entry = by.did("project.created", id, id, name=name)
     return project(await storage.create_owner(id, name, now_us(), entry=entry))
 

@@ -43,35 +43,38 @@ def presented_key(headers: Headers) -> str | None:
 
 class Admission:
     """ASGI: lets a request or a WebSocket in when the server serves and its key is good for the route;
-    leaves `request.state.principal`, and the `standing` of its limits, behind."""
+    leaves `request.state.principal`, the `standing` of its limits, and the pattern of its `route` behind."""
 
     def __init__(self, app: ASGIApp, life: ServerState, routes: Sequence[BaseRoute]) -> None:
         """routes: all that the application has, in the order in which it asks them."""
         self._app = app
         self._life = life
         self._plain: dict[tuple[str, str], str] = {}
-        self._patterns: dict[str, list[tuple[re.Pattern[str], str]]] = {}
+        self._patterns: dict[str, list[tuple[re.Pattern[str], str, str]]] = {}
         # A WebSocket needs what a POST to its path needs. One at a path without any is for nobody.
         for route in sorted(routes, key=lambda route: not isinstance(route, Route)):
             assert isinstance(route, Route | WebSocketRoute), f"{route} cannot say which scope it needs"
             for method in getattr(route, "methods", None) or ("POST",):
                 if "{" in route.path:
                     found = self._patterns.setdefault(method, [])
-                    found.append((route.path_regex, declared_scope(route)))
+                    found.append((route.path_regex, route.path, declared_scope(route)))
                 else:
                     self._plain.setdefault((method, route.path), declared_scope(route))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit or raise ApiError (401, 403, 503)."""
         if scope["type"] != "lifespan" and not self._is_open(scope):
+            state = scope.setdefault("state", {})
+            pattern, needed = self._found(scope)
+            if pattern is not None:
+                state["route"] = pattern
             # A WebSocket is there to begin work, as a POST is.
             self._life.admit(scope.get("method", "POST"), scope["path"])
             principal = await self._principal(scope)
-            state = scope.setdefault("state", {})
             state["principal"] = principal
             if self._life.context is not None:
                 state["standing"] = Standing(self._life.context.limiter, principal.subjects)
-            if (needed := self._needed(scope)) is not None:
+            if needed is not None:
                 principal.require(needed)
         await self._app(scope, receive, send)
 
@@ -92,13 +95,14 @@ class Admission:
             raise unauthorized("This route needs the admin token that the server left in its data folder.")
         return await self._life.keys.principal(key)
 
-    def _needed(self, scope: Scope) -> str | None:
-        """The scope that a request needs; None where no route takes it, which the router will say."""
+    def _found(self, scope: Scope) -> tuple[str, str] | tuple[None, None]:
+        """The pattern of a request's route and the scope that it needs; None where no route takes it, which
+        the router will say."""
         method, path = scope.get("method", "POST"), scope["path"]  # a WebSocket begins what a POST does
-        if (found := self._plain.get((method, path))) is not None:
-            return found
+        if (needed := self._plain.get((method, path))) is not None:
+            return path, needed
         patterns = self._patterns.get(method, ())
-        return next((needed for pattern, needed in patterns if pattern.match(path)), None)
+        return next(((route, needed) for regex, route, needed in patterns if regex.match(path)), (None, None))
 
 
 def declared_scope(route: BaseRoute) -> str:

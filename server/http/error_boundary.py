@@ -147,7 +147,7 @@ class Envelope:
         """Count a request whose reply is over, log it, and end its span."""
         telemetry = self._life.telemetry
         method, path = _method(scope), _logged(scope)
-        route = getattr(scope.get("route"), "path", "unmatched")
+        route = getattr(scope.get("route"), "path", None) or scope["state"].get("route", "unmatched")
         telemetry.request_ended(route, method, status, seconds, record.error_code)
         if telemetry.tracing is not None and record.span is not None:
             telemetry.tracing.replied(record, method, route, status)

@@ -1,4 +1,4 @@
-"""API keys, the owners that they speak for, what both use, the audit log; and the keys that seal reasoning."""
+"""API keys, their owners, what both use, the audit log; and the keys that seal reasoning."""
 
 from __future__ import annotations
 

@@ -188,8 +188,11 @@ def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], t
     assert main(["migrate", *data]) == 0
     assert (tmp_path / "antiphon.db").exists()
     assert main(["keys", "create", "--name", "laptop", "--owner", "ann", *data]) == 0
-    _, key, told, changed, owner = capsys.readouterr().out.splitlines()
-    assert "every request needs a key" in changed and "--owner local" in owner
+    _, key, told, new, changed, owner = capsys.readouterr().out.splitlines()
+    assert new.startswith("ann is a new owner")
+    assert str(tmp_path) in changed and "every request needs a key" in changed and "--owner local" in owner
+    assert main(["keys", "create", "--owner", "own_mistyped", *data]) == 2
+    assert "there is no owner 'own_mistyped'" in capsys.readouterr().err
     assert main(["keys", "create", *data]) == 0
     second = capsys.readouterr().out.splitlines()
     assert len(second) == 2  # nothing changes with it

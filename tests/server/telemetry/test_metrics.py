@@ -129,6 +129,19 @@ async def test_labels_are_few_whatever_is_sent(client: httpx.AsyncClient) -> Non
     assert "model-1" not in (await client.get("/metrics")).text
 
 
+async def test_what_is_answered_before_the_router_counts_for_its_route(tmp_path: Path) -> None:
+    async with live_app(tmp_path, api_key=("sk-metrics-0123456789",)) as server:
+        async with http_client(server) as stranger:
+            assert (await stranger.get("/v1/responses/resp_1/input_items")).status_code == 401
+        async with http_client(server, authorization="Bearer sk-metrics-0123456789") as client:
+            for _ in range(2):  # the second reply is the first one, said again
+                await client.post("/v1/conversations", json={}, headers={"idempotency-key": "once"})
+            found = await families(client)
+    seen = [dict(s.labels) for s in found["antiphon_requests"].samples]
+    routes = {(each["route"], each["status"]) for each in seen}
+    assert routes == {("/v1/responses/{response_id}/input_items", "401"), ("/v1/conversations", "200")}
+
+
 async def test_what_is_refused_for_its_rate_is_counted(tmp_path: Path) -> None:
     gate = Gate()
     engine = ScriptedEngine(gated_at(gate, "wait"), max_running=1, max_waiting=1)
