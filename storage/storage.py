@@ -288,7 +288,7 @@ class Storage:
         return await self._write(partial(fleet.take, runner=self.runner, limit=limit))
 
     async def run_status(self, response_ids: Sequence[str]) -> dict[str, RunGlance]:
-        """How those of these runs stand that have not ended, and all runs that this process owns."""
+        """The state of those of these runs that have not ended, and of every run that this process owns."""
         return await self._read(
             partial(fleet.run_status, runner=self.runner, response_ids=tuple(response_ids))
         )

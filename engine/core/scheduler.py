@@ -73,8 +73,8 @@ class Filling:
     """A step while it is filled: who is in it with how many tokens, and what still fits."""
 
     left: int
-    beside: int  # of them for prompts that came after others had begun to decode,
-    newest: int | None = None  # which are those with handles above this one; None: nothing decodes
+    beside: int  # tokens of `left` that late prompts may have, which came after others had begun to decode
+    newest: int | None = None  # prompts with handles above this one are late; None: nothing decodes
     chosen: dict[int, tuple[Sequence, int]] = field(default_factory=dict)
 
     def room(self, sequence: Sequence) -> int:

@@ -106,8 +106,7 @@ class Speculation:
         self._barred[slots] = True
 
     def rests(self, running: Seq[Sequence]) -> bool:
-        """Whether the next step may begin before its drafts can be made: as far as the text is known there
-        will be none.
+        """Whether the next step may begin before its drafts can be made, because no drafts are expected.
 
         If so, that step counts as one of rest.
         """
@@ -182,7 +181,7 @@ class Lookup:
 
 
 def follows(tokens: NDArray[np.int32], lengths: Ints, sizes: Ints) -> Ints:
-    """Where, in each row of tokens [B, W], the text after the latest earlier place of its end begins.
+    """For each row of tokens [B, W], the index behind the latest earlier occurrence of the row's end.
 
     The end is the last `sizes[i]` tokens of the row's `lengths[i]`, or as many of them as stood there before,
     two at least (one if one is asked for); 0: nowhere. Sizes may be larger than any length.

@@ -20,8 +20,7 @@ from engine.structured.isolation import Move, Stepper
 from engine.types import ConstraintError, EngineError
 
 SLOW_MASK_S = 0.002
-"""Seconds of a processor: after a mask that took longer, the row's next ones are made where only rows like it
-wait for them."""
+"""CPU seconds. A row whose last mask took longer is slow: the process for slow rows makes its next masks."""
 WAIT_S = 0.01
 """Seconds by the clock that a step waits for grammars when it needs nothing else."""
 ALONE_WAIT_S = 0.05
@@ -120,7 +119,7 @@ def _place(made: NDArray[np.int32], masks: NDArray[np.int32], places: list[int])
 
 
 def _begin(moves: list[tuple[Sequence, Move]]) -> None:
-    """Have it done what is asked of these, and for slow ones where nobody else waits."""
+    """Send each move to the process of its row's grammar: slow rows have one of their own."""
     for stepper in _steppers(sequence for sequence, _ in moves):
         stepper.begin([move for sequence, move in moves if not sequence.slow])
     for sequence, move in moves:

@@ -119,7 +119,7 @@ def take(conn: Connection, runner: str, limit: int) -> tuple[RunClaim, ...]:
 
 
 def run_status(conn: Connection, runner: str, response_ids: Sequence[str]) -> dict[str, RunGlance]:
-    """How those of these runs stand that have not ended, and all that `runner` owns."""
+    """The state of those of these runs that have not ended, and of every run that `runner` owns."""
     mine = runs.c.runner == runner
     query = select(runs).where(mine | runs.c.response_id.in_(list(response_ids)) if response_ids else mine)
     return {

@@ -104,7 +104,8 @@ def _shrink(conn: Connection, id: str, places: Sequence[ColumnElement[bool]]) ->
 
 
 def _measure_anew(conn: Connection, owner: str, ids: Sequence[str]) -> None:
-    """Have the responses measured again that list items which a conversation lists no more."""
+    """Forget the measured sizes of responses that list some items, which a conversation lists no more: the
+    next sweep measures them again."""
     for part in parts(ids):
         listing = select(response_items.c.response_id).where(
             response_items.c.owner == owner, response_items.c.item_id.in_(part)
@@ -123,7 +124,7 @@ def _is_used(conn: Connection, conversation_id: str) -> bool:
 def collect_items(conn: Connection, owner: str, ids: Sequence[str]) -> None:
     """Removes those of the items that nothing lists any more."""
     for part in parts(ids):
-        # Whoever is about to list one of them holds it (`items.put`); once we hold it, the list is there.
+        # A writer that adds a reference locks the item first (`items.put`): after our lock we see its reference.
         these = (items.c.owner == owner, items.c.id.in_(part))
         conn.execute(select(items.c.id).where(*these).order_by(items.c.id).with_for_update()).all()
         conn.execute(delete(items).where(*these, unlisted()))

@@ -286,7 +286,8 @@ def _close_items(conn: Connection, rest: Sequence[RunAppend], owners: Mapping[st
 
 
 def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapping[str, str]) -> None:
-    """The runs' rows go; conversations take their turns; unstored responses go with their run.
+    """Delete the runs' rows, append their items to their conversations, and delete responses that are not
+    stored.
 
     What can be read from now on is announced to its owner's webhooks.
     """

@@ -180,7 +180,8 @@ class Loop:
         async with aclosing(self._telemetry.generate(asked, run.place)) as chunks:
             async for chunk in chunks:
                 if run.unfinished is not None and replay is not None:
-                    if replay.take(chunk):  # until then an end would stand behind what the log folds to
+                    # Only a replay that is through: an earlier end would follow events that are not written.
+                    if replay.take(chunk):
                         run.assembler, run.unfinished = replay.assembler, None
                 elif self._take(run, chunk, first_item):
                     self._write(run)
@@ -216,7 +217,7 @@ class Loop:
             self._write(run, run.assembler.call_finished(call["id"], result))
 
     async def _outcome(self, run: Run, call: Item) -> ToolResult:
-        """What comes of a call, which is not made where it must not be."""
+        """Run a call, or say why not: it may have run before a crash, or a limit is reached."""
         execution, limit = execution_of(call), run.plan.max_tool_calls
         assert execution is not None, "the plan's steps run calls that this server carries out"
         if call["id"] in run.uncertain and not execution.repeatable(call, self._registry):

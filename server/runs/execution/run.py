@@ -81,7 +81,7 @@ class Run:
     visit: Visit | None = None  # the request that waits for it, one of those at once until its task is over
     counted: int | None = None  # tokens that its limits have counted already; None: those of its charge
     task: asyncio.Task[None] | None = None
-    watched: int = 0  # how often others had told, when its grace ended last, that it is read there
+    watched: int = 0  # the database's counter of readers elsewhere, as it was when the last grace ended
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
     refusal: Exception | None = None  # why the log did not take what it wrote
     stepping: bool = True  # False once it has ended or parked: what is left is to make that durable
