@@ -124,7 +124,7 @@ def _is_used(conn: Connection, conversation_id: str) -> bool:
 def collect_items(conn: Connection, owner: str, ids: Sequence[str]) -> None:
     """Removes those of the items that nothing lists any more."""
     for part in parts(ids):
-        # A writer that adds a reference locks the item first (`items.put`): behind our lock we see what it added.
+        # A writer that adds a reference locks the item first (`items.put`): behind our lock it is seen.
         these = (items.c.owner == owner, items.c.id.in_(part))
         conn.execute(select(items.c.id).where(*these).order_by(items.c.id).with_for_update()).all()
         conn.execute(delete(items).where(*these, unlisted()))
