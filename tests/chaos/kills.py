@@ -15,6 +15,7 @@ from tests.chaos.scene import KEYS, MINE, SCRIPTED, Scene, at_work, expectations
 from tests.chaos.work import Outcome, Work, spoken
 
 LIMIT_S = 5.0  # serving again
+BUSY_LIMIT_S = 20.0  # the same, in the short form: other tests run beside it, on the same processors
 SHORT = 0.25  # share of kills that come as soon as streams flow, when most runs have got nowhere
 EARLY = 0.15  # share of the others that are followed by another kill while the server is on its way up
 SOMEWHERE = 20  # events after which a run has got somewhere
@@ -90,7 +91,7 @@ async def kill_scripted(form: Form, report: Report) -> None:
         form, report, *await rehearsed(form), (*SCRIPTED, "--tick-s", "0.02"),
         name="scripted", kills=form.of(10, 480), per_folder=24, clients=64, pace=0.5,
     )  # fmt: skip
-    report.holds(slowest <= LIMIT_S, f"a restart took {slowest:.1f} s")
+    report.holds(slowest <= (LIMIT_S if form.full else BUSY_LIMIT_S), f"a restart took {slowest:.1f} s")
 
 
 @row(
@@ -106,7 +107,7 @@ async def kill_tiny(form: Form, report: Report) -> None:
         form, report, works, await expectations(quiet, works), flags,
         name="tiny", kills=form.of(1, 20), per_folder=10, clients=form.of(16, 48), pace=2.0,
     )  # fmt: skip
-    report.holds(slowest <= LIMIT_S, f"a restart took {slowest:.1f} s")
+    report.holds(slowest <= (LIMIT_S if form.full else BUSY_LIMIT_S), f"a restart took {slowest:.1f} s")
 
 
 @row(

@@ -424,6 +424,8 @@ async def test_servers_on_one_database_share_their_keys(replicas: tuple[Room, Ro
 
 def test_the_command_lists_and_rotates(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     data = ["--data", str(tmp_path)]
+    assert main(["migrate", *data]) == 0
+    capsys.readouterr()
     assert main(["sealing", "list", *data]) == 0
     assert capsys.readouterr().out.split() == ["NUMBER", "USE", "CREATED"]
     for number in (1, 2):

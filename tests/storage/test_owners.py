@@ -47,7 +47,8 @@ ELSEWHERE = {
     "rename_owner", "add_audit", "audit_hash", "examine_audit", "list_audit",
     "add_sealing_key", "sealing_keys",  # the server's own
     "sweep", "purge", "export_responses", "export_conversations", "export_conversation_items",
-    "owner_known",  # the administrator's
+    "owner_known", "live_runs", "usage_sums",  # the administrator's
+    "add_usage", "fold_usage", "move_quotas", "sweep_quotas",  # of the caller, or of no owner
     "create_conversation", "get_items", "usage",  # name only the caller's own rows; below
     "begin_request", "complete_request", "find_request", "release_request",  # the same; test_idempotency
     "add_webhook", "get_webhook", "list_webhooks", "remove_webhook",  # the administrator's too

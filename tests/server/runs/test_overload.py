@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
+from server.access import LOCAL_OWNER
 from tests.server.runs.test_concurrency import idle
 from tests.support import wire
 from tests.support.running import http_client, live_app, running_app
@@ -96,7 +97,7 @@ async def test_every_way_in_is_refused_before_anything_is_written(tmp_path: Path
         first = await Api(client).create(call(), tools=[WEATHER])
         output = answer(calls(first)[0]["call_id"])
     async with live_app(tmp_path, engine, max_waiting=1) as server, http_client(server) as client:
-        held = [engine.admission.enter(), engine.admission.enter()]
+        held = [engine.admission.enter(LOCAL_OWNER), engine.admission.enter(LOCAL_OWNER)]
         told = {"tool_outputs": [output]}
         forms = [*FORMS, (f"/v1/responses/{first['id']}/tool_outputs", told)]
         forms.append((f"/v1/responses/{first['id']}/tool_outputs", {**told, "stream": True}))
@@ -119,7 +120,7 @@ async def test_a_full_server_does_not_look_into_what_is_asked(tmp_path: Path) ->
     async with live_app(tmp_path, engine, max_waiting=1) as server, http_client(server) as client:
         keyed = {"idempotency-key": "again"}
         first = await client.post("/v1/responses", json={"input": "say x"}, headers=keyed)
-        held = [engine.admission.enter(), engine.admission.enter()]
+        held = [engine.admission.enter(LOCAL_OWNER), engine.admission.enter(LOCAL_OWNER)]
         wrong: list[tuple[str, Json]] = [
             ("/v1/responses", {"input": 7}),
             ("/v1/chat/completions", {"messages": 7}),
@@ -145,7 +146,7 @@ async def test_what_was_acknowledged_is_never_refused(tmp_path: Path) -> None:
         api = Api(client)
         begun = [(await api.create("count 3", background=True))["id"] for _ in range(3)]
     engine = ScriptedEngine(max_running=1, max_waiting=1)
-    held = [engine.admission.enter(), engine.admission.enter()]
+    held = [engine.admission.enter(LOCAL_OWNER), engine.admission.enter(LOCAL_OWNER)]
     async with running_app(tmp_path, engine, max_waiting=1) as server, http_client(server) as client:
         api = Api(client)
         for response_id in begun:
@@ -155,7 +156,7 @@ async def test_what_was_acknowledged_is_never_refused(tmp_path: Path) -> None:
         waiting = await api.create(call(), tools=[WEATHER], await_tool_outputs=True, background=True)
         while not (response := await api.get(waiting["id"])).get("pending_tool_calls"):
             await asyncio.sleep(0.005)
-        held = [engine.admission.enter(), engine.admission.enter()]
+        held = [engine.admission.enter(LOCAL_OWNER), engine.admission.enter(LOCAL_OWNER)]
         output = answer(response["pending_tool_calls"][0]["call_id"])
         reply = await client.post(
             f"/v1/responses/{waiting['id']}/tool_outputs", json={"tool_outputs": [output]}
