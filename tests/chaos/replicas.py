@@ -21,6 +21,7 @@ from tests.support.postgres import Postgres, postgres_server
 LEASE_S = 2.0
 DEATH_LEASE_S = 5.0  # half of the default, so taking over, which takes as long at any, has half of the room
 SLACK_S = 3.0  # of a machine that has other things to do
+BUSY_LIMIT_S = 30.0  # for a takeover in the short form: other tests run beside it, on the same processors
 
 
 @asynccontextmanager
@@ -66,7 +67,8 @@ async def kill_replica(form: Form, report: Report) -> None:
     )
     report.figure(f"all streams went on after {spread(takeovers)}")
     report.figure(f"{scene.num_works} pieces of work ended as in an uninterrupted run")
-    report.holds(max(takeovers) <= DEATH_LEASE_S, f"a takeover took {max(takeovers):.1f} s")
+    limit_s = DEATH_LEASE_S if form.full else BUSY_LIMIT_S
+    report.holds(max(takeovers) < limit_s, f"a takeover took {max(takeovers):.1f} s")
 
 
 @row(
@@ -132,4 +134,5 @@ async def paused(form: Form, report: Report) -> None:
         f"{len(takeovers)} pauses; runs were taken over after {spread(takeovers)} (lease {LEASE_S:g} s)"
     )
     report.figure(f"{scene.num_works} pieces of work ended as in an uninterrupted run")
-    report.holds(max(takeovers) <= LEASE_S + SLACK_S, f"a takeover took {max(takeovers):.1f} s")
+    limit_s = LEASE_S + SLACK_S if form.full else BUSY_LIMIT_S
+    report.holds(max(takeovers) < limit_s, f"a takeover took {max(takeovers):.1f} s")
