@@ -360,9 +360,9 @@ class UpstreamEngine:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _within(self, request: GenerateRequest, awaitable: Awaitable[T]) -> T:
-        """Wait, unless the request's deadline passes or the engine is closed first."""
-        until = None
-        if request.deadline is not None:
+        """Wait, unless the request's deadline passes or the engine is closed, or was closed before."""
+        until = asyncio.get_running_loop().time() if self._closed else None
+        if until is None and request.deadline is not None:
             until = asyncio.get_running_loop().time() + request.deadline - time.monotonic()
         try:
             async with asyncio.timeout_at(until) as scope:

@@ -41,6 +41,7 @@ from engine import (
     ToolShape,
     UpstreamEngine,
 )
+from engine.backends.upstream_peers import Peer
 from tests.support.running import live_app
 from tests.support.upstreams import EOS, TINY, TOKENIZER, Breakable, Plan, breakable, scripted_folder, until
 
@@ -444,6 +445,24 @@ async def test_close_ends_what_runs(folder: Path) -> None:
                 await request
         with pytest.raises(EngineDead):
             await chunks(engine, asked())
+
+
+async def test_a_refusal_read_while_the_engine_closes_is_not_waited_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with breakable(TEXT) as [server], over(folder, server, patience_s=60.0) as engine:
+
+        def rest(peer: Peer, seconds: float | None) -> None:
+            """The first step of close() has run in the very turn of the loop in which the refusal came."""
+            leave_alone(peer, seconds)
+            monkeypatch.setattr(engine, "_closed", True)
+
+        leave_alone = Peer.rest
+        monkeypatch.setattr(Peer, "rest", rest)
+        server.plans.append(Plan(429, {"retry-after": "30"}))
+        with pytest.raises(EngineDead):
+            await asyncio.wait_for(chunks(engine, asked()), 10)
+        monkeypatch.undo()
 
 
 async def test_only_so_many_wait_for_their_first_token(folder: Path) -> None:
