@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,11 @@ class Models:
             message += f" This server has {listed}{more}."
             raise ApiError(404, message, code="model_not_found", param="model")
         return model
+
+    def digest(self) -> str:
+        """Of names and fingerprints: equal where two processes serve the same."""
+        lines = sorted(f"{name}={model.info.fingerprint}" for name, model in self._table.items())
+        return blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
     def require_room(self, body: Mapping[str, Any], owner: str, weight: float) -> None:
         """Raise QueueFull where the engine of the model that a request's body names takes no more of an

@@ -16,7 +16,7 @@ from storage.records import SchemaTooNew
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0007"
+HEAD = "0008"
 """The revision that this code is written for; the newest in `alembic/versions`."""
 
 
@@ -34,9 +34,9 @@ def revision(connection: Connection) -> str | None:
     return found
 
 
-def migrated(database: Database) -> Writing:
-    """A connection that writes, to a database that has our schema. SchemaTooNew."""
-    writing = database.writing()
+def migrated(database: Database, runner: str) -> Writing:
+    """The connection that a process writes by, to a database that has our schema. SchemaTooNew."""
+    writing = database.writing(runner)
     try:
         writing.migrate(migrate)
     except BaseException:

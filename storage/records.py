@@ -334,12 +334,13 @@ class RunGlance:
 class FleetView:
     """What one process sees of all: the beats of those that own runs or say that they live (None: it has no
     beat), which of them own runs, and whether there are runs that nobody owns, and waiting ones whose time
-    has come."""
+    has come. serves: of those that tell, a digest of the models that they serve."""
 
     beats: Mapping[str, int | None]
     owners: frozenset[str]
     has_free: bool
     has_due: bool
+    serves: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

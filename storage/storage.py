@@ -110,7 +110,7 @@ class Storage:
             if lock:
                 opened.hold()
             try:
-                return opened, migrated(opened)
+                return opened, migrated(opened, runner)
             except BaseException as error:
                 opened.release()
                 if opened.trouble(error) is not None:
@@ -260,9 +260,12 @@ class Storage:
 
     # -- other processes -------------------------------------------------------------------------------------
 
-    async def beat(self) -> bool:
-        """Says that this process lives. False if its beat was not there: others may have taken its runs."""
-        return await self._write_late(partial(fleet.beat, runner=self.runner))
+    async def beat(self, serves: str = "") -> bool:
+        """Says that this process lives. False if its beat was not there: others may have taken its runs.
+
+        serves: a digest of the models that it serves.
+        """
+        return await self._write_late(partial(fleet.beat, runner=self.runner, serves=serves))
 
     async def list_processes(self, now: int) -> FleetView:
         """Who beats, and whether there is anything to take up."""
@@ -275,8 +278,11 @@ class Storage:
     async def release_runs(self, runner: str, beat: int | None) -> int:
         """Takes the runs from a process that is dead, unless its beat is another by now; returns how many.
 
-        Nobody owns them then: they are the first of the queue. Unstored ones end.
+        Nobody owns them then: they are the first of the queue. Unstored ones end. A process that only stood
+        still, perhaps in the midst of a transaction that holds their rows, loses its connection.
         """
+        # By a connection that reads: the writer may wait for a row that the dead process holds.
+        await self._read(partial(self._database.end_writer, runner=runner))
         return await self._write(partial(fleet.release_runs, runner=runner, beat=beat))
 
     async def free_all(self) -> None:

@@ -184,11 +184,13 @@ runs = Table(
 )
 
 # The processes that carry runs on. A challenger takes the runs of one whose `beat` it has seen stand still.
+# serves: a digest of the models that it serves, empty where it does not tell.
 runners = Table(
     "runners",
     metadata,
     Column("id", Text, primary_key=True),
     Column("beat", BigInteger, nullable=False),
+    Column("serves", Text, nullable=False, server_default=""),
 )
 
 # What came of a request with an `Idempotency-Key`. response_id: the run that it started. Elsewhere `runner`
@@ -258,8 +260,8 @@ run_inputs = Table(
 
 # What was used, in sums: a row for each minute, and for all that usage is told apart by. start: of the
 # minute; of the hour, where several minutes were put together. key_id: of the API key, empty without one.
-# shard: a number of the process that counted, so that processes seldom wait for each other's rows; HOURLY in
-# rows of hours. cached_tokens are among input_tokens, reasoning_tokens among output_tokens.
+# shard: a number of the process that counted, so that processes hardly ever wait for each other; HOURLY
+# in rows of hours. cached_tokens are among input_tokens, reasoning_tokens among output_tokens.
 HOURLY = -1
 usage = Table(
     "usage",

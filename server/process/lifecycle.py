@@ -94,7 +94,6 @@ class ServerLifecycle:
         or Refused; whatever had started is closed again by `close`.
         """
         from server.runs import Runs
-        from server.runs.cluster import runner_name
 
         self.keys.reload()
         if key_required:  # only storage knows whether there is one, and a model takes long to load
@@ -108,8 +107,6 @@ class ServerLifecycle:
         assert self._storage is not None and self._engine is not None
         models = Models()
         models.add(self._engine, served_names(self.config), caps_of(self.config))
-        served = [(model.name, model.info.fingerprint) for model in models]
-        self._storage.runner = runner_name(self._storage.runner, served)
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         quota = Quota(self._storage, self.config.max_bytes_per_owner)
         self._meters = Meters(self._storage)

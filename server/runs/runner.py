@@ -162,6 +162,7 @@ class Runs:
             storage,
             config.lease_s,
             self._presence,
+            serves=models.digest(),
             at_work=lambda: bool(self._tasks.stored()),
             free=self._queue.want,
             due=self._end_due,

@@ -112,7 +112,12 @@ class Database(Protocol):
     def release(self) -> None:
         """Gives it back."""
 
-    def writing(self) -> Writing: ...
+    def writing(self, runner: str) -> Writing:
+        """runner: the name of this process."""
+
+    def end_writer(self, conn: Connection, runner: str) -> None:
+        """Ends the connection that another process writes by, and the transaction that it may be in the midst
+        of: so that the rows of a process that stands still are free."""
 
     def reading(self) -> Reading: ...
 

@@ -8,7 +8,9 @@ part in it, and writer and readers are the same for every database.
 
 Every commit is on the disk when it returns (synchronous_commit=on). A session that is told nothing for
 IDLE_MS in the midst of a transaction is ended by the server: a replica that is stopped there does not hold
-its rows for longer. All this belongs to sessions: a pooler in between has to leave each connection its own.
+its rows for longer. Whoever takes another process for dead ends its writing session at once (`end_writer`),
+because the locks of that session would be in the way. All this belongs to sessions: a pooler in between has
+to leave each connection its own.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import asyncpg
@@ -42,6 +45,7 @@ COMMAND_S = 6.0  # without an answer for this long the connection counts as lost
 STATEMENT_MS = 5000
 LOCK_MS = 500  # below the usual deadlock_timeout: who waits in a circle is let go sooner than it is found
 IDLE_MS = 4000
+END_MS = 1000  # that a session may take to end
 READ_PATIENCE_S = 4.0
 RETRY_S = 0.1
 MIGRATION_IDLE_MS = 60_000
@@ -73,8 +77,13 @@ class PostgreSQL:
     def release(self) -> None:
         """Nothing."""
 
-    def writing(self) -> PostgreSQLWriting:
-        return PostgreSQLWriting(self._line(), partial(self._line, migrates=True))
+    def writing(self, runner: str) -> PostgreSQLWriting:
+        return PostgreSQLWriting(self._line(), partial(self._line, migrates=True), runner)
+
+    def end_writer(self, conn: Connection, runner: str) -> None:
+        # The session's rows are free when it has ended, which takes some milliseconds.
+        end = f"SELECT pg_terminate_backend(pid, {END_MS}) FROM pg_locks WHERE {_lock(_name_of(runner))}"
+        conn.execute(text(f"{end} AND pid <> pg_backend_pid()")).all()
 
     def reading(self) -> PostgreSQLReading:
         return PostgreSQLReading(self._line())
@@ -236,8 +245,9 @@ class PostgreSQLWriting:
     num_checkpoints = 0
     wal_bytes = 0
 
-    def __init__(self, line: Line, migrating: Callable[[], Line]) -> None:
+    def __init__(self, line: Line, migrating: Callable[[], Line], runner: str) -> None:
         self._line = line
+        self._name = _name_of(runner)
         self._line.on_connect = self._take_name
         self._migrating = migrating
         self._id = secrets.randbits(62)
@@ -246,11 +256,10 @@ class PostgreSQLWriting:
         self.num_synced = 0
 
     def _take_name(self) -> None:
-        lock = f"locktype = 'advisory' AND classid = {self._id >> 32} AND objid = {self._id & 0xFFFF_FFFF}"
         if self._earlier is not None:
-            found = f"SELECT pid FROM pg_locks WHERE {lock} AND pid = {self._earlier}"
+            found = f"SELECT pid FROM pg_locks WHERE {_lock(self._id)} AND pid = {self._earlier}"
             self._line.say(f"SELECT pg_terminate_backend(pid) FROM ({found}) AS earlier")
-        self._line.say(f"SELECT pg_advisory_lock({self._id})")
+        self._line.say(f"SELECT pg_advisory_lock({self._id}), pg_advisory_lock_shared({self._name})")
         self._earlier = self._line.server_pid
 
     def migrate(self, work: Work[None]) -> None:
@@ -316,6 +325,20 @@ class PostgreSQLWriting:
 
 
 _NOW = "extract(epoch FROM now())::bigint"
+
+
+def _name_of(runner: str) -> int:
+    """The number of the advisory lock by which others find the writing session of a process. Commands of
+    operators may have one name and run at once: they share it."""
+    return int.from_bytes(blake2b(runner.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _lock(number: int) -> str:
+    """The condition on rows of pg_locks for an advisory lock of this database."""
+    return (
+        f"locktype = 'advisory' AND classid = {number >> 32} AND objid = {number & 0xFFFF_FFFF}"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
 
 
 class PostgreSQLReading:

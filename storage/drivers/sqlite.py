@@ -80,8 +80,11 @@ class SQLite:
             self._lock.release()
             self._lock = None
 
-    def writing(self) -> SQLiteWriting:
+    def writing(self, runner: str) -> SQLiteWriting:
         return SQLiteWriting(self.path)
+
+    def end_writer(self, conn: Connection, runner: str) -> None:
+        """Nothing: no other process writes."""
 
     def reading(self) -> SQLiteReading:
         return SQLiteReading(self.path)

@@ -23,25 +23,30 @@ from storage.tables import responses, runners, runs
 # Beats
 
 
-def beat(conn: Connection, runner: str) -> bool:
-    """Raises the beat of a process. False if its row was not there: it is new, or others took it for dead."""
+def beat(conn: Connection, runner: str, serves: str) -> bool:
+    """Raises the beat of a process. False if its row was not there: it is new, or others took it for dead.
+
+    serves: a digest of the models that it serves.
+    """
     raised = update(runners).where(runners.c.id == runner).values(beat=runners.c.beat + 1)
     if conn.execute(raised).rowcount:
         return True
-    conn.execute(insert(runners).values(id=runner, beat=1))
+    conn.execute(insert(runners).values(id=runner, beat=1, serves=serves))
     return False
 
 
 def list_processes(conn: Connection, now: int) -> FleetView:
     """Who beats, and whether there is anything to do; now: microseconds since the epoch."""
-    beats: dict[str, int | None] = {row.id: row.beat for row in conn.execute(select(runners)).all()}
+    rows = conn.execute(select(runners)).all()
+    beats: dict[str, int | None] = {row.id: row.beat for row in rows}
     owning = select(runs.c.runner).distinct().where(runs.c.runner.is_not(None))
     owners = frozenset(conn.execute(owning).scalars().all())
     for runner in owners:
         beats.setdefault(runner, None)
     due = exists().where(runs.c.state == "waiting", runs.c.deadline <= now)
     has_free, has_due = conn.execute(select(exists().where(FREE), due)).one()
-    return FleetView(beats, owners, bool(has_free), bool(has_due))
+    serves = {row.id: row.serves for row in rows if row.serves}
+    return FleetView(beats, owners, bool(has_free), bool(has_due), serves)
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -116,6 +116,7 @@ def back_to_0004(database_url: str) -> None:
     query(database_url, "DROP INDEX api_keys_by_owner")
     for column in ("scopes", "expires_at", "last_used_at", "replaces", "limits"):
         query(database_url, f"ALTER TABLE api_keys DROP COLUMN {column}")
+    query(database_url, "ALTER TABLE runners DROP COLUMN serves")
     query(database_url, "UPDATE alembic_version SET version_num = '0004'")
 
 

@@ -6,6 +6,5 @@ from server.runs.cluster.follower import Follower
 from server.runs.cluster.leases import Fleet
 from server.runs.cluster.presence import Presence
 from server.runs.cluster.queue import Queue
-from server.runs.cluster.runner_names import runner_name
 
-__all__ = ["Fleet", "Follower", "Presence", "Queue", "runner_name"]
+__all__ = ["Fleet", "Follower", "Presence", "Queue"]

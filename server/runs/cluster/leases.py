@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from server.clock import now_us
 from server.runs.cluster.presence import Presence
-from server.runs.cluster.runner_names import serve_the_same
 from storage import FleetView, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -96,15 +95,18 @@ class Fleet:
         lease_s: float,
         presence: Presence,
         *,
+        serves: str,
         at_work: Callable[[], bool],
         free: Callable[[], None],
         due: Callable[[], Awaitable[None]],
     ) -> None:
-        """at_work: whether this process carries stored runs on. free: told when there are runs that nobody
-        owns. due: awaited when waiting runs have run out of time."""
+        """serves: `Models.digest`; it has to be that of every other process, because what one begins another
+        may go on with. at_work: whether this process carries stored runs on. free: told when there are runs
+        that nobody owns. due: awaited when waiting runs have run out of time."""
         self._storage = storage
         self._lease_s = lease_s
         self._presence = presence
+        self._serves = serves
         self._at_work, self._free, self._due = at_work, free, due
         self._watch = Watch(storage.runner, lease_s)
         self._beats: Mapping[str, int | None] = {}
@@ -117,7 +119,7 @@ class Fleet:
         while self._storage.shared:
             if self._at_work() or clock() >= due:
                 try:
-                    await self._storage.beat()
+                    await self._storage.beat(self._serves)
                     due = clock() + self._lease_s / IDLE
                 except StorageUnavailable as error:
                     log.warning("the others may take this process for dead: %s", error)
@@ -144,7 +146,7 @@ class Fleet:
         view = await self._storage.list_processes(now_us())
         has_free = view.has_free
         if self._storage.shared:
-            self._compare(view.beats)
+            self._compare(view)
             dead = self._watch.dead(view, asked, clock())
             gone = await asyncio.to_thread(self._presence.gone, view.beats)
             for runner, beat in (dead | {id: view.beats[id] for id in gone}).items():
@@ -156,12 +158,12 @@ class Fleet:
         if view.has_due:
             await self._due()
 
-    def _compare(self, beats: Mapping[str, int | None]) -> None:
+    def _compare(self, view: FleetView) -> None:
         """Warn of others that serve something else, once of each that has beaten since the last look."""
-        before, self._beats = self._beats, beats
-        for other, beat in beats.items():
-            alive = beat is not None and before.get(other) not in (None, beat)
-            if alive and other not in self._told and not serve_the_same(other, self._storage.runner):
+        before, self._beats = self._beats, view.beats
+        for other, serves in view.serves.items():
+            alive = before.get(other) not in (None, view.beats[other])
+            if alive and serves != self._serves and other not in self._told:
                 self._told.add(other)
                 log.warning(
                     "%s, on the same database, serves another model, or under another name: a run that one "

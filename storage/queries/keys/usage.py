@@ -20,8 +20,8 @@ from storage.tables import HOURLY, responses, runs, usage
 
 MINUTE = 60 * 1_000_000
 HOUR = 60 * MINUTE
-SHARDS = 16
-"""Processes that write beside each other; of more of them, some share rows."""
+SHARDS = 1 << 31
+"""So many that two processes hardly ever share a row: one would wait for it while the other stands still."""
 
 _COUNTS = tuple(field.name for field in fields(Counts))
 _NAMES = ("owner", "start", "kind", "model", "key_id", "tier", "batch", "shard", *_COUNTS)

@@ -19,7 +19,7 @@ from storage import BadText, NotFound, RunAppend, Storage, StorageUnavailable, o
 from storage.drivers import postgres, writer
 from storage.drivers.interface import CommitUnknown, ErrorKind
 from storage.drivers.postgres import ConnectionLost, Line, trouble
-from storage.tables import conversations
+from storage.tables import conversations, runs
 from tests.support.blocking import gathered, is_unready, note, notes, until
 from tests.support.making import OWNER, check, entry, finish, key, message, new, now, query, record
 from tests.support.postgres import Postgres
@@ -251,6 +251,36 @@ async def test_a_process_that_stops_in_a_transaction_does_not_hold_the_others(
         go_on.set()
     await late  # it began anew, on another connection
     await b.append([RunAppend("held", 1, finish=finish())])
+
+
+async def test_the_runs_of_a_process_that_stands_still_in_a_transaction_are_free_at_once(
+    a: Storage, b: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "IDLE_MS", 60_000)
+    await a.beat()
+    await a.start_response(new("r1", runner=a.runner))
+    await b.beat()
+    stopped, go_on = threading.Event(), threading.Event()
+
+    def stop(conn: Connection) -> None:
+        conn.execute(select(runs).with_for_update()).all()
+        stopped.set()
+        assert go_on.wait(20)
+
+    late = a._writer.submit(stop, durable=True, retry_until_available=True)
+    try:
+        await until(stopped.is_set)
+        before = session(b)
+        view = await b.list_processes(now())
+        async with asyncio.timeout(2):
+            assert await b.release_runs(a.runner, view.beats[a.runner]) == 1
+        assert session(b) == before
+        assert [claim.response_id for claim in await b.take(9)] == ["r1"]
+    finally:
+        go_on.set()
+    await late  # it began anew, on another connection
+    assert await a.append([RunAppend("r1", 1, records=(record(2),))])
+    await b.append([RunAppend("r1", 3, finish=finish())])
 
 
 async def test_a_row_that_is_held_stops_only_who_needs_it(where: str, a: Storage) -> None:

@@ -17,7 +17,6 @@ from engine import ScriptedEngine
 from server.runs.cluster import presence
 from server.runs.cluster.leases import BUSY, IDLE, Watch
 from server.runs.cluster.presence import Presence
-from server.runs.cluster.runner_names import runner_name, serve_the_same
 from storage import FleetView
 from tests.support import wire
 from tests.support.postgres import Postgres
@@ -618,12 +617,3 @@ async def until_beaten(replica: Replica, names: list[str], before: Mapping[str, 
             if all((beats[name] or 0) >= (before[name] or 0) + 2 for name in names):
                 return
             await asyncio.sleep(0.02)
-
-
-def test_names_tell_what_is_served() -> None:
-    one = runner_name("host-1", [("a", "f1"), ("b", "f2")])
-    assert one.startswith("host-1-m")
-    assert serve_the_same(one, runner_name("host-2", [("b", "f2"), ("a", "f1")]))
-    assert not serve_the_same(one, runner_name("host-1", [("a", "f1"), ("b", "f3")]))
-    assert not serve_the_same(one, runner_name("host-1", [("a", "f1")]))
-    assert serve_the_same(one, "host-3-of-an-earlier-version")

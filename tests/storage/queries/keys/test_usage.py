@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from storage import (
     Account,
     Counts,
@@ -18,7 +20,8 @@ from storage import (
     UsageSum,
     open_storage,
 )
-from storage.queries.keys.usage import HOUR, MINUTE, SHARDS, shard_of
+from storage.queries.keys import usage
+from storage.queries.keys.usage import HOUR, MINUTE, shard_of
 from tests.support.making import OTHER, OWNER, RUNNER, finish, new, now, query, record
 
 NOON = 12 * HOUR
@@ -161,8 +164,9 @@ async def test_a_purge_counts_runs_that_it_cuts_and_leaves_the_sums(storage: Sto
     assert await sums(storage) == (UsageSum(0, {}, ONE),)
 
 
-async def test_two_processes_write_one_minute(database_url: str) -> None:
-    names = [f"runner-{number}" for number in range(3 * SHARDS)]
+async def test_two_processes_write_one_minute(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "SHARDS", 4)
+    names = [f"runner-{number}" for number in range(64)]
     twin = next(name for name in names if shard_of(name) == shard_of(RUNNER) and name != RUNNER)
     alone = next(name for name in names if shard_of(name) != shard_of(RUNNER))
     opened = [await open_storage(database_url, runner=name, lock=False) for name in (RUNNER, twin, alone)]
