@@ -23,6 +23,7 @@ REQUESTS, APART_S = 1500, 0.0075
 async def main() -> None:
     """One overload, and then refusals one after the other."""
     from engine import ScriptedEngine
+    from server.access import LOCAL_OWNER
     from server.process.serve import load_late_modules
     from tests.support.running import live_app
     from tests.support.slices import exchange, request
@@ -40,7 +41,7 @@ async def main() -> None:
                 at = {share: ordered[int(share * (len(ordered) - 1))] * 1e3 for share in (0.5, 0.99, 1.0)}
                 print(f"{clock}: p50 {at[0.5]:.1f}, p99 {at[0.99]:.1f}, slowest {at[1.0]:.1f} ms of refusals")
             print(f"{found['answered']} answered, {len(found['client'])} refused")
-            held = [engine.admission.enter(promised=True) for _ in range(LANES + WAITING)]
+            held = [engine.admission.enter(LOCAL_OWNER, promised=True) for _ in range(LANES + WAITING)]
             raw = request("POST", "/v1/responses", {"input": "count 4", "stream": True})
             spent = time.thread_time()
             for _ in range(200):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 
+from engine.tokenizer.grammar_lengths import longest_match, longest_text
 from engine.types import EFFORT_VARIABLES, RenderInput, Shape
 
 LONGEST = 64  # characters of an answer that is short
@@ -21,34 +20,18 @@ def skips_thought(inp: RenderInput) -> bool:
 def is_brief(shape: Shape) -> bool:
     """Whether an answer of this shape is one of a few given texts, or at most `LONGEST` characters long.
 
-    True for every choice; for a regex without a repetition that has no end, as far as counting tells; for a
-    JSON Schema that lists its values, or is of type boolean or null.
+    True for every choice; for a regex and a grammar without a repetition that has no end, as far as counting
+    tells; for a JSON Schema that lists its values, or is of type boolean or null.
     """
     if shape.kind == "choice":
         return True
     if shape.kind == "regex":
-        return _most(shape.source) <= LONGEST
+        return longest_match(shape.source) <= LONGEST
+    if shape.kind == "lark":
+        return longest_text(shape.source) <= LONGEST
     if shape.kind != "json":
         return False
     schema = json.loads(shape.source)
     if not isinstance(schema, dict):
         return False
     return "enum" in schema or "const" in schema or schema.get("type") in ("boolean", "null")
-
-
-def _most(pattern: str) -> float:
-    """Characters of the longest match, or more: as many as are written, times everything that repeats."""
-    parts = [found[0] for found in _PART.finditer(pattern)]
-    if any(part in ("*", "+") for part in parts):
-        return math.inf
-    times = 1.0
-    for part in parts:
-        if (repeated := _REPEAT.fullmatch(part)) is not None:
-            least, comma, most = repeated.groups()
-            times *= float(most or (math.inf if comma else least))
-    return times * sum(_REPEAT.fullmatch(part) is None for part in parts)
-
-
-_REPEAT = re.compile(r"\{(\d+)(,?)(\d*)\}")
-# an escape, a property's name and all; a class; a repetition; any other character
-_PART = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d+,?\d*\}|.", re.DOTALL)
