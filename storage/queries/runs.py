@@ -47,6 +47,11 @@ from storage.tables import response_items, responses, runs
 # ------------------------------------------------------------------------------------------------------------
 # Start
 
+# Made once, with rows as parameters: making a statement costs more than carrying it out.
+_NEW_RESPONSE = insert(responses)
+_NEW_PLACES = insert(response_items)
+_NEW_RUN = insert(runs)
+
 
 def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
     """Stores a response, its input, its run, its first record, and takes its conversation's lock.
@@ -64,7 +69,7 @@ def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
         items.put(conn, new.owner, new.input_items)
         places = [_place(new.id, "in", i, new.owner, item.id) for i, item in enumerate(new.input_items)]
         if places:
-            conn.execute(insert(response_items), places)
+            conn.execute(_NEW_PLACES, places)
     return _insert_run(conn, new, runner)
 
 
@@ -86,24 +91,23 @@ def _lock_conversation(conn: Connection, new: NewResponse) -> int | None:
 
 
 def _insert_response(conn: Connection, new: NewResponse, conversation_head: int | None) -> None:
-    conn.execute(
-        insert(responses).values(
-            id=new.id,
-            owner=new.owner,
-            created_at=new.created_at,
-            status=new.status,
-            model=new.model,
-            background=new.background,
-            store=new.store,
-            head=new.head,
-            echo=new.echo,
-            plan=new.plan,
-            previous_response_id=new.previous_response_id,
-            conversation_id=new.conversation_id,
-            conversation_head=conversation_head,
-            hidden=new.hidden,
-        )
-    )
+    row = {
+        "id": new.id,
+        "owner": new.owner,
+        "created_at": new.created_at,
+        "status": new.status,
+        "model": new.model,
+        "background": new.background,
+        "store": new.store,
+        "head": new.head,
+        "echo": new.echo,
+        "plan": new.plan,
+        "previous_response_id": new.previous_response_id,
+        "conversation_id": new.conversation_id,
+        "conversation_head": conversation_head,
+        "hidden": new.hidden,
+    }
+    conn.execute(_NEW_RESPONSE, row)
 
 
 def _insert_run(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
@@ -124,23 +128,22 @@ def _insert_run(conn: Connection, new: NewResponse, runner: str | None) -> RunCl
         cancel_requested=False,
         deadline=None,
     )
-    conn.execute(
-        insert(runs).values(
-            response_id=new.id,
-            owner=new.owner,
-            runner=runner,
-            fence=claim.fence,
-            state=claim.state,
-            attempt=claim.attempt,
-            strikes=claim.attempt,
-            next_seq=next_seq,
-            segment=segment,
-            segment_end=segment_end,
-            cancel_requested=False,
-            priority=new.priority,
-            created_at=new.created_at,
-        )
-    )
+    row = {
+        "response_id": new.id,
+        "owner": new.owner,
+        "runner": runner,
+        "fence": claim.fence,
+        "state": claim.state,
+        "attempt": claim.attempt,
+        "strikes": claim.attempt,
+        "next_seq": next_seq,
+        "segment": segment,
+        "segment_end": segment_end,
+        "cancel_requested": False,
+        "priority": new.priority,
+        "created_at": new.created_at,
+    }
+    conn.execute(_NEW_RUN, row)
     return claim
 
 
