@@ -285,7 +285,7 @@ def _close_items(conn: Connection, rest: Sequence[RunAppend], owners: Mapping[st
     for owner, closing in by_owner.items():
         items.put(conn, owner, closing)
     if places:
-        conn.execute(insert(response_items), places)
+        conn.execute(_NEW_PLACES, places)
 
 
 def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapping[str, str]) -> None:
