@@ -275,6 +275,10 @@ class Storage:
         """The stored runs of all owners that have not ended, the oldest first; for operators."""
         return await self._read(partial(live_runs.live_runs, limit=limit))
 
+    async def num_live_runs(self) -> int:
+        """How many runs of all owners have not ended: queued, at work or waiting."""
+        return await self._read(live_runs.num_live_runs)
+
     async def release_runs(self, runner: str, beat: int | None) -> int:
         """Takes the runs from a process that is dead, unless its beat is another by now; returns how many.
 
@@ -530,6 +534,10 @@ class Storage:
     async def usage(self, owner: str) -> Usage:
         """What an owner stores, in bytes; a response counts once a sweep by bytes has measured it."""
         return await self._read(partial(retention.usage, owner=owner))
+
+    async def num_bytes(self) -> int:
+        """What all owners store together, in bytes, counted the same way."""
+        return await self._read(retention.num_bytes)
 
     # -- usage -----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from server.limits.limit_set import (
     read_limits,
 )
 from server.limits.limiter import Charge, Limiter, Standing, Subject, Visit
+from server.limits.live_runs import Entrance, LiveRuns
 from server.limits.meters import Meters
 from server.limits.tier_shape import ServedTier, ServiceShape
 
@@ -24,8 +25,10 @@ __all__ = [
     "NONE",
     "Caps",
     "Charge",
+    "Entrance",
     "LimitSet",
     "Limiter",
+    "LiveRuns",
     "Meters",
     "ModelLimits",
     "ServedTier",

@@ -108,7 +108,7 @@ class ServerLifecycle:
         models = Models()
         models.add(self._engine, served_names(self.config), caps_of(self.config))
         sealing = Sealing(self._storage, self.config.sealing_key_s)
-        quota = Quota(self._storage, self.config.max_bytes_per_owner)
+        quota = Quota(self._storage, self.config.max_bytes_per_owner, self.config.max_store_bytes)
         self._meters = Meters(self._storage)
         every_owner = changed(NONE, parse_limits(self.config.owner_limit))
         limiter = Limiter(self._meters, every_owner, self.telemetry.limited)
