@@ -677,6 +677,10 @@ class Storage:
         """
         return await self._audited(partial(api_keys.rotate, id=id, successor=successor, until=until), entry)
 
+    async def key_family(self, id: str) -> tuple[str, ...]:
+        """The id of a key, and of those before and after it by rotation."""
+        return await self._read(partial(api_keys.family, id=id))
+
     async def find_key(self, hash: bytes) -> FoundKey | None:
         """The key with this hash and its owner, unless it is revoked; it may have expired."""
         return await self._read(partial(api_keys.find, hash=hash))

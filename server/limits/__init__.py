@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.limits.budgets import Budgets, used_by
 from server.limits.caps import Caps
 from server.limits.limit_set import (
     DAY,
@@ -23,6 +24,7 @@ __all__ = [
     "DAY",
     "MINUTE",
     "NONE",
+    "Budgets",
     "Caps",
     "Charge",
     "Entrance",
@@ -40,4 +42,5 @@ __all__ = [
     "load_limits",
     "parse_limits",
     "read_limits",
+    "used_by",
 ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from server.errors import ApiError
+from server.limits.budgets import Budgets
 from server.limits.gcra import SECOND, Rate
 from server.limits.limit_set import DAY, LimitSet, ModelLimits
 from server.limits.meters import Meter, Meters
@@ -130,9 +131,12 @@ class Visit:
 class Limiter:
     """The limits of all keys and owners, as this process applies them."""
 
-    def __init__(self, meters: Meters, defaults: LimitSet, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self, meters: Meters, budgets: Budgets, defaults: LimitSet, refused: Callable[[str], None]
+    ) -> None:
         """defaults: of owners, where they have none of their own. refused: told each limit that refuses."""
         self.meters = meters
+        self._budgets = budgets
         self._defaults = defaults
         self._any_defaults = bool(defaults.given())
         self._refused = refused
@@ -143,7 +147,9 @@ class Limiter:
     # -- admitting -------------------------------------------------------------------------------------------
 
     async def enter(self, subjects: Sequence[Subject], model: str) -> Visit:
-        """Count a request. ApiError 429 where it is one too many, or where no tokens are left."""
+        """Count a request. ApiError 429 where it is one too many, or where no tokens are left; 403 where a
+        budget is spent."""
+        await self._require_budgets(subjects)
         places = self._places(subjects, model, "concurrent_requests")
         visit = Visit(self, subjects, model, places)
         requests = self.meters_of(subjects, model, "requests")
@@ -155,6 +161,19 @@ class Limiter:
             visit.leave()
             raise
         return visit
+
+    async def _require_budgets(self, subjects: Sequence[Subject]) -> None:
+        for subject in subjects:
+            owns = subject.kind == "owner"
+            limits = self._with_defaults(subject.limits) if owns else subject.limits
+            tokens, cost = limits.total_tokens, limits.total_cost
+            if tokens is None and cost is None:
+                continue
+            key_id = None if owns else subject.id
+            refusal = await self._budgets.require(_owner(subjects), key_id, tokens, cost)
+            if refusal is not None:
+                self._refused(refusal[0])
+                raise refusal[1]
 
     @contextmanager
     def stream(self, subjects: Sequence[Subject]) -> Iterator[None]:

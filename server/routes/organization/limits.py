@@ -23,6 +23,7 @@ from server.routes.documented import needs
 from server.routes.limit_changes import read_limit_changes
 from server.routes.organization import asked
 from server.shapes import missing
+from server.usage import Prices
 from storage import NotFound, StoredOwner
 
 router = APIRouter(prefix="/v1/organization/projects/{project_id}", include_in_schema=False)
@@ -63,15 +64,18 @@ async def update_rate_limit(request: Request, project_id: str, rate_limit_id: st
         if official in body:
             _check(official, name, body[official])
             changes[name] = body[official]
-    await projects.limit(storage, actor(request), project_id, {"models": {model: changes}})
+    prices = Prices(context(request).config)
+    await projects.limit(storage, prices, actor(request), project_id, {"models": {model: changes}})
     life(request).keys.forget()
     return json_reply(orjson.dumps(projects.rate_limit(await storage.get_owner(project_id), model)))
 
 
 @router.get("/limits", **needs(ADMIN))
 async def get_limits(request: Request, project_id: str) -> Response:
-    """Everything that limits a project (extension)."""
-    return json_reply(orjson.dumps(await projects.limits(context(request).storage, project_id)))
+    """Everything that limits a project, and what it has used of budgets (extension)."""
+    here = context(request)
+    await here.meter.flush()
+    return json_reply(orjson.dumps(await projects.limits(here.storage, Prices(here.config), project_id)))
 
 
 @router.post("/limits", **needs(ADMIN))
@@ -81,7 +85,9 @@ async def update_limits(request: Request, project_id: str) -> Response:
     unread(body, ("limits",))
     if (changes := read_limit_changes(body)) is None:
         missing("limits")
-    changed = await projects.limit(context(request).storage, actor(request), project_id, changes)
+    here = context(request)
+    await here.meter.flush()
+    changed = await projects.limit(here.storage, Prices(here.config), actor(request), project_id, changes)
     life(request).keys.forget()
     return json_reply(orjson.dumps(changed))
 

@@ -15,10 +15,12 @@ from server.access import ADMIN
 from server.admin import keys, projects
 from server.http import actor, choice, context, json_reply, life, read_body
 from server.ignored import unread
+from server.limits import used_by
 from server.routes.documented import needs
 from server.routes.limit_changes import read_limit_changes
 from server.routes.organization import asked
 from server.routes.organization.projects import account
+from server.usage import Prices
 from storage import NotFound, Storage, StoredKey, StoredOwner
 
 router = APIRouter(prefix="/v1/organization/projects/{project_id}", include_in_schema=False)
@@ -67,10 +69,15 @@ async def _made(request: Request, owner: StoredOwner) -> Response:
 
 @router.get("/api_keys/{key_id}", **needs(ADMIN))
 async def get_key(request: Request, project_id: str, key_id: str) -> Response:
-    """One key, never its value."""
-    storage = context(request).storage
+    """One key, never its value; and what it has used of budgets (extension)."""
+    here = context(request)
+    storage = here.storage
     key = await _key(storage, project_id, key_id)
-    return json_reply(orjson.dumps(projects.project_key(key, await storage.get_owner(project_id))))
+    found = projects.project_key(key, await storage.get_owner(project_id))
+    await here.meter.flush()
+    family = await storage.key_family(key_id)
+    used = await used_by(storage, Prices(here.config).cost, project_id, family)
+    return json_reply(orjson.dumps({**found, "used": used.as_json()}))
 
 
 @router.post("/api_keys/{key_id}", **needs(ADMIN))
