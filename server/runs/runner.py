@@ -654,9 +654,12 @@ class Runs:
             except Exception:  # it must not keep the others, or the server, down
                 log.exception("run %s cannot be taken up", claim.response_id)
                 return None
-        answered = run.plan.waits and any(map(is_output, run.assembler.output))
-        if claim.state == "waiting" or inputs or answered:
-            run.counted = run.progress.num_limited  # when it parked
+        # What its limits have counted already: all that it had used when it parked the last time.
+        answers = [index for index, item in enumerate(run.assembler.output) if is_output(item)]
+        if claim.state == "waiting" or inputs:
+            run.counted = run.progress.num_limited
+        elif run.plan.waits and answers:
+            run.counted = run.progress.limited_before(answers[-1])
         if claim.cancel_requested:
             self._loop.cancel(run)
         elif claim.state == "waiting":

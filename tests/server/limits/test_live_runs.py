@@ -31,7 +31,8 @@ class Store:
 
 
 async def test_the_count_is_never_short_of_what_this_process_has_begun() -> None:
-    store, refused = Store(), []
+    store = Store()
+    refused: list[str] = []
     live = LiveRuns(store, 100, refused.append)  # type: ignore[arg-type]
     live.enter(1).begun(in_database=True)
     given_up = live.enter(1)
