@@ -265,9 +265,10 @@ class Limiter:
             limits = subject.limits
             if subject.kind == "owner":
                 limits = self._with_defaults(limits)
-            yield f"{subject.kind}:{subject.id}:", limits
+            prefix = f"{subject.kind}:{_without_colons(subject.id)}:"
+            yield prefix, limits
             if model is not None and (own := limits.models.get(model)) is not None:
-                yield f"{subject.kind}:{subject.id}:{model}:", own
+                yield f"{prefix}{model}:", own
 
     def _with_defaults(self, limits: LimitSet) -> LimitSet:
         """An owner's limits over the defaults; computed once for limits that are the same object, as they are
@@ -311,6 +312,12 @@ def _rates(meters: Sequence[Meter]) -> dict[str, tuple[int, int]]:
 
 def _owner(subjects: Sequence[Subject]) -> str:
     return subjects[-1].id
+
+
+def _without_colons(id: str) -> str:
+    """An owner's id as it stands in the ids of limits: a colon in it is none of theirs, lest the limits of
+    the owner `a:b` be those of the owner `a` for a model `b`."""
+    return id.replace("%", "%25").replace(":", "%3A") if "%" in id or ":" in id else id
 
 
 def _name(id: str) -> str:

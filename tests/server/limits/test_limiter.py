@@ -276,6 +276,24 @@ async def test_keys_owners_and_models_each_have_their_limits(tmp_path: Path) -> 
             assert headers["x-ratelimit-remaining-requests"] == "0"
 
 
+async def test_ids_with_colons_have_limits_of_their_own(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as server:
+        limiter, one = server.context.limiter, {"requests_per_minute": 1, "concurrent_requests": 1}
+        asked = [
+            ([Subject("owner", "a", LimitSet.model_validate({"models": {name: one}}))], name)
+            for name in ("b", "b:c", "%3Ab")
+        ]
+        asked += [
+            ([Subject("owner", id, LimitSet.model_validate(one))], "b")
+            for id in ("a:b", "a:b:c", "a%3Ab", "a::b")
+        ]
+        for subjects, model in asked:
+            await limiter.enter(subjects, model)
+        for subjects, model in asked:
+            with pytest.raises(ApiError):
+                await limiter.enter(subjects, model)
+
+
 async def test_a_server_without_limits_says_nothing_of_them(client: httpx.AsyncClient) -> None:
     reply = await client.post("/v1/responses", json={"input": "say hi"})
     assert not [name for name in reply.headers if name.startswith("x-ratelimit")]
