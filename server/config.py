@@ -280,6 +280,13 @@ class Config(BaseModel):
         unit="bytes",
         gt=0,
     )
+    max_store_bytes: Bytes | None = _setting(
+        None,
+        "bytes that all owners store together; beyond it the oldest responses of whoever writes go, and then "
+        "429",
+        unit="bytes",
+        gt=0,
+    )
     conversation_retention_s: float = _setting(
         0.0, "a conversation that nobody has used for this long goes; 0: kept until deleted", unit="s", ge=0
     )
@@ -437,6 +444,13 @@ class Config(BaseModel):
     )
     max_queued: int = _setting(
         1000, "background responses of one tenant that wait for their turn before 429", unit="responses", gt=0
+    )
+    max_live_runs: int | None = _setting(
+        None,
+        "responses of all owners that are under way, on all servers of the database, before 429: queued, at "
+        "work, or waiting for their client",
+        unit="responses",
+        gt=0,
     )
 
     # How long it waits

@@ -575,7 +575,10 @@ class WaitingInputs:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is kept: ages in microseconds since the end, the others for each owner; None: no limit."""
+    """What is kept: ages in microseconds since the end, the others for each owner; None: no limit.
+
+    measured: the bytes of responses are noted in any case, for whoever wants to know them.
+    """
 
     age: int | None = None
     log_age: int | None = None
@@ -583,6 +586,7 @@ class Limits:
     max_responses: int | None = None
     max_bytes: int | None = None
     conversation_age: int | None = None  # since a conversation was last used
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,6 +275,10 @@ class Storage:
         """The stored runs of all owners that have not ended, the oldest first; for operators."""
         return await self._read(partial(live_runs.live_runs, limit=limit))
 
+    async def num_live_runs(self) -> int:
+        """How many runs of all owners have not ended: queued, at work or waiting."""
+        return await self._read(live_runs.num_live_runs)
+
     async def release_runs(self, runner: str, beat: int | None) -> int:
         """Takes the runs from a process that is dead, unless its beat is another by now; returns how many.
 
@@ -531,6 +535,10 @@ class Storage:
         """What an owner stores, in bytes; a response counts once a sweep by bytes has measured it."""
         return await self._read(partial(retention.usage, owner=owner))
 
+    async def num_bytes(self) -> int:
+        """What all owners store together, in bytes, counted the same way."""
+        return await self._read(retention.num_bytes)
+
     # -- usage -----------------------------------------------------------------------------------------------
 
     async def add_usage(self, spent: Sequence[Spent]) -> None:
@@ -668,6 +676,10 @@ class Storage:
         The successor takes over owner, scopes and limits. NotFound("key"), KeyEnded.
         """
         return await self._audited(partial(api_keys.rotate, id=id, successor=successor, until=until), entry)
+
+    async def key_family(self, id: str) -> tuple[str, ...]:
+        """The id of a key, and of those before and after it by rotation."""
+        return await self._read(partial(api_keys.family, id=id))
 
     async def find_key(self, hash: bytes) -> FoundKey | None:
         """The key with this hash and its owner, unless it is revoked; it may have expired."""

@@ -299,11 +299,12 @@ def limits_of(options: argparse.Namespace) -> dict[str, Any] | None:
         raise AdminError(error) from None
 
 
-def shown_limits(limits: Mapping[str, Any]) -> Iterator[str]:
-    """Limits as lines of text, as a command takes them."""
+def shown_limits(limits: Mapping[str, Any], used: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Limits as lines of text, as a command takes them, with what is `used` of budgets."""
     for name, value in limits.items():
         if name != "models":
-            yield f"  {name}={value}"
+            spent = f" ({used[name]:.10g} used)" if used is not None and name in used else ""
+            yield f"  {name}={value}{spent}"
     for model, own in limits.get("models", {}).items():
         for name, value in own.items():
             yield f"  {model}:{name}={value}"

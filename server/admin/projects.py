@@ -17,7 +17,8 @@ from server.admin.keys import limits_of, shown_limits, unix
 from server.admin.listing import Columns, list_lines, shown_time
 from server.clock import now_us
 from server.config import Config
-from server.limits import changed, load_limits
+from server.limits import changed, load_limits, used_by
+from server.usage import Prices
 from storage import Storage, StoredKey, StoredOwner
 
 PATH = "/v1/organization/projects"
@@ -44,18 +45,22 @@ async def archive(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
     return project(await storage.archive_owner(id, now_us(), entry=by.did("project.archived", id, id)))
 
 
-async def limits(storage: Storage, id: str) -> dict[str, Any]:
-    """What an owner may use, where it has limits of its own. NotFound."""
-    return {"object": "project.limits", "limits": load_limits((await storage.get_owner(id)).limits).given()}
+async def limits(storage: Storage, prices: Prices, id: str) -> dict[str, Any]:
+    """What an owner may use, where it has limits of its own, and what it has used in all. NotFound."""
+    own = load_limits((await storage.get_owner(id)).limits).given()
+    used = await used_by(storage, prices.cost, id)
+    return {"object": "project.limits", "limits": own, "used": used.as_json()}
 
 
-async def limit(storage: Storage, by: Actor, id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+async def limit(
+    storage: Storage, prices: Prices, by: Actor, id: str, changes: Mapping[str, Any]
+) -> dict[str, Any]:
     """Change limits of an owner; those that are not named stay, and those that are None end. ValueError for
     what is no limit; NotFound, OwnerArchived."""
     after = changed(load_limits((await storage.get_owner(id)).limits), changes)
     entry = by.did("project.updated", id, id, limits=after.given())
     await storage.limit_owner(id, after.dump(), entry=entry)
-    return {"object": "project.limits", "limits": after.given()}
+    return await limits(storage, prices, id)
 
 
 async def list_all(storage: Storage) -> dict[str, Any]:
@@ -204,19 +209,19 @@ def _archive(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _limits(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    changes, path = limits_of(options), f"{PATH}/{options.id}/limits"
+    changes, path, prices = limits_of(options), f"{PATH}/{options.id}/limits", Prices(config)
     if changes is None:
-        found = carry_out(config, lambda storage: limits(storage, options.id), "GET", path)
+        found = carry_out(config, lambda storage: limits(storage, prices, options.id), "GET", path)
     else:
         found = carry_out(
             config,
-            lambda storage: limit(storage, OPERATOR, options.id, changes),
+            lambda storage: limit(storage, prices, OPERATOR, options.id, changes),
             "POST",
             path,
             {"limits": changes},
         )
     yield f"{options.id} has these limits:" if found["limits"] else f"{options.id} has no limits of its own"
-    yield from shown_limits(found["limits"])
+    yield from shown_limits(found["limits"], found["used"])
 
 
 COLUMNS: Columns = {

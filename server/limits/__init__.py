@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.limits.budgets import Budgets, used_by
 from server.limits.caps import Caps
 from server.limits.limit_set import (
     DAY,
@@ -15,6 +16,7 @@ from server.limits.limit_set import (
     read_limits,
 )
 from server.limits.limiter import Charge, Limiter, Standing, Subject, Visit
+from server.limits.live_runs import Entrance, LiveRuns
 from server.limits.meters import Meters
 from server.limits.tier_shape import ServedTier, ServiceShape
 
@@ -22,10 +24,13 @@ __all__ = [
     "DAY",
     "MINUTE",
     "NONE",
+    "Budgets",
     "Caps",
     "Charge",
+    "Entrance",
     "LimitSet",
     "Limiter",
+    "LiveRuns",
     "Meters",
     "ModelLimits",
     "ServedTier",
@@ -37,4 +42,5 @@ __all__ = [
     "load_limits",
     "parse_limits",
     "read_limits",
+    "used_by",
 ]

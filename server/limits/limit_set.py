@@ -7,6 +7,7 @@ they are served; there are no others than rates and requests at once.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -16,9 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from server.limits.gcra import SECOND, Rate
 from server.limits.tier_shape import ServiceShape
 
+_WHOLE, _DECIMAL = re.compile(r"\d{1,20}", re.ASCII), re.compile(r"\d{1,20}(\.\d{1,9})?", re.ASCII)
+
 MINUTE, DAY = 60 * SECOND, 86_400 * SECOND
 
 Count = Annotated[int | None, Field(ge=1, le=10**12, strict=True)]
+Money = Annotated[float | None, Field(gt=0, le=10**12, strict=True, allow_inf_nan=False)]
 
 
 class ModelLimits(BaseModel):
@@ -51,6 +55,8 @@ class LimitSet(ModelLimits, ServiceShape):
 
     concurrent_streams: open event streams. tool_calls: those that the server itself carries out.
     queued_responses: background responses that wait for their turn. stored_bytes: as `max_bytes_per_owner`.
+    total_tokens, total_cost: budgets, of which nothing comes back; the cost by the prices of the
+    configuration.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,6 +66,8 @@ class LimitSet(ModelLimits, ServiceShape):
     tool_calls_per_day: Count = None
     queued_responses: Count = None
     stored_bytes: Count = None
+    total_tokens: Count = None
+    total_cost: Money = None
     models: Mapping[str, ModelLimits] = {}
 
     def given(self) -> dict[str, Any]:
@@ -131,12 +139,16 @@ def parse_limits(words: Sequence[str]) -> dict[str, Any]:
         }
         if limit not in known:
             raise ValueError(_unknown(limit, sorted(known)))
-        if value != "none" and not (value.isascii() and value.isdigit()):
-            raise ValueError(f"{word!r}: {value!r} is no whole number, and not 'none'")
         into = found.setdefault("models", {}).setdefault(model, {}) if colon else found
-        into[limit] = None if value == "none" else int(value)
+        into[limit] = None if value == "none" else _number(word, value, whole=limit != "total_cost")
     read_limits(found)
     return found
+
+
+def _number(word: str, value: str, *, whole: bool) -> int | float:
+    if not (_WHOLE if whole else _DECIMAL).fullmatch(value):
+        raise ValueError(f"{word!r}: {value!r} is no {'whole ' if whole else ''}number, and not 'none'")
+    return int(value) if whole else float(value)
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:

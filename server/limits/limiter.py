@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from server.errors import ApiError
+from server.limits.budgets import Budgets
 from server.limits.gcra import SECOND, Rate
 from server.limits.limit_set import DAY, LimitSet, ModelLimits
 from server.limits.meters import Meter, Meters
@@ -130,9 +131,12 @@ class Visit:
 class Limiter:
     """The limits of all keys and owners, as this process applies them."""
 
-    def __init__(self, meters: Meters, defaults: LimitSet, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self, meters: Meters, budgets: Budgets, defaults: LimitSet, refused: Callable[[str], None]
+    ) -> None:
         """defaults: of owners, where they have none of their own. refused: told each limit that refuses."""
         self.meters = meters
+        self._budgets = budgets
         self._defaults = defaults
         self._any_defaults = bool(defaults.given())
         self._refused = refused
@@ -143,7 +147,9 @@ class Limiter:
     # -- admitting -------------------------------------------------------------------------------------------
 
     async def enter(self, subjects: Sequence[Subject], model: str) -> Visit:
-        """Count a request. ApiError 429 where it is one too many, or where no tokens are left."""
+        """Count a request. ApiError 429 where it is one too many, or where no tokens are left; 403 where a
+        budget is spent."""
+        await self._require_budgets(subjects)
         places = self._places(subjects, model, "concurrent_requests")
         visit = Visit(self, subjects, model, places)
         requests = self.meters_of(subjects, model, "requests")
@@ -155,6 +161,19 @@ class Limiter:
             visit.leave()
             raise
         return visit
+
+    async def _require_budgets(self, subjects: Sequence[Subject]) -> None:
+        for subject in subjects:
+            owns = subject.kind == "owner"
+            limits = self._with_defaults(subject.limits) if owns else subject.limits
+            tokens, cost = limits.total_tokens, limits.total_cost
+            if tokens is None and cost is None:
+                continue
+            key_id = None if owns else subject.id
+            refusal = await self._budgets.require(_owner(subjects), key_id, tokens, cost)
+            if refusal is not None:
+                self._refused(refusal[0])
+                raise refusal[1]
 
     @contextmanager
     def stream(self, subjects: Sequence[Subject]) -> Iterator[None]:
@@ -246,9 +265,10 @@ class Limiter:
             limits = subject.limits
             if subject.kind == "owner":
                 limits = self._with_defaults(limits)
-            yield f"{subject.kind}:{subject.id}:", limits
+            prefix = f"{subject.kind}:{_without_colons(subject.id)}:"
+            yield prefix, limits
             if model is not None and (own := limits.models.get(model)) is not None:
-                yield f"{subject.kind}:{subject.id}:{model}:", own
+                yield f"{prefix}{model}:", own
 
     def _with_defaults(self, limits: LimitSet) -> LimitSet:
         """An owner's limits over the defaults; computed once for limits that are the same object, as they are
@@ -292,6 +312,12 @@ def _rates(meters: Sequence[Meter]) -> dict[str, tuple[int, int]]:
 
 def _owner(subjects: Sequence[Subject]) -> str:
     return subjects[-1].id
+
+
+def _without_colons(id: str) -> str:
+    """An owner's id as it stands in the ids of limits: a colon in it is none of theirs, lest the limits of
+    the owner `a:b` be those of the owner `a` for a model `b`."""
+    return id.replace("%", "%25").replace(":", "%3A") if "%" in id or ":" in id else id
 
 
 def _name(id: str) -> str:

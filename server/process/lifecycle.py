@@ -21,13 +21,13 @@ from server.config import Config
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
-from server.limits import NONE, Limiter, Meters, changed, parse_limits
+from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
 from server.model_registry import Models, build_engine, caps_of, served_names
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.quota import Quota
 from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Tracing
-from server.usage import Meter
+from server.usage import Meter, Prices
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, open_storage
 from tools import BUILTIN, Registry
@@ -108,10 +108,11 @@ class ServerLifecycle:
         models = Models()
         models.add(self._engine, served_names(self.config), caps_of(self.config))
         sealing = Sealing(self._storage, self.config.sealing_key_s)
-        quota = Quota(self._storage, self.config.max_bytes_per_owner)
+        quota = Quota(self._storage, self.config.max_bytes_per_owner, self.config.max_store_bytes)
         self._meters = Meters(self._storage)
         every_owner = changed(NONE, parse_limits(self.config.owner_limit))
-        limiter = Limiter(self._meters, every_owner, self.telemetry.limited)
+        budgets = Budgets(self._storage, Prices(self.config).cost)
+        limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
         self._meter = Meter(self._storage)
         self._meter.start()
         runs = Runs(

@@ -92,6 +92,7 @@ def limits(config: Config) -> Limits:
         max_responses=config.max_responses_per_owner,
         max_bytes=config.max_bytes_per_owner,
         conversation_age=_us(config.conversation_retention_s) or None,
+        measured=config.max_store_bytes is not None,
     )
 
 

@@ -18,6 +18,7 @@ from server.schema import INCLUDES, STATUSES
 Json = dict[str, Any]
 
 _WHOLE: Json = {"type": "integer", "minimum": 0}
+_LIST: Json = {"type": "array", "items": {"type": "string"}}
 QUERY: Mapping[str, tuple[Json, str]] = {
     "limit": ({"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 20}, "How many at most."),
     "order": ({"enum": ["asc", "desc"], "default": "desc"}, "Oldest or newest first."),
@@ -34,8 +35,41 @@ QUERY: Mapping[str, tuple[Json, str]] = {
         {"type": "array", "items": {"enum": sorted(INCLUDES)}},
         "Checked, without effect: what is kept is always shown.",
     ),
+    # Of administrators
+    "order:oldest": ({"enum": ["asc", "desc"], "default": "asc"}, "Oldest or newest first."),
+    "before": ({"type": "string"}, "The id before which the page ends."),
+    "limit:all": ({"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, "How many at most."),
+    "include_archived": ({"type": "boolean", "default": False}, "Archived ones, too."),
+    "owner_project_access": ({"enum": ["active", "inactive", "any"]}, "By whether the project is archived."),
+    "number": (_WHOLE, "Of an entry whose hash is wanted, too."),
+    "effective_at": (
+        {"type": "object", "properties": dict.fromkeys(("gt", "gte", "lt", "lte"), _WHOLE)},
+        "When they were written, in Unix seconds.",
+    ),
+    "event_types": (_LIST, "Only those of these types."),
+    "actor_ids": (_LIST, "Only what these did."),
+    "resource_ids": (_LIST, "Only what was done to these."),
+    "project_ids": (_LIST, "Only of these projects."),
+    "api_key_ids": (_LIST, "Only of these keys."),
+    "models": (_LIST, "Only of these models."),
+    "line_items": (_LIST, "Only of these lines."),
+    "group_by": (_LIST, "What results are told apart by."),
+    "start_time": (_WHOLE, "Where the first bucket begins, in Unix seconds."),
+    "end_time": (_WHOLE, "Where the last bucket ends, in Unix seconds; now, where there is none."),
+    "bucket_width": ({"enum": ["1m", "1h", "1d"], "default": "1d"}, "How long a bucket is."),
+    "limit:buckets": (
+        {"type": "integer", "minimum": 1, "maximum": 1440},
+        "How many buckets at most: by default 60 minutes, 24 hours or 7 days.",
+    ),
+    "limit:days": ({"type": "integer", "minimum": 1, "maximum": 180, "default": 7}, "How many at most."),
+    "page": ({"type": "string"}, "The `next_page` of the page before."),
+    "batch": ({"type": "boolean"}, "Only of batches, or of none."),
 }
-"""Every parameter of a query: its schema, and what it is for."""
+"""Every parameter of a query: its schema, and what it is for. One that routes read in several ways is here
+several times, its name followed by a colon and a word."""
+
+REQUIRED = frozenset({"start_time"})
+"""Parameters without which a route refuses a request."""
 
 PAGE = ("limit", "order", "after")
 
@@ -142,7 +176,10 @@ def _named(name: str) -> Json:
 
 def _parameter(name: str) -> Json:
     schema, description = QUERY[name]
-    return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
+    name = name.partition(":")[0]
+    how = {"style": "deepObject", "explode": True} if schema.get("type") == "object" else {}
+    told = {"required": name in REQUIRED, "schema": schema, "description": description}
+    return {"name": name, "in": "query", **told, **how}
 
 
 def _header(name: str) -> Json:

@@ -23,6 +23,7 @@ from server.clock import now_us
 from server.errors import ApiError, to_api_error
 from server.item_ids import identify, may_be_known
 from server.items import Item, answering, is_output
+from server.limits import LiveRuns
 from server.runs.cluster import Fleet, Follower, Presence, Queue
 from server.runs.events import (
     POLL_AFTER_MS,
@@ -84,7 +85,7 @@ from storage import (
 if TYPE_CHECKING:
     from server.config import Config
     from server.encrypted_reasoning import Sealing
-    from server.limits import Limiter, Visit
+    from server.limits import Entrance, Limiter, Visit
     from server.model_registry import Models, ServedModel
     from server.quota import Quota
     from server.schema import CreateResponse
@@ -138,6 +139,7 @@ class Runs:
         self._quota = quota
         self._registry = registry
         self._limiter = limiter
+        self._live = LiveRuns(storage, config.max_live_runs, telemetry.limited)
         self.feed = Feed(storage)
         self._pasts = Pasts(storage)
         self._journal = Journal(storage, telemetry.committed)
@@ -183,8 +185,10 @@ class Runs:
             self._presence.enter()
         else:
             await self._storage.free_all()
+        await self._live.look()
         self._queue.want()
         chores = {
+            "live runs": self._live.run(),
             "queue": self._queue.run(),
             "follower": self._follower.run(),
             "beats": self._fleet.beat(),
@@ -247,13 +251,15 @@ class Runs:
         visit = await self._limiter.enter(principal.subjects, served.name)
         with ExitStack() as stack:
             stack.callback(visit.leave)
+            entrance = self._live.enter(served.engine.admission.wait_s())
+            stack.callback(entrance.leave)
             # Before anything is read or written for it: a refusal must cost next to nothing, and what was
             # begun must not be refused. A background response waits in the database where no place is free.
             place = None
             if not request.background:
                 place = stack.enter_context(served.engine.admission.enter(principal.owner, service.weight))
             started = await self._create(
-                principal, request, input_items, served, place, visit, keyed, planning
+                principal, request, input_items, served, place, visit, entrance, keyed, planning
             )
             stack.pop_all()  # the run's task gives both back
             return started
@@ -266,6 +272,7 @@ class Runs:
         served: ServedModel,
         place: Place | None,
         visit: Visit,
+        entrance: Entrance,
         keyed: KeyedRequest | None,
         planning: Planning | None,
     ) -> Started:
@@ -298,7 +305,7 @@ class Runs:
                 queue_limit = self._limiter.least(
                     principal.subjects, "queued_responses", self._config.max_queued
                 )
-                return await self._begin(planned, echo, place, visit, keyed, queue_limit)
+                return await self._begin(planned, echo, place, visit, entrance, keyed, queue_limit)
             except ConversationMoved:
                 continue
             except ConversationLocked as locked:
@@ -331,6 +338,7 @@ class Runs:
         echo: bytes,
         place: Place | None,
         visit: Visit,
+        entrance: Entrance,
         keyed: KeyedRequest | None,
         queue_limit: int | None,
     ) -> Started:
@@ -377,6 +385,7 @@ class Runs:
             raise
         finally:
             self._num_starting -= 1
+        entrance.begun(in_database=bool(run.entry.fence))
         visit.hand_over()
         if plan.background:
             visit.leave()
@@ -400,8 +409,11 @@ class Runs:
         """A run has no task any more. Where it has ended or parked, what it has used is counted against its
         limits in place of what was reserved for it; otherwise whoever goes on with it does that."""
         self._queue.has_room()
+        if not run.entry.fence or (run.ended and not run.lost):
+            self._live.ended(in_database=bool(run.entry.fence))
         charge = run.plan.charge
-        if charge is None or (run.stepping and run.plan.store):
+        left_to_others = run.lost and not run.purged
+        if charge is None or ((run.stepping or left_to_others) and run.plan.store):
             return
         used = run.progress.num_limited
         self._limiter.settle(charge, used - (charge.tokens if run.counted is None else run.counted))
@@ -560,6 +572,7 @@ class Runs:
         for response_id in response_ids:
             run = self._tasks.get(response_id)
             if run is not None:
+                run.purged = True
                 run.entry.lose(RunLost(response_id))
             self.feed.stop(response_id)
 
@@ -641,9 +654,12 @@ class Runs:
             except Exception:  # it must not keep the others, or the server, down
                 log.exception("run %s cannot be taken up", claim.response_id)
                 return None
-        answered = run.plan.waits and any(map(is_output, run.assembler.output))
-        if claim.state == "waiting" or inputs or answered:
-            run.counted = run.progress.num_limited  # when it parked
+        # What its limits have counted already: all that it had used when it parked the last time.
+        answers = [index for index, item in enumerate(run.assembler.output) if is_output(item)]
+        if claim.state == "waiting" or inputs:
+            run.counted = run.progress.num_limited
+        elif run.plan.waits and answers:
+            run.counted = run.progress.limited_before(answers[-1])
         if claim.cancel_requested:
             self._loop.cancel(run)
         elif claim.state == "waiting":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from server.items import Item
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
-from server.schema.description import STATUSES, components
+from server.schema.description import STATUSES
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, is_tier, tier_of
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
@@ -20,6 +20,7 @@ from server.schema.items import (
     unsupported_parts,
 )
 from server.schema.messages import unsupported_in
+from server.schema.organization import components
 from server.schema.responses import (
     INCLUDES,
     CreateResponse,

@@ -105,7 +105,7 @@ _MEANINGS: Mapping[str, str] = {
 """What extensions are for, where their names do not say it in the words of the field."""
 
 
-def _field(model: type[BaseModel], name: str) -> Schema | None:
+def field_schema(model: type[BaseModel], name: str) -> Schema | None:
     """What a model says of one of its fields; None where it has no such field."""
     found = model.model_fields.get(name)
     if found is None:
@@ -141,8 +141,8 @@ def _request(api: str, model: type[BaseModel], *required: str) -> Schema:
         if rule.accepts is not None:
             schema: Schema = {"enum": [None, *rule.accepts]}
         else:
-            found = _BY_NAME.get(name) or _field(model, name) or _field(SamplingFields, name)
-            schema = found or _field(SearchFields, name) or {}
+            found = _BY_NAME.get(name) or field_schema(model, name) or field_schema(SamplingFields, name)
+            schema = found or field_schema(SearchFields, name) or {}
         note = {
             "hint": "Taken, without effect: named in `x-antiphon-ignored`.",
             "refused": f"Not supported. {rule.because}".strip(),

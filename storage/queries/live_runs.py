@@ -41,3 +41,8 @@ def live_runs(conn: Connection, limit: int) -> tuple[LiveRun, ...]:
         )
         for row in conn.execute(query).all()
     )
+
+
+def num_live_runs(conn: Connection) -> int:
+    """How many runs of all owners have not ended."""
+    return conn.execute(select(func.count()).select_from(runs)).scalar_one()

@@ -90,7 +90,7 @@ def _kept() -> tuple[ColumnElement[bool], ...]:
 async def _sweep_responses(
     read: Run, write: Run, limits: Limits, now: int, only: str | None
 ) -> AsyncGenerator[Swept]:
-    if limits.max_bytes is not None:
+    if limits.measured or limits.max_bytes is not None:
         for owner in await read(partial(_unmeasured_owners, only=only)):
             while sizes := await read(partial(_measure, owner=owner)):
                 await write(partial(_note_sizes, sizes=sizes))
@@ -110,6 +110,16 @@ def usage(conn: Connection, owner: str) -> Usage:
     ended = select(func.coalesce(func.sum(responses.c.num_bytes), 0))
     total = conn.execute(ended.where(responses.c.owner == owner, *_kept())).scalar_one()
     return Usage(int(held + total), int(held))
+
+
+def num_bytes(conn: Connection) -> int:
+    """What all owners store; hidden responses and those without a measure count nothing."""
+    ended = select(func.coalesce(func.sum(responses.c.num_bytes), 0)).where(*_kept())
+    gone = select(func.coalesce(func.sum(responses.c.num_bytes), 0)).where(
+        responses.c.deleted_at.is_not(None)
+    )
+    said = select(func.coalesce(func.sum(conversations.c.num_bytes), 0))
+    return sum(int(conn.execute(query).scalar_one()) for query in (ended, gone, said))
 
 
 def _held(owner: ColumnElement[str]) -> ColumnElement[int]:

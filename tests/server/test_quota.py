@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from server.access import OPERATOR
+from server.admin import keys
 from tests.support import wire
 from tests.support.running import http_client, running_app
 from tests.support.talk import WEATHER, Api, answer, call, calls
@@ -130,6 +132,40 @@ async def test_old_responses_make_room_at_once(tmp_path: Path) -> None:
         assert (await client.get(f"/v1/responses/{last}")).status_code == 200
         listed = (await client.get("/v1/responses", params={"limit": 100})).json()["data"]
         assert 1 <= len(listed) < 10
+
+
+async def test_a_full_store_takes_the_oldest_responses_of_whoever_writes_and_then_refuses(
+    tmp_path: Path,
+) -> None:
+    limit, each = 200_000, "x" * 20_000
+    async with running_app(tmp_path, max_store_bytes=limit) as server, http_client(server) as nobody:
+        storage = server.context.storage
+        made = [await keys.make(storage, OPERATOR, name=name) for name in ("ann", "bob")]
+        server.life.keys.forget()
+        assert (await nobody.get("/v1/responses")).status_code == 401
+        async with (
+            http_client(server, authorization=f"Bearer {made[0].key}") as ann,
+            http_client(server, authorization=f"Bearer {made[1].key}") as bob,
+        ):
+            told = [said(each)] * 3
+            kept = (await ann.post("/v1/conversations", json={"items": told})).json()["id"]
+            for _ in range(12):
+                assert (await Api(bob).create("say " + each))["status"] == "completed"
+                assert await storage.num_bytes() <= limit
+            assert 1 <= len((await bob.get("/v1/responses?limit=100")).json()["data"]) < 12
+            # What is left to ann holds nothing that could go: bob's responses do not go for her.
+            async with asyncio.timeout(10):
+                while (reply := await ann.post("/v1/conversations", json={"items": told})).status_code == 200:
+                    pass
+            refused = error(reply, 429)
+            assert (refused["type"], refused["code"]) == ("insufficient_quota", "insufficient_quota")
+            assert "of all its users" in refused["message"] and reply.headers["x-should-retry"] == "false"
+            assert (await bob.get("/v1/responses")).json()["data"] != []
+            assert (await ann.delete(f"/v1/conversations/{kept}")).status_code == 200
+            assert (await Api(bob).create("say " + each))["status"] == "completed", "his own oldest go for it"
+            async with asyncio.timeout(10):
+                while (await ann.post("/v1/conversations", json={"items": told[:1]})).status_code == 429:
+                    await asyncio.sleep(0.1)
 
 
 async def test_tool_outputs_count(tmp_path: Path) -> None:

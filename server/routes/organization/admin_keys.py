@@ -11,14 +11,14 @@ from server.access import ADMIN
 from server.admin import keys, projects
 from server.http import actor, context, json_reply, life, read_body
 from server.ignored import unread
-from server.routes.documented import needs
+from server.routes.documented import documented
 from server.routes.organization import asked
 from storage import NotFound, Storage, StoredKey
 
-router = APIRouter(prefix="/v1/organization/admin_api_keys", include_in_schema=False)
+router = APIRouter(prefix="/v1/organization/admin_api_keys")
 
 
-@router.get("", **needs(ADMIN))
+@router.get("", **documented("AdminKeys", ADMIN, query=("limit", "order:oldest", "after")))
 async def list_admin_keys(request: Request) -> Response:
     """One page, oldest first unless `order=desc`."""
     query = request.query_params
@@ -28,7 +28,7 @@ async def list_admin_keys(request: Request) -> Response:
     return asked.page([projects.admin_key(key) for key in page.data], has_more=page.has_more)
 
 
-@router.post("", **needs(ADMIN))
+@router.post("", **documented("MadeAdminKey", ADMIN, body="CreateAdminKey"))
 async def create_admin_key(request: Request) -> Response:
     """Make a key that may administer and nothing else; the reply is the only place of its value."""
     body = await read_body(request)
@@ -44,13 +44,13 @@ async def create_admin_key(request: Request) -> Response:
     return json_reply(orjson.dumps({**projects.admin_key(made.stored), "value": made.key}))
 
 
-@router.get("/{key_id}", **needs(ADMIN))
+@router.get("/{key_id}", **documented("AdminKey", ADMIN))
 async def get_admin_key(request: Request, key_id: str) -> Response:
     """One key, never its value."""
     return json_reply(orjson.dumps(projects.admin_key(await _key(context(request).storage, key_id))))
 
 
-@router.delete("/{key_id}", **needs(ADMIN))
+@router.delete("/{key_id}", **documented("DeletedKey", ADMIN))
 async def delete_admin_key(request: Request, key_id: str) -> Response:
     """End a key: at once on this server, within a second on others."""
     storage = context(request).storage

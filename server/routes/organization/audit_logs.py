@@ -13,16 +13,19 @@ from starlette.responses import Response
 from server.access import ADMIN
 from server.admin import audit
 from server.http import context, integer, json_reply, query_text
-from server.routes.documented import needs
+from server.routes.documented import documented
 from server.routes.organization import asked
 from storage import AuditFilter
 
-router = APIRouter(prefix="/v1/organization/audit_logs", include_in_schema=False)
+router = APIRouter(prefix="/v1/organization/audit_logs")
 
 MAX_SECONDS = 10**11
 
+LISTS = ("event_types", "actor_ids", "resource_ids", "project_ids")
+"""By what entries may be looked for."""
 
-@router.get("", **needs(ADMIN))
+
+@router.get("", **documented("AuditLogs", ADMIN, query=("limit", "after", "before", "effective_at", *LISTS)))
 async def list_audit_logs(request: Request) -> Response:
     """One page, newest first."""
     query = request.query_params
@@ -43,7 +46,7 @@ async def list_audit_logs(request: Request) -> Response:
     return json_reply(orjson.dumps(page))
 
 
-@router.get("/verify", **needs(ADMIN))
+@router.get("/verify", **documented("AuditVerification", ADMIN, query=("number",)))
 async def verify_audit_logs(request: Request) -> Response:
     """Whether nothing was changed or removed (extension). `number`: of an entry whose hash is wanted too."""
     number = integer(request.query_params, "number", minimum=0)

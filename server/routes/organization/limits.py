@@ -19,16 +19,17 @@ from server.errors import invalid_value
 from server.http import MAX_PAGE, actor, context, integer, json_reply, life, query_text, read_body
 from server.ignored import unread
 from server.limits import load_limits, read_limits
-from server.routes.documented import needs
+from server.routes.documented import documented
 from server.routes.limit_changes import read_limit_changes
 from server.routes.organization import asked
 from server.shapes import missing
+from server.usage import Prices
 from storage import NotFound, StoredOwner
 
-router = APIRouter(prefix="/v1/organization/projects/{project_id}", include_in_schema=False)
+router = APIRouter(prefix="/v1/organization/projects/{project_id}")
 
 
-@router.get("/rate_limits", **needs(ADMIN))
+@router.get("/rate_limits", **documented("RateLimits", ADMIN, query=("limit:all", "after", "before")))
 async def list_rate_limits(request: Request, project_id: str) -> Response:
     """One page, in the order in which the models are served. A model without limits of its own shows those of
     the whole project."""
@@ -49,7 +50,7 @@ async def list_rate_limits(request: Request, project_id: str) -> Response:
     return asked.page(page, has_more=len(found[first:last]) > limit)
 
 
-@router.post("/rate_limits/{rate_limit_id:path}", **needs(ADMIN))
+@router.post("/rate_limits/{rate_limit_id:path}", **documented("RateLimit", ADMIN, body="RateLimitChange"))
 async def update_rate_limit(request: Request, project_id: str, rate_limit_id: str) -> Response:
     """Change what a project may use of one model; null ends a limit."""
     body = await read_body(request)
@@ -63,25 +64,30 @@ async def update_rate_limit(request: Request, project_id: str, rate_limit_id: st
         if official in body:
             _check(official, name, body[official])
             changes[name] = body[official]
-    await projects.limit(storage, actor(request), project_id, {"models": {model: changes}})
+    prices = Prices(context(request).config)
+    await projects.limit(storage, prices, actor(request), project_id, {"models": {model: changes}})
     life(request).keys.forget()
     return json_reply(orjson.dumps(projects.rate_limit(await storage.get_owner(project_id), model)))
 
 
-@router.get("/limits", **needs(ADMIN))
+@router.get("/limits", **documented("ProjectLimits", ADMIN))
 async def get_limits(request: Request, project_id: str) -> Response:
-    """Everything that limits a project (extension)."""
-    return json_reply(orjson.dumps(await projects.limits(context(request).storage, project_id)))
+    """Everything that limits a project, and what it has used of budgets (extension)."""
+    here = context(request)
+    await here.meter.flush()
+    return json_reply(orjson.dumps(await projects.limits(here.storage, Prices(here.config), project_id)))
 
 
-@router.post("/limits", **needs(ADMIN))
+@router.post("/limits", **documented("ProjectLimits", ADMIN, body="ProjectLimitsChange"))
 async def update_limits(request: Request, project_id: str) -> Response:
     """Change limits of a project (extension): those that are not named stay, and null ends one."""
     body = await read_body(request)
     unread(body, ("limits",))
     if (changes := read_limit_changes(body)) is None:
         missing("limits")
-    changed = await projects.limit(context(request).storage, actor(request), project_id, changes)
+    here = context(request)
+    await here.meter.flush()
+    changed = await projects.limit(here.storage, Prices(here.config), actor(request), project_id, changes)
     life(request).keys.forget()
     return json_reply(orjson.dumps(changed))
 

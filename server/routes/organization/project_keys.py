@@ -15,16 +15,18 @@ from server.access import ADMIN
 from server.admin import keys, projects
 from server.http import actor, choice, context, json_reply, life, read_body
 from server.ignored import unread
-from server.routes.documented import needs
+from server.limits import used_by
+from server.routes.documented import documented
 from server.routes.limit_changes import read_limit_changes
 from server.routes.organization import asked
 from server.routes.organization.projects import account
+from server.usage import Prices
 from storage import NotFound, Storage, StoredKey, StoredOwner
 
-router = APIRouter(prefix="/v1/organization/projects/{project_id}", include_in_schema=False)
+router = APIRouter(prefix="/v1/organization/projects/{project_id}")
 
 
-@router.get("/api_keys", **needs(ADMIN))
+@router.get("/api_keys", **documented("ProjectKeys", ADMIN, query=("limit", "after", "owner_project_access")))
 async def list_keys(request: Request, project_id: str) -> Response:
     """One page, oldest first."""
     query, storage = request.query_params, context(request).storage
@@ -37,13 +39,16 @@ async def list_keys(request: Request, project_id: str) -> Response:
     return asked.page(found, has_more=page.has_more)
 
 
-@router.post("/api_keys", **needs(ADMIN))
+@router.post("/api_keys", **documented("MadeProjectKey", ADMIN, body="ProjectKeyChange", body_required=False))
 async def create_key(request: Request, project_id: str) -> Response:
     """Make a key (extension); the reply is the only place of its value."""
     return await _made(request, await context(request).storage.get_owner(project_id))
 
 
-@router.post("/service_accounts/{account_id}/api_keys", **needs(ADMIN))
+@router.post(
+    "/service_accounts/{account_id}/api_keys",
+    **documented("MadeProjectKey", ADMIN, body="ProjectKeyChange", body_required=False),
+)
 async def create_account_key(request: Request, project_id: str, account_id: str) -> Response:
     """Make a key as the official API does; the account's id is the project's."""
     return await _made(request, await account(context(request).storage, project_id, account_id))
@@ -65,15 +70,20 @@ async def _made(request: Request, owner: StoredOwner) -> Response:
     return json_reply(orjson.dumps(projects.made_key(made.stored, made.key)))
 
 
-@router.get("/api_keys/{key_id}", **needs(ADMIN))
+@router.get("/api_keys/{key_id}", **documented("ProjectKey", ADMIN))
 async def get_key(request: Request, project_id: str, key_id: str) -> Response:
-    """One key, never its value."""
-    storage = context(request).storage
+    """One key, never its value; and what it has used of budgets (extension)."""
+    here = context(request)
+    storage = here.storage
     key = await _key(storage, project_id, key_id)
-    return json_reply(orjson.dumps(projects.project_key(key, await storage.get_owner(project_id))))
+    found = projects.project_key(key, await storage.get_owner(project_id))
+    await here.meter.flush()
+    family = await storage.key_family(key_id)
+    used = await used_by(storage, Prices(here.config).cost, project_id, family)
+    return json_reply(orjson.dumps({**found, "used": used.as_json()}))
 
 
-@router.post("/api_keys/{key_id}", **needs(ADMIN))
+@router.post("/api_keys/{key_id}", **documented("ProjectKey", ADMIN, body="ProjectKeyChange"))
 async def update_key(request: Request, project_id: str, key_id: str) -> Response:
     """Change a key's name, scopes, limits or end. An empty list of scopes is `all`."""
     body = await read_body(request)
@@ -93,7 +103,9 @@ async def update_key(request: Request, project_id: str, key_id: str) -> Response
     return json_reply(orjson.dumps(projects.project_key(changed, await storage.get_owner(project_id))))
 
 
-@router.post("/api_keys/{key_id}/rotate", **needs(ADMIN))
+@router.post(
+    "/api_keys/{key_id}/rotate", **documented("MadeProjectKey", ADMIN, body="RotateKey", body_required=False)
+)
 async def rotate_key(request: Request, project_id: str, key_id: str) -> Response:
     """Make a key's successor (extension); the key itself is accepted for `grace_seconds` more."""
     body = await read_body(request, allow_empty=True)
@@ -112,7 +124,7 @@ async def rotate_key(request: Request, project_id: str, key_id: str) -> Response
     return json_reply(orjson.dumps(projects.made_key(made.stored, made.key)))
 
 
-@router.delete("/api_keys/{key_id}", **needs(ADMIN))
+@router.delete("/api_keys/{key_id}", **documented("DeletedKey", ADMIN))
 async def delete_key(request: Request, project_id: str, key_id: str) -> Response:
     """End a key: at once on this server, within a second on others."""
     storage = context(request).storage

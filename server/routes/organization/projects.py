@@ -9,16 +9,19 @@ from starlette.responses import Response
 
 from server.access import ADMIN
 from server.admin import projects
+from server.errors import ApiError
 from server.http import actor, context, flag, json_reply, life, read_body
 from server.ignored import unread
-from server.routes.documented import needs
+from server.routes.documented import documented, needs
 from server.routes.organization import asked
 from storage import NotFound, Storage, StoredOwner
 
-router = APIRouter(prefix="/v1/organization/projects", include_in_schema=False)
+PATH = "/v1/organization/projects"
+
+router = APIRouter(prefix=PATH)
 
 
-@router.get("", **needs(ADMIN))
+@router.get("", **documented("Projects", ADMIN, query=("limit", "after", "include_archived")))
 async def list_projects(request: Request) -> Response:
     """One page, oldest first; archived ones with `include_archived=true`."""
     query = request.query_params
@@ -28,7 +31,7 @@ async def list_projects(request: Request) -> Response:
     return asked.page([projects.project(owner) for owner in page.data], has_more=page.has_more)
 
 
-@router.post("", **needs(ADMIN))
+@router.post("", **documented("Project", ADMIN, body="ProjectName"))
 async def create_project(request: Request) -> Response:
     """Make an owner that has no key yet."""
     body = await read_body(request)
@@ -37,13 +40,13 @@ async def create_project(request: Request) -> Response:
     return json_reply(orjson.dumps(made))
 
 
-@router.get("/{project_id}", **needs(ADMIN))
+@router.get("/{project_id}", **documented("Project", ADMIN))
 async def get_project(request: Request, project_id: str) -> Response:
     """One owner."""
     return json_reply(orjson.dumps(projects.project(await context(request).storage.get_owner(project_id))))
 
 
-@router.post("/{project_id}", **needs(ADMIN))
+@router.post("/{project_id}", **documented("Project", ADMIN, body="ProjectName"))
 async def update_project(request: Request, project_id: str) -> Response:
     """Give an owner another name."""
     body = await read_body(request)
@@ -53,7 +56,7 @@ async def update_project(request: Request, project_id: str) -> Response:
     return json_reply(orjson.dumps(changed))
 
 
-@router.post("/{project_id}/archive", **needs(ADMIN))
+@router.post("/{project_id}/archive", **documented("Project", ADMIN))
 async def archive_project(request: Request, project_id: str) -> Response:
     """Revoke an owner's keys, for good; its data stays."""
     unread(await read_body(request, allow_empty=True), ())
@@ -62,7 +65,9 @@ async def archive_project(request: Request, project_id: str) -> Response:
     return json_reply(orjson.dumps(archived))
 
 
-@router.get("/{project_id}/service_accounts", **needs(ADMIN))
+@router.get(
+    "/{project_id}/service_accounts", **documented("ServiceAccounts", ADMIN, query=("limit", "after"))
+)
 async def list_service_accounts(request: Request, project_id: str) -> Response:
     """The one account that all keys of a project belong to."""
     asked.limit(request.query_params)
@@ -71,11 +76,25 @@ async def list_service_accounts(request: Request, project_id: str) -> Response:
     return asked.page(found, has_more=False)
 
 
-@router.get("/{project_id}/service_accounts/{account_id}", **needs(ADMIN))
+@router.get("/{project_id}/service_accounts/{account_id}", **documented("ServiceAccount", ADMIN))
 async def get_service_account(request: Request, project_id: str, account_id: str) -> Response:
     """The one account of a project, by the project's own id."""
     owner = await account(context(request).storage, project_id, account_id)
     return json_reply(orjson.dumps(projects.service_account(owner)))
+
+
+@router.post("/{project_id}/service_accounts", **needs(ADMIN), include_in_schema=False)
+@router.post("/{project_id}/service_accounts/{account_id}", **needs(ADMIN), include_in_schema=False)
+@router.delete("/{project_id}/service_accounts/{account_id}", **needs(ADMIN), include_in_schema=False)
+async def change_service_accounts(request: Request, project_id: str, account_id: str = "") -> Response:
+    """There is one account for as long as there is the project. ApiError 404 that says what to do instead."""
+    await context(request).storage.get_owner(project_id)
+    raise ApiError(
+        404,
+        "A project has one service account, whose id is the project's, and which is neither made, changed "
+        f"nor deleted by itself. Make and revoke keys of it, at '{PATH}/{project_id}/api_keys'.",
+        code="not_found",
+    )
 
 
 async def account(storage: Storage, project_id: str, account_id: str) -> StoredOwner:

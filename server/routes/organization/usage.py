@@ -14,7 +14,7 @@ from starlette.responses import Response
 from server.access import ADMIN, ADMIN_READS, Principal
 from server.clock import now_us
 from server.http import choice, context, integer, json_reply, principal, query_text
-from server.routes.documented import needs
+from server.routes.documented import documented
 from server.routes.organization import asked
 from server.shapes import missing, refuse
 from server.usage import (
@@ -29,16 +29,25 @@ from server.usage import (
 )
 from storage import NotFound
 
-router = APIRouter(prefix="/v1/organization", include_in_schema=False)
+router = APIRouter(prefix="/v1/organization")
 
 
 MAX_SECONDS = 10**11
+
+RANGE = ("start_time", "end_time", "page")
+FILTERS = ("group_by", "project_ids", "api_key_ids", "models")
+"""Parameters of every query."""
 
 NOBODY_HAS = ("user_ids", "vector_store_ids", "context_levels", "sizes", "sources")
 """Lists of what no usage here belongs to: asking for some of it is asking for nothing."""
 
 
-@router.get("/usage/{kind}", **needs(ADMIN_READS))
+@router.get(
+    "/usage/{kind}",
+    **documented(
+        "UsagePage", ADMIN_READS, query=(*RANGE, "bucket_width", "limit:buckets", "batch", *FILTERS)
+    ),
+)
 async def get_usage(request: Request, kind: str) -> Response:
     """One page of buckets, oldest first."""
     if kind not in KINDS:
@@ -51,7 +60,9 @@ async def get_usage(request: Request, kind: str) -> Response:
     return json_reply(orjson.dumps(await usage_page(here.storage, kind, wanted)))
 
 
-@router.get("/costs", **needs(ADMIN_READS))
+@router.get(
+    "/costs", **documented("CostsPage", ADMIN_READS, query=(*RANGE, "limit:days", *FILTERS, "line_items"))
+)
 async def get_costs(request: Request) -> Response:
     """One page of days, oldest first."""
     query, here = request.query_params, context(request)

@@ -289,7 +289,7 @@ class Loop:
         keep: bool = True,
     ) -> None:  # fmt: skip
         """Write the terminal event; whatever is open is closed first."""
-        run.stepping = False
+        run.stepping, run.ended = False, True
         ended_at = now_us()
         drafts, tokens = run.take_unlogged()
         drafts += run.assembler.interrupt()

@@ -85,6 +85,9 @@ class Run:
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
     refusal: Exception | None = None  # why the log did not take what it wrote
     stepping: bool = True  # False once it has ended or parked: what is left is to make that durable
+    ended: bool = False  # its terminal event is written
+    lost: bool = False  # the database takes nothing more of it: another process has it, or it is gone
+    purged: bool = False  # this process took it out of the database
 
     @classmethod
     def of(

@@ -189,6 +189,7 @@ class RunTasks:
     def _lost(self, run: Run, why: Exception) -> None:
         run.stepping = False
         if isinstance(why, RunLost):
+            run.lost = True
             self._feed.lose(run.plan.response_id)
         else:
             run.refusal = why

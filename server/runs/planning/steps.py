@@ -32,11 +32,18 @@ MAX_BROKEN_CALLS = 3
 
 @dataclass(slots=True)
 class Turn:
-    """The counters of one generation. input_tokens: the length of its prompt."""
+    """The counters of one generation. input_tokens: the length of its prompt. first_item: the output index of
+    its first item."""
 
     input_tokens: int
     cached_tokens: int
     output_tokens: int = 0
+    first_item: int = 0
+
+    @property
+    def num_limited(self) -> int:
+        """Tokens that count against limits: prompt tokens that the engine had cached do not."""
+        return self.input_tokens - self.cached_tokens + self.output_tokens
 
 
 @dataclass(slots=True)
@@ -80,7 +87,8 @@ class Progress:
             self.input_tokens += facts["input_tokens"]
             self.cached_tokens += facts["cached_tokens"]
             self.ended = None
-            self.turns.append(Turn(facts["input_tokens"], facts["cached_tokens"]))
+            turn = Turn(facts["input_tokens"], facts["cached_tokens"], first_item=facts["first_item"])
+            self.turns.append(turn)
         if self.turns:
             self.turns[-1].output_tokens = self.generation_tokens
         if "ended" in facts:
@@ -88,8 +96,12 @@ class Progress:
 
     @property
     def num_limited(self) -> int:
-        """Tokens that count against limits: prompt tokens that the engine had cached do not."""
-        return self.input_tokens - self.cached_tokens + self.output_tokens
+        """Tokens that count against limits, of all generations."""
+        return sum(turn.num_limited for turn in self.turns)
+
+    def limited_before(self, index: int) -> int:
+        """The same of those generations that had begun before the output's item of this index was there."""
+        return sum(turn.num_limited for turn in self.turns if turn.first_item <= index)
 
     def usage(self) -> dict[str, Any]:
         """The official usage object, and the same by turn: a list has one number for each generation."""

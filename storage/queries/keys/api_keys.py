@@ -128,6 +128,21 @@ def rotate(conn: Connection, id: str, successor: NewKey, until: int) -> StoredKe
     return _insert(conn, taken_over, replaces=id)
 
 
+def family(conn: Connection, id: str) -> tuple[str, ...]:
+    """A key with those that it has replaced, one after another, and those that have replaced them."""
+    replaced: str | None = id
+    found: set[str] = set()
+    while replaced is not None and replaced not in found:
+        found.add(replaced)
+        replaced = conn.execute(select(api_keys.c.replaces).where(api_keys.c.id == replaced)).scalar()
+    newest = found
+    while newest:
+        successors = select(api_keys.c.id).where(api_keys.c.replaces.in_(sorted(newest)))
+        newest = set(conn.execute(successors).scalars()) - found
+        found |= newest
+    return tuple(sorted(found))
+
+
 def touch(conn: Connection, used: Mapping[str, int]) -> None:
     """Notes when keys were last used: id -> time; a later time that is there stays."""
     for id, at in used.items():

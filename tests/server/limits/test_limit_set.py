@@ -38,6 +38,10 @@ def test_what_is_no_limit_is_refused(value: Any, message: str) -> None:
         (["tokens_per_day=many"], "no whole number"),
         (["tokens_per_day=-1"], "no whole number"),
         (["tokens_per_day=0"], "greater than or equal to 1"),
+        (["total_tokens=1.5"], "no whole number"),
+        (["total_cost=1,5"], "no number"),
+        (["total_cost=0"], "greater than 0"),
+        (["m:total_cost=1"], "no limit 'total_cost'"),
         (["models=3"], "no limit 'models'"),
     ],
 )
@@ -48,10 +52,17 @@ def test_words_that_are_no_limit_are_refused(words: list[str], message: str) -> 
 
 def test_words_change_what_was_there() -> None:
     before = read_limits({"requests_per_minute": 5, "models": {"a": {"tokens_per_day": 7}, "b": {}}})
-    words = ["requests_per_minute=none", "stored_bytes=9", "a:requests_per_day=2", "org/x:y:tokens_per_day=1"]
+    words = [
+        "requests_per_minute=none",
+        "total_cost=2.5",
+        "stored_bytes=9",
+        "a:requests_per_day=2",
+        "org/x:y:tokens_per_day=1",
+    ]
     after = changed(before, parse_limits(words))
     assert after.given() == {
         "stored_bytes": 9,
+        "total_cost": 2.5,
         "models": {"a": {"tokens_per_day": 7, "requests_per_day": 2}, "org/x:y": {"tokens_per_day": 1}},
     }
     assert load_limits(after.dump()) == after

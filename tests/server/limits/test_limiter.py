@@ -19,7 +19,9 @@ from server.errors import ApiError
 from server.limits import LimitSet, Subject
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
-from tests.support.talk import BUILTIN
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call
+from tests.support.usage import told
+from tests.support.usage import used as summed
 from tests.support.wire import Json
 
 MODEL = "antiphon-scripted"
@@ -155,6 +157,63 @@ async def test_what_fails_is_cancelled_or_left_gives_back_the_rest(tmp_path: Pat
         await until(given_back)
 
 
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+async def test_a_response_that_goes_on_after_a_restart_counts_what_it_used(
+    tmp_path: Path, restarts: int
+) -> None:
+    """It waits for its client, goes on with an answer, and is cut in the midst of that, once or twice."""
+    gate = Gate()
+
+    def script(request: GenerateRequest, prompt: str) -> Iterator[Step]:
+        if request.generation == 0:
+            yield from obey(request, prompt)
+            return
+        yield Say("one two three four")
+        yield gate.wait()
+        yield Say(" five")
+
+    settings = {"owner_limit": ("tokens_per_day=100000",)}
+    asked = {"tools": [WEATHER], "await_tool_outputs": True, "background": True}
+    async with (
+        live_app(tmp_path, ScriptedEngine(script), **settings) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        made = await api.create(call(), **asked)
+        async with asyncio.timeout(10):
+            while not (waiting := await api.get(made["id"])).get("pending_tool_calls"):
+                await asyncio.sleep(0.01)
+        [pending] = waiting["pending_tool_calls"]
+        await api.outputs(made["id"], {pending["call_id"]: "sunny"})
+        await gate.reached.wait()
+        if not restarts:
+            gate.release.set()
+            await api.ended(made["id"])
+    for left in reversed(range(restarts)):
+        gate.reached.clear()
+        if not left:
+            gate.release.set()
+        async with (
+            live_app(tmp_path, ScriptedEngine(script), **settings) as server,
+            http_client(server) as client,
+        ):
+            if left:
+                await gate.reached.wait()
+            else:
+                await Api(client).ended(made["id"])
+    async with live_app(tmp_path, **settings) as server, http_client(server) as client:
+        done = await Api(client).get(made["id"])
+        usage = done["usage"]
+        assert await summed(server) == told(done), "what the log says, once"
+        assert usage["input_tokens_details"]["cached_tokens"] == 0
+        # The first request after a start learns what is used.
+        more = (await client.post("/v1/completions", json={"prompt": "say hi"})).json()["usage"]
+        total = usage["total_tokens"] + more["total_tokens"]
+        left = int((await client.get("/v1/models")).headers["x-ratelimit-remaining-tokens"])
+        came_back = 100_000 * 60 // 86_400  # within a minute, more than this test takes
+        assert total - came_back <= 100_000 - left <= total + 1
+
+
 async def test_tokens_are_refused_before_a_response_exists(tmp_path: Path) -> None:
     limits = ("tokens_per_minute=150", "requests_per_minute=100")
     async with running_app(tmp_path, owner_limit=limits) as server, http_client(server) as client:
@@ -215,6 +274,24 @@ async def test_keys_owners_and_models_each_have_their_limits(tmp_path: Path) -> 
             headers = (await second.get("/v1/models")).headers
             assert headers["x-ratelimit-limit-requests"] == "3"
             assert headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_ids_with_colons_have_limits_of_their_own(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as server:
+        limiter, one = server.context.limiter, {"requests_per_minute": 1, "concurrent_requests": 1}
+        asked = [
+            ([Subject("owner", "a", LimitSet.model_validate({"models": {name: one}}))], name)
+            for name in ("b", "b:c", "%3Ab")
+        ]
+        asked += [
+            ([Subject("owner", id, LimitSet.model_validate(one))], "b")
+            for id in ("a:b", "a:b:c", "a%3Ab", "a::b")
+        ]
+        for subjects, model in asked:
+            await limiter.enter(subjects, model)
+        for subjects, model in asked:
+            with pytest.raises(ApiError):
+                await limiter.enter(subjects, model)
 
 
 async def test_a_server_without_limits_says_nothing_of_them(client: httpx.AsyncClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from server.schema.items import normalize_input
 from server.schema.responses import parse_create, parse_input_tokens
 from tests.server.schema.test_responses import AGENTS, CODEX, LLAMA_INDEX, VERCEL
 from tests.server.schema.test_unheard_members import BODIES, create, tool_outputs
+from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
 
 Json = dict[str, Any]
@@ -63,12 +65,16 @@ def refs(value: Any) -> Iterator[str]:
             yield from refs(each)
 
 
+HIDDEN = re.compile(r"^/(openapi.json|docs|health|ping|ready)$|/service_accounts(/\{account_id\})?$")
+
+
 async def test_the_document_names_every_route_and_every_schema(client: httpx.AsyncClient) -> None:
     found = (await client.get("/openapi.json")).json()
     assert found["openapi"].startswith("3.1")
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    # What administrators ask has its page in the guide to keys, with the official API as its reference.
-    public = [route for route in routes if not route.path.startswith(("/admin", "/v1/organization"))]
+    public = [route for route in routes if route.include_in_schema]
+    for route in routes:  # the commands' own way into a server, and what is never carried out
+        assert route in public or route.path.startswith("/admin") or HIDDEN.search(route.path), route.path
     expected = {
         (route.path.replace(":path", ""), method.lower())
         for route in public
@@ -172,6 +178,95 @@ async def test_replies_fit_the_document(client: httpx.AsyncClient) -> None:
     await got("Error", "POST", "/v1/responses", {})
 
 
+async def test_replies_to_administrators_fit_the_document(server_app: Running) -> None:
+    found = document(create_app(server_app.life))["paths"]
+    asked: set[tuple[str, str]] = set()
+    base = "/v1/organization"
+
+    async with http_client(server_app, authorization=f"Bearer {server_app.life.admin_token}") as client:
+
+        async def got(
+            method: str, template: str, body: Json | None = None, query: str = "", **ids: str
+        ) -> Json:
+            operation = found[base + template][method.lower()]
+            asked.add((base + template, method.lower()))
+            if body is not None:
+                said = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+                check(said.rpartition("/")[2], body)
+            reply = await client.request(method, base + template.format(**ids) + query, json=body)
+            assert reply.status_code == 200 and HEADER not in reply.headers, reply.text
+            schema = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+            check(schema.rpartition("/")[2], reply.json())
+            known = {each["name"] for each in operation["parameters"] if each["in"] == "query"}
+            told = httpx.QueryParams(query.removeprefix("?")).keys()
+            assert {name.partition("[")[0] for name in told} <= known
+            answer: Json = reply.json()
+            return answer
+
+        chat = {"messages": [{"role": "user", "content": "say hi"}]}
+        assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
+        team = (await got("POST", "/projects", {"name": "Sales"}))["id"]
+        at = {"project_id": team, "account_id": team}
+        await got("POST", "/projects/{project_id}", {"name": "Buying"}, **at)
+        await got("GET", "/projects/{project_id}", **at)
+        await got("GET", "/projects", query="?limit=5&after=&include_archived=true")
+        await got("GET", "/projects/{project_id}/service_accounts", query="?limit=5&after=", **at)
+        await got("GET", "/projects/{project_id}/service_accounts/{account_id}", **at)
+        keys, limits = (
+            "/projects/{project_id}/api_keys",
+            {"total_cost": 2.5, "models": {"m": {"tokens_per_day": 1}}},
+        )
+        told = {"name": "x", "scopes": ["responses"], "limits": limits, "expires_in_seconds": 60}
+        await got("POST", "/projects/{project_id}/service_accounts/{account_id}/api_keys", told, **at)
+        at["key_id"] = (await got("POST", keys, told, **at))["id"]
+        await got("GET", keys, query="?limit=5&after=&owner_project_access=active", **at)
+        await got("POST", f"{keys}/{{key_id}}", {"name": "y", "limits": {"total_cost": None}}, **at)
+        assert (await got("GET", f"{keys}/{{key_id}}", **at))["used"]["total_tokens"] == 0
+        await got("POST", f"{keys}/{{key_id}}/rotate", {"grace_seconds": 0}, **at)
+        at["rate_limit_id"] = "rl-antiphon-scripted"
+        rates = "/projects/{project_id}/rate_limits"
+        await got("POST", f"{rates}/{{rate_limit_id}}", {"max_requests_per_1_minute": 3}, **at)
+        await got("GET", rates, query="?limit=5", **at)
+        await got("POST", "/projects/{project_id}/limits", {"limits": {"total_tokens": 9, "weight": 2}}, **at)
+        await got("GET", "/projects/{project_id}/limits", **at)
+        made = await got("POST", "/admin_api_keys", {"name": "ops", "expires_in_seconds": 60})
+        await got("GET", "/admin_api_keys", query="?limit=5&order=desc&after=")
+        await got("GET", "/admin_api_keys/{key_id}", key_id=made["id"])
+        await got("DELETE", "/admin_api_keys/{key_id}", key_id=made["id"])
+        other = (await got("POST", keys, {"name": "z"}, **at))["id"]
+        await got("DELETE", f"{keys}/{{key_id}}", **{**at, "key_id": other})
+        query = f"?limit=5&effective_at[gte]=1&event_types=project.created&resource_ids={team}"
+        query += f"&project_ids={team}&actor_ids=operator"
+        [log] = (await got("GET", "/audit_logs", query=query))["data"]
+        assert log["type"] == "project.created"
+        await got("GET", "/audit_logs/verify", query="?number=1")
+        within = f"?start_time={int(time.time()) - 60}&group_by=model&models=antiphon-scripted&limit=3"
+        page = await got(
+            "GET", "/usage/{kind}", query=within + "&bucket_width=1h&batch=false", kind="completions"
+        )
+        assert page["data"][-1]["results"]
+        await got("GET", "/costs", query=within.replace("model&", "line_item&"))
+        await got("POST", "/projects/{project_id}/archive", **at)
+    everything = {(path, method) for path in found if path.startswith(base) for method in found[path]}
+    assert asked == everything
+
+
+@pytest.mark.parametrize("path", ["", "/{id}", "/another"])
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+async def test_service_accounts_are_not_made_by_themselves(
+    server_app: Running, path: str, method: str
+) -> None:
+    async with http_client(server_app, authorization=f"Bearer {server_app.life.admin_token}") as client:
+        at = "/v1/organization/projects/local/service_accounts" + path.format(id="local")
+        reply = await client.request(method, at, json={"name": "bot"})
+        if (method, path) == ("DELETE", ""):
+            assert reply.status_code == 405
+            return
+        error = wire.validate_error(reply.json())
+        assert (reply.status_code, error["code"]) == (404, "not_found")
+        assert "/projects/local/api_keys" in error["message"]
+
+
 async def test_streams_fit_the_document(tmp_path: Path) -> None:
     async with live_app(tmp_path) as running, http_client(running) as client:
         for path, schema, body in (
@@ -206,6 +301,8 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
         "scope": "all",
     }
     for template, methods in found["paths"].items():
+        if template.startswith("/v1/organization"):
+            continue  # another test asks as an administrator
         path = template.format(
             response_id=made, conversation_id=conversation, item_id="msg_a", model_id="antiphon-scripted"
         )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from engine import ScriptedEngine
+from server.limits import Charge
 from server.runs.cluster import presence
 from server.runs.cluster.leases import BUSY, IDLE, Watch
 from server.runs.cluster.presence import Presence
@@ -267,6 +268,32 @@ async def test_a_server_that_was_only_paused_writes_nothing(fleet: Fleet) -> Non
         assert await b.api.replay(live.id) == live.raw
         wire.check_stream(wire.events(await b.api.replay(late["id"])))
         assert await used(a.server) == told(done, end), "what it wrote late is not counted"
+
+
+async def test_what_another_server_ends_counts_once_against_limits(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"owner_limit": ("tokens_per_day=100000",)}
+    a = await fleet.add(Gate(), **limits)
+    begun = await a.api.create("hi", background=True)
+    await a.gate.reached.wait()
+    await a.pause()
+    b = await fleet.add(**limits)
+    settled: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
+    for name, replica in (("a", a), ("b", b)):
+        limiter, log = replica.server.context.limiter, settled[name]
+
+        def settle(charge: Charge, tokens: int, log: list[tuple[int, int]] = log) -> None:
+            log.append((charge.tokens, tokens))
+
+        monkeypatch.setattr(limiter, "settle", settle)
+    done = await b.api.ended(begun["id"])
+    await until(lambda: b.server.context.runs.num_active == 0)
+    a.gate.release.set()
+    await until(lambda: a.server.context.runs.num_active == 0)
+    [(reserved, rest)] = settled["b"]
+    assert reserved + rest == done["usage"]["total_tokens"]
+    assert settled["a"] == []
 
 
 async def test_a_server_that_is_stopped_hands_over_at_once(fleet: Fleet) -> None:

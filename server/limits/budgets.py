@@ -1,0 +1,150 @@
+"""Budgets: how much an owner or a key may use in all, of tokens or of money. What is used never comes back.
+
+A budget is compared with the sums of usage, which are exact. They are read at most once a second for each
+owner and key, and only the latest hours of them: what is older is read every few minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from server.clock import now_us
+from server.errors import ApiError
+from storage import Counts, UsageFilter
+
+if TYPE_CHECKING:
+    from storage import Storage
+
+Cost = Callable[[str, Counts], Decimal]
+"""From a model and what was used of it to what that costs."""
+
+FRESH_S = 1.0
+"""How long a reading is believed."""
+
+BEFORE_S = 600.0
+"""How long the reading of what lies more than an hour back is believed."""
+
+HOUR = 3600 * 1_000_000
+
+ALL_TIME = 1 << 62
+"""A width of buckets, in microseconds, of which one holds everything."""
+
+MAX_READINGS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What was used in all. tokens: of prompts, without those that the engine had cached, and of answers."""
+
+    tokens: int = 0
+    cost: Decimal = Decimal(0)
+
+    def __add__(self, other: Used) -> Used:
+        return Used(self.tokens + other.tokens, self.cost + other.cost)
+
+    def as_json(self) -> dict[str, int | float]:
+        """By the names of the budgets."""
+        return {"total_tokens": self.tokens, "total_cost": float(self.cost)}
+
+
+async def used_by(
+    storage: Storage,
+    cost: Cost,
+    owner: str,
+    key_ids: tuple[str, ...] = (),
+    *,
+    since: int = 0,
+    before: int = ALL_TIME,
+) -> Used:
+    """What an owner used, by these keys or by all, from `since` to before `before`, in microseconds."""
+    wanted = UsageFilter("completions", since, before, owners=(owner,), key_ids=key_ids)
+    found = Used()
+    for one in await storage.usage_sums(wanted, ("model",), ALL_TIME):
+        counts = one.counts
+        tokens = counts.input_tokens - counts.cached_tokens + counts.output_tokens
+        found += Used(tokens, cost(str(one.by["model"]), counts))
+    return found
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What was used by `border`, in microseconds, as it was known at `border_at`, and in all, as it was known
+    at `at`; both in seconds of the monotonic clock."""
+
+    key_ids: tuple[str, ...]
+    border: int
+    before: Used
+    border_at: float
+    total: Used
+    at: float
+
+
+class Budgets:
+    """The budgets of all owners and keys, as this process applies them."""
+
+    def __init__(self, storage: Storage, cost: Cost) -> None:
+        self._storage = storage
+        self._cost = cost
+        self._readings: dict[tuple[str, str | None], _Reading] = {}
+        self._reading: dict[tuple[str, str | None], asyncio.Task[_Reading]] = {}
+
+    async def require(
+        self, owner: str, key_id: str | None, tokens: int | None, cost: float | None
+    ) -> tuple[str, ApiError] | None:
+        """None while the budgets of an owner, or of one key of it, are not spent; else the limit's name and
+        the error 403. tokens, cost: the budgets. Raises StorageUnavailable."""
+        used = (await self._read(owner, key_id)).total
+        whose = "Your project" if key_id is None else "Your API key"
+        if tokens is not None and used.tokens >= tokens:
+            return "total_tokens", _spent(f"{whose} has used {used.tokens} tokens of {tokens}")
+        if cost is not None and used.cost >= Decimal(str(cost)):
+            return "total_cost", _spent(f"{whose} has used {used.cost:.4f} of its budget of {cost:g}")
+        return None
+
+    async def _read(self, owner: str, key_id: str | None) -> _Reading:
+        """A fresh reading. Requests that come while it is made wait for that one."""
+        name = (owner, key_id)
+        known = self._readings.get(name)
+        if known is not None and time.monotonic() - known.at < FRESH_S:
+            return known
+        task = self._reading.get(name)
+        if task is None:
+            task = self._reading[name] = asyncio.create_task(self._make(owner, key_id, known))
+            task.add_done_callback(lambda task: self._made(name, task))
+        return await asyncio.shield(task)
+
+    def _made(self, name: tuple[str, str | None], task: asyncio.Task[_Reading]) -> None:
+        del self._reading[name]
+        if not task.cancelled() and task.exception() is None:
+            if len(self._readings) >= MAX_READINGS:
+                self._readings.clear()
+            self._readings[name] = task.result()
+
+    async def _make(self, owner: str, key_id: str | None, known: _Reading | None) -> _Reading:
+        at = time.monotonic()
+        if known is None or at - known.border_at >= BEFORE_S:
+            key_ids = () if key_id is None else await self._storage.key_family(key_id)
+            now = now_us()
+            # An hour back, so that what is counted late is not on the wrong side.
+            border = now - now % HOUR - HOUR
+            before = await used_by(self._storage, self._cost, owner, key_ids, before=border)
+            known = _Reading(key_ids, border, before, at, before, at)
+        latest = await used_by(self._storage, self._cost, owner, known.key_ids, since=known.border)
+        return _Reading(known.key_ids, known.border, known.before, known.border_at, known.before + latest, at)
+
+
+def _spent(told: str) -> ApiError:
+    """403 `insufficient_quota`: waiting does not help."""
+    message = f"{told}. What is used of this budget does not come back: ask an administrator for more."
+    return ApiError(
+        403,
+        message,
+        code="insufficient_quota",
+        type="insufficient_quota",
+        headers={"x-should-retry": "false"},
+    )

@@ -1,0 +1,221 @@
+"""Describes what administrators send and are told, as JSON Schema for the OpenAPI document.
+
+The objects have the official shapes, with what is an extension marked so. Tests check real replies against
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from server.limits import LimitSet, ModelLimits
+from server.schema import description
+from server.schema.description import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, listed, of, ref
+from server.shapes import Schema
+
+_TIME: Schema = {**INTEGER, "description": "Unix seconds."}
+_SCOPES = listed(STRING)
+_EXPIRES: Schema = {
+    **INTEGER,
+    "minimum": 1,
+    "description": "An extension. How long the key lives, in seconds.",
+}
+_USED: Schema = {
+    **of({"total_tokens": INTEGER, "total_cost": NUMBER}),
+    "description": "An extension. What was used of budgets.",
+}
+_FOR_EACH_MODEL = ("max_requests_per_1_minute", "max_tokens_per_1_minute", "max_requests_per_1_day")
+_OF_A_MODEL: Mapping[str, Schema] = {
+    name: {**INTEGER, "minimum": 1} for name in (*_FOR_EACH_MODEL, "max_tokens_per_1_day")
+}
+
+
+def _limit_set() -> Schema:
+    """What can be limited, of everything and of single models; null is no limit, and ends one."""
+
+    def members(model: type[LimitSet | ModelLimits]) -> dict[str, Schema]:
+        return {
+            name: description.field_schema(model, name) or {}
+            for name in model.model_fields
+            if name != "models"
+        }
+
+    model = {"type": "object", "properties": members(ModelLimits), "additionalProperties": False}
+    models: Schema = {"type": "object", "additionalProperties": model}
+    return {
+        "type": "object",
+        "properties": {**members(LimitSet), "models": models},
+        "additionalProperties": False,
+    }
+
+
+def _key(object_name: str, owner: Schema, **more: Schema) -> Schema:
+    return of(
+        {
+            "object": {"const": object_name},
+            "id": STRING,
+            "name": STRING,
+            "redacted_value": STRING,
+            "created_at": _TIME,
+            "scopes": _SCOPES,
+            "limits": ref("Limits"),
+            "owner": owner,
+            **more,
+        },
+        {"expires_at": _TIME, "last_used_at": _TIME, "replaces": STRING, "used": _USED},
+    )
+
+
+def _with_value(key: Schema) -> Schema:
+    """A key that was just made: the reply is the only place of its value."""
+    return {
+        **key,
+        "properties": {**key["properties"], "value": STRING},
+        "required": [*key["required"], "value"],
+    }
+
+
+def _page(of_what: str) -> Schema:
+    return of(
+        {"object": {"const": "list"}, "data": listed(ref(of_what)), "has_more": BOOLEAN},
+        {"first_id": STRING, "last_id": STRING},
+    )
+
+
+def _buckets(result: str) -> Schema:
+    bucket = of(
+        {
+            "object": {"const": "bucket"},
+            "start_time": _TIME,
+            "end_time": _TIME,
+            "results": listed(ref(result)),
+        }
+    )
+    return of(
+        {"object": {"const": "page"}, "data": listed(bucket), "has_more": BOOLEAN}, {"next_page": STRING}
+    )
+
+
+@cache
+def _schemas() -> Mapping[str, Schema]:
+    account = of(
+        {
+            "object": {"const": "organization.project.service_account"},
+            "id": STRING,
+            "name": STRING,
+            "role": {"enum": ["owner", "member"]},
+            "created_at": _TIME,
+        }
+    )
+    admin_key = _key("organization.admin_api_key", OBJECT)
+    project_key = _key(
+        "organization.project.api_key",
+        of({"type": {"const": "service_account"}, "service_account": ref("ServiceAccount")}),
+        owner_project_access={"enum": ["active", "inactive"]},
+    )
+    made = of(
+        {
+            "object": {"const": "organization.project.service_account.api_key"},
+            "id": STRING,
+            "name": STRING,
+            "value": STRING,
+            "created_at": _TIME,
+            "scopes": _SCOPES,
+            "limits": ref("Limits"),
+        },
+        {"expires_at": _TIME, "replaces": STRING},
+    )
+    told = {"name": STRING, "scopes": _SCOPES, "expires_in_seconds": _EXPIRES, "limits": ref("Limits")}
+    counted = ("input_tokens", "input_cached_tokens", "output_tokens", "output_reasoning_tokens")
+    groups = ("project_id", "user_id", "api_key_id", "model", "service_tier", "line_item", "api_source")
+    return {
+        "Limits": _limit_set(),
+        "CreateAdminKey": of({"name": STRING}, {"expires_in_seconds": _EXPIRES}),
+        "AdminKey": admin_key,
+        "MadeAdminKey": _with_value(admin_key),
+        "AdminKeys": _page("AdminKey"),
+        "ProjectName": of({"name": STRING}),
+        "Project": of(
+            {
+                "object": {"const": "organization.project"},
+                "id": STRING,
+                "name": STRING,
+                "created_at": _TIME,
+                "status": {"enum": ["active", "archived"]},
+            },
+            {"archived_at": _TIME},
+        ),
+        "Projects": _page("Project"),
+        "ServiceAccount": account,
+        "ServiceAccounts": _page("ServiceAccount"),
+        "ProjectKeyChange": of({}, told),
+        "ProjectKey": project_key,
+        "ProjectKeys": _page("ProjectKey"),
+        "MadeProjectKey": made,
+        "RotateKey": of(
+            {},
+            {
+                "grace_seconds": {**INTEGER, "minimum": 0, "description": "How long the key lives on."},
+                "expires_in_seconds": _EXPIRES,
+            },
+        ),
+        "RateLimit": of(
+            {"object": {"const": "project.rate_limit"}, "id": STRING, "model": STRING}, _OF_A_MODEL
+        ),
+        "RateLimits": _page("RateLimit"),
+        "RateLimitChange": of({}, _OF_A_MODEL),
+        "ProjectLimits": of({"object": {"const": "project.limits"}, "limits": ref("Limits"), "used": _USED}),
+        "ProjectLimitsChange": of({"limits": ref("Limits")}),
+        "AuditLog": of(
+            {
+                "id": STRING,
+                "type": {**STRING, "description": "The details stand in the member of this name."},
+                "effective_at": _TIME,
+                "actor": of(
+                    {"type": {"enum": ["session", "api_key"]}}, {"session": OBJECT, "api_key": OBJECT}
+                ),
+                "antiphon": {
+                    **of({"number": INTEGER, "hash": STRING}, {"request_id": STRING, "ip_address": STRING}),
+                    "description": "An extension.",
+                },
+            },
+            {"project": of({"id": STRING})},
+        ),
+        "AuditLogs": _page("AuditLog"),
+        "AuditVerification": of(
+            {
+                "object": {"const": "organization.audit_log.verification"},
+                "number": INTEGER,
+                "hash": STRING,
+            },
+            {"broken": INTEGER, "hash_of": STRING},
+        ),
+        "UsageResult": of(
+            {"object": STRING},
+            {
+                **dict.fromkeys((*counted, "num_model_requests", "num_sessions", "num_requests"), INTEGER),
+                **dict.fromkeys(groups, STRING),
+                "batch": BOOLEAN,
+            },
+        ),
+        "UsagePage": _buckets("UsageResult"),
+        "CostsResult": of(
+            {
+                "object": {"const": "organization.costs.result"},
+                "amount": of({"value": NUMBER, "currency": STRING}),
+            },
+            {
+                "quantity": NUMBER,
+                "quantity_unit": STRING,
+                **dict.fromkeys(("project_id", "user_id", "api_key_id", "line_item", "api_source"), STRING),
+            },
+        ),
+        "CostsPage": _buckets("CostsResult"),
+        "DeletedKey": of({"id": STRING, "object": STRING, "deleted": {"const": True}}),
+    }
+
+
+def components() -> Mapping[str, Schema]:
+    """The schemas of the document, by name, those of administrators last."""
+    return {**description.components(), **_schemas()}
