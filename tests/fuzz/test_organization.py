@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.access import ADMIN, OPERATOR_ONLY
+from server.access import ADMIN, ADMIN_READS, OPERATOR_ONLY
 from tests.fuzz import organization
 from tests.fuzz.organization import Ask, fuzz, routes
 
@@ -49,4 +49,4 @@ def test_what_is_wrong_with_a_reply(why: str | None, scopes: str | None, status:
 
 
 def test_every_route_for_administrators_and_operators_is_asked() -> None:
-    assert {scope for _, _, scope in routes()} == {ADMIN, OPERATOR_ONLY, organization.ADMIN_READS}
+    assert {scope for _, _, scope in routes()} == {ADMIN, OPERATOR_ONLY, ADMIN_READS}
