@@ -32,6 +32,7 @@ chaos: $(DEVEL) ## what RELIABILITY.md is made of, 40 minutes (make chaos ARGS="
 fuzz: $(DEVEL) ## hostile fields, grammars and HTTP, from a seed (make fuzz ARGS="--requests 50000 --seed 7")
 	$(BIN)/python -m tests.fuzz.sampling $(or $(ARGS),--requests 20000)
 	$(BIN)/python -m tests.fuzz.grammars $(or $(ARGS),--requests 20000)
+	$(BIN)/python -m tests.fuzz.organization $(or $(ARGS),--requests 20000)
 	$(BIN)/python -m tests.fuzz.shapes $(or $(ARGS),--requests 20000)
 
 check: lint types test ## what CI runs: format, lint, types, tests

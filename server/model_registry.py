@@ -133,6 +133,7 @@ def build_engine(config: Config) -> Engine:
         return ScriptedEngine(
             name=name,
             tick_s=config.tick_s,
+            max_running=config.max_num_seqs,
             max_waiting=config.max_waiting,
             chat_template=chat_template(config),
             allow_special_tokens=config.allow_special_tokens,

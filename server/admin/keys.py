@@ -34,6 +34,10 @@ GRACE_S = 24 * 3600
 # What can be done
 
 
+class NoSuchOwner(ValueError):
+    """What is named as the owner of a new key looks like the id of an owner, and there is none of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class MadeKey:
     """A key that was just made. key: itself; nobody can see it again."""
@@ -158,12 +162,11 @@ def unix(at: int | None) -> int | None:
 
 async def create(storage: Storage, by: Actor, **asked: Any) -> dict[str, Any]:
     """Make a key (`make`); the reply is the only place where `key` ever stands. `first`: there was no live
-    one. `new_owner`: nothing was known of the owner that was named. ValueError also for an id of an owner
-    that there is not."""
+    one. `new_owner`: nothing was known of the owner that was named. NoSuchOwner."""
     first, owner = not await storage.any_key(), asked.get("owner")
     known = owner is None or owner == LOCAL_OWNER or await _is_known(storage, owner)
     if owner is not None and not known and owner.startswith(OWNER_PREFIX):
-        raise ValueError(f"there is no owner {owner!r}: `antiphon owners create NAME` makes one")
+        raise NoSuchOwner(f"there is no owner {owner!r}: `antiphon owners create NAME` makes one")
     made = await make(storage, by, **asked)
     return {**as_json(made.stored), "key": made.key, "first": first, "new_owner": not known}
 

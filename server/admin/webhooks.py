@@ -30,17 +30,21 @@ MAX_URL = 2048
 # What can be done
 
 
+class NoSuchEvent(ValueError):
+    """There are no notices of a type of event that is named."""
+
+
 async def add(
     storage: Storage, by: Actor, *, url: str, owner: str, event_types: Sequence[str], allow_http: bool
 ) -> dict[str, Any]:
     """Add a webhook; the reply is the only place where `signing_secret` ever stands.
 
-    event_types: none means all. ValueError for a URL or a type that it cannot have.
+    event_types: none means all. ValueError for a URL that it cannot have, NoSuchEvent.
     """
     check_url(url, allow_http=allow_http)
     for type in event_types:
         if type not in EVENT_TYPES:
-            raise ValueError(f"there is no event '{type}', only {', '.join(EVENT_TYPES)}")
+            raise NoSuchEvent(f"there is no event '{type}', only {', '.join(EVENT_TYPES)}")
     webhook = StoredWebhook(
         id=f"hook_{secrets.token_hex(12)}",
         owner=owner,

@@ -117,7 +117,8 @@ class Meters:
         """
         if self._could_do_without_asking(wanted):
             return self._taken(wanted)
-        for meter, units in wanted:
+        waited = [(meter, units) for meter, units in wanted if units]
+        for meter, units in waited:
             self._waiting[meter] = self._waiting.get(meter, 0) + units
         try:
             async with self._asking:
@@ -125,7 +126,7 @@ class Meters:
                     await self._ask([(meter, max(1, units)) for meter, units in wanted])
                 return self._taken(wanted)
         finally:
-            for meter, units in wanted:
+            for meter, units in waited:
                 self._waiting[meter] -= units
                 if not self._waiting[meter]:
                     del self._waiting[meter]

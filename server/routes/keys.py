@@ -41,6 +41,8 @@ async def create_key(request: Request) -> Response:
     }
     try:
         made = await keys.create(context(request).storage, actor(request), **asked)
+    except keys.NoSuchOwner as error:
+        raise invalid_value("owner", str(error)) from None
     except ValueError as error:
         raise invalid_value("scopes", str(error)) from None
     life(request).keys.forget()

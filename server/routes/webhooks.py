@@ -40,7 +40,8 @@ async def add_webhook(request: Request) -> Response:
             allow_http=allow_http,
         )
     except ValueError as exc:
-        raise ApiError(400, str(exc), code="invalid_webhook") from None
+        param = "event_types" if isinstance(exc, webhooks.NoSuchEvent) else "url"
+        raise ApiError(400, str(exc), param=param, code="invalid_webhook") from None
     return json_reply(orjson.dumps(made))
 
 

@@ -17,7 +17,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos import bombs, clients, disks, engines, hostile, kills, migrations, processes, replicas  # noqa: F401
+from tests.chaos import (  # noqa: F401
+    bombs,
+    clients,
+    disks,
+    engines,
+    hostile,
+    kills,
+    migrations,
+    overload,
+    processes,
+    replicas,
+    soak,
+)
 from tests.chaos.report import ROWS, Form, Report, Row, carry_out
 
 

@@ -174,6 +174,8 @@ async def test_the_admin_routes_check_what_they_are_told(server_app: Running) ->
             ("owner", {"owner": ""}),
             ("owner", {"owner": 1}),
             ("before", {"owner": "a", "before": "now"}),
+            ("before", {"owner": "local", "before": True}),
+            ("before", {"owner": "local", "before": 1 << 63}),
             ("keys", {"owner": "a", "keys": 1}),
         ):
             assert (await api.fails(400, "POST", "/admin/purge", json=body))["param"] == param

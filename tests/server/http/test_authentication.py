@@ -160,6 +160,13 @@ async def make_key(client: httpx.AsyncClient, running: Running, **body: str) -> 
     return made
 
 
+async def test_what_is_wrong_with_a_new_key_is_named(server_app: Running, client: httpx.AsyncClient) -> None:
+    admin = bearer(server_app.life.admin_token)
+    for param, value in (("owner", "own_nobody"), ("scopes", ["nothing"])):
+        refused = await client.post("/admin/keys", json={param: value}, headers=admin)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
 async def test_stored_keys_come_and_go(server_app: Running, client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models")).status_code == 200
     first = await make_key(client, server_app, name="ann", owner="ann")

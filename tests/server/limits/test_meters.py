@@ -108,6 +108,17 @@ async def test_what_was_reserved_and_settled_by_three_servers_adds_up(postgres: 
     await postgres.give_back(database)
 
 
+async def test_who_takes_and_who_only_asks_can_wait_together(postgres: Postgres) -> None:
+    """A request asks whether any tokens are left, while another takes some: neither fails of the other."""
+    database = await postgres.fresh()
+    async with metering(database) as meters:
+        meter = meters.meter("a", Rate(1000, DAY))
+        found = await asyncio.gather(*(meters.take([(meter, units)]) for units in (0, 5, 0, 7, 0)))
+        assert found == [None] * 5
+        assert meters._waiting == {}
+    await postgres.give_back(database)
+
+
 async def test_one_holds_no_more_than_a_slice_of_the_others(postgres: Postgres) -> None:
     database = await postgres.fresh()
     async with metering(database, "r1") as one, metering(database, "r2") as two:

@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from engine import ScriptedEngine
+from engine import QueueFull, ScriptedEngine
 from server.access import LOCAL_OWNER
+from server.config import Config
+from server.model_registry import build_engine
 from tests.server.runs.test_concurrency import idle
 from tests.support import wire
 from tests.support.running import http_client, live_app, running_app
@@ -199,3 +201,11 @@ async def test_places_return_however_requests_end(tmp_path: Path, seed: int) -> 
         await asyncio.gather(*(one() for _ in range(120)))
         await idle(server)
         assert engine.admission.num_waiting == 0
+
+
+def test_the_settings_say_how_much_a_scripted_engine_takes(tmp_path: Path) -> None:
+    engine = build_engine(Config(data=tmp_path, engine="scripted", max_num_seqs=2, max_waiting=3))
+    for _ in range(2 + 3):
+        engine.admission.enter()
+    with pytest.raises(QueueFull):
+        engine.admission.enter()

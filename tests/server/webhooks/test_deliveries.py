@@ -450,6 +450,10 @@ async def test_urls_that_no_webhook_may_have(
     refused = await client.post("/admin/webhooks", json={"url": url}, headers=admin)
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "invalid_webhook"
+    assert refused.json()["error"]["param"] == "url"
+    body = {"url": "https://example.com/", "event_types": ["response.nothing"]}
+    refused = await client.post("/admin/webhooks", json=body, headers=admin)
+    assert refused.json()["error"]["param"] == "event_types"
 
 
 def test_urls_that_a_webhook_may_have() -> None:
