@@ -299,6 +299,7 @@ def test_mcp_keeps_no_credentials_and_knows_the_builtin_server() -> None:
         ([{"type": "file_search"}], "tools[0].vector_store_ids"),
         ([{"type": "custom", "name": "c", "format": {"type": "grammar"}}], "tools[0].format.syntax"),
         ([{"type": "mcp", "server_label": "s"}], "tools[0].server_url"),
+        ([{"type": "mcp", "server_label": "s", "server_url": "mcp.example.com"}], "tools[0].server_url"),
         ([FUNCTION] * 129, "tools"),
         ([{**FUNCTION, "description": "x" * (1 << 20)}], "tools"),
         ([{**FUNCTION, "parameters": {"maximum": 10**400}}], "tools"),
@@ -308,6 +309,19 @@ def test_wrong_tools_are_400(tools: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse_tools(tools)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("url", ["builtin", "Builtin:", "builtin:calculator", "builtin://"])
+def test_the_server_of_builtin_tools_has_one_spelling(url: str) -> None:
+    with pytest.raises(ApiError, match="'builtin:' \\(with its colon\\) for this server's own tools"):
+        parse_tools([{"type": "mcp", "server_label": "s", "server_url": url}])
+
+
+def test_an_mcp_tool_names_one_place() -> None:
+    two = {"server_url": "https://x", "connector_id": "connector_gmail"}
+    with pytest.raises(ApiError) as caught:
+        parse_tools([{"type": "mcp", "server_label": "s", **two}])
+    assert caught.value.code == "mutually_exclusive_parameters"
 
 
 @pytest.mark.parametrize(
