@@ -224,7 +224,10 @@ async def test_a_refused_schema_is_told_where(api: Api) -> None:
     """Strict parameters: the keyword, and where it stands; and how deep a call can be read."""
     misspelled = {"type": "object", "properties": {"a": {"type": "strnig"}}}
     error = await api.refused(400, "hi", tools=[{**WEATHER, "parameters": misspelled}])
-    assert "'type' at #/properties/a cannot be enforced: there is no type 'strnig'" in error["message"]
+    assert (
+        "at 'parameters.properties.a': 'type' cannot be enforced: there is no type 'strnig'"
+        in error["message"]
+    )
     part: Json = {"type": "integer"}
     for _ in range(122):
         part = {"items": part}
@@ -246,7 +249,7 @@ async def test_strict_tools_share_what_schemas_may_hold(api: Api) -> None:
 
 async def test_a_refusal_names_the_keyword(api: Api) -> None:
     error = await api.refused(400, "hi", **shaped({**FORMAT, "schema": BAD_SCHEMA}))
-    assert "'uniqueItems' at #/properties/a" in error["message"]
+    assert "at 'text.format.schema.properties.a': 'uniqueItems' cannot be enforced" in error["message"]
     lax = {**WEATHER, "parameters": BAD_SCHEMA, "strict": False}
     assert (await api.create("hi", tools=[lax]))["status"] == "completed", "nothing is enforced"
 
