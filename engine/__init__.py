@@ -49,6 +49,7 @@ from engine.types import (
     Timing,
     TokenLogprob,
     ToolShape,
+    path_of,
 )
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ __all__ = [
     "closed_schema",
     "describe_machine",
     "load_late_modules",
+    "path_of",
     "unheeded",
     "write_random_model",
 ]

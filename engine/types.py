@@ -5,7 +5,7 @@ All are frozen and picklable, so that the engine can move to another process wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -387,11 +387,34 @@ class PromptTooLong(RequestError):
 
 
 class ConstraintError(RequestError):
-    """A schema or grammar cannot be honoured. `tool`: the name of the tool that it belongs to, if any."""
+    """A schema or grammar cannot be honoured.
 
-    def __init__(self, message: str, *, tool: str | None = None) -> None:
-        super().__init__(message)
+    reason: why. tool: the name of the tool that it belongs to, if any. place: the keys and indexes that lead
+    from a JSON Schema to the part of it that is meant; None where it is not known to be a part of one.
+    """
+
+    def __init__(
+        self, reason: str, *, tool: str | None = None, place: Sequence[str | int] | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
         self.tool = tool
+        self.place = None if place is None else tuple(place)
+
+    def __str__(self) -> str:
+        return f"at {path_of(self.place)}: {self.reason}" if self.place else self.reason
+
+    def of_tool(self, name: str | None) -> ConstraintError:
+        """The same error, of the tool of this name."""
+        return ConstraintError(self.reason, tool=name, place=self.place)
+
+
+def path_of(place: Iterable[str | int], start: str = "") -> str:
+    """Keys and indexes as people write them, behind what they start from: `properties.list.items[0]`."""
+    path = start
+    for step in place:
+        path += f"[{step}]" if isinstance(step, int) else f"{'.' if path else ''}{step[:64]}"
+    return path
 
 
 class RenderError(RequestError):

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -194,10 +194,18 @@ def default_data() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "antiphon"
 
 
-def _setting(default: Any, help: str, *, unit: str = "", **bounds: Any) -> Any:
-    """One row: `help` is a phrase without a full stop; `bounds` are pydantic's (ge, le, gt, min_length)."""
+_LOCAL = ("local",)
+_UPSTREAM = ("upstream",)
+_SCRIPTED = ("scripted",)
+_WITH_A_MODEL = ("local", "upstream")
+
+
+def _setting(default: Any, help: str, *, unit: str = "", engines: tuple[str, ...] = (), **bounds: Any) -> Any:
+    """One row: `help` is a phrase without a full stop; `engines` are those with which the setting has an
+    effect, where it is not all; `bounds` are pydantic's (ge, le, gt, min_length)."""
     given = {"default_factory": default} if callable(default) else {"default": default}
-    return Field(description=help, json_schema_extra={"unit": unit}, **given, **bounds)
+    extra: dict[str, Any] = {"unit": unit, "engines": " ".join(engines)}
+    return Field(description=help, json_schema_extra=extra, **given, **bounds)
 
 
 class Config(BaseModel):
@@ -296,7 +304,9 @@ class Config(BaseModel):
         "local", "local runs a model; upstream has other servers run it; scripted answers without one"
     )
     model: str = _setting(
-        SHIPPED_MODEL, "folder or Hugging Face id of a decoder model; default: the shipped one"
+        SHIPPED_MODEL,
+        "folder or Hugging Face id of a decoder model; default: the shipped one",
+        engines=_WITH_A_MODEL,
     )
     served_model_name: Names = _setting(
         (), "name in /v1/models (repeatable: aliases); default: the model's own"
@@ -305,59 +315,78 @@ class Config(BaseModel):
         (),
         "a LoRA adapter that is served beside the model (repeatable), as NAME=PATH: requests ask for the "
         "model NAME, and PATH is a folder or a Hugging Face id",
+        engines=_LOCAL,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        "auto", "type that it computes in; auto: float32 for small models on a CPU, else the checkpoint's"
+        "auto",
+        "type that it computes in; auto: float32 for small models on a CPU, else the checkpoint's",
+        engines=_LOCAL,
     )
     device: Literal["auto", "cpu", "cuda"] = _setting(
-        "auto", "where the model runs; auto: a GPU where there is one"
+        "auto", "where the model runs; auto: a GPU where there is one", engines=_LOCAL
     )
     quantization: Literal["none", "int8", "int4", "fp8"] = _setting(
         "none",
         "fewer bits a weight: less memory, quicker for few requests at once, less exact; "
         "int8 and int4 on a CPU, fp8 on a GPU (on a CPU it saves memory only)",
+        engines=_LOCAL,
     )
     kv_cache_dtype: Literal["auto", "fp8"] = _setting(
-        "auto", "what keys and values are kept as; fp8: twice the tokens in the same memory, less exact"
+        "auto",
+        "what keys and values are kept as; fp8: twice the tokens in the same memory, less exact",
+        engines=_LOCAL,
     )
     compile: bool = _setting(
         False,
         "compute models other than Llama, Mistral, Qwen2 and Qwen3 by torch.compile, which makes answers "
         "quicker and a start a minute longer",
+        engines=_LOCAL,
     )
     deterministic: bool = _setting(
-        False, "a request's tokens never depend on what else is computed, nor on a crash; slower"
+        False,
+        "a request's tokens never depend on what else is computed, nor on a crash; slower",
+        engines=_LOCAL,
     )
     max_model_len: int | None = _setting(
-        None, "longest context; default: the checkpoint's", unit="tokens", gt=0
+        None, "longest context; default: the checkpoint's", unit="tokens", gt=0, engines=_WITH_A_MODEL
     )
-    max_num_seqs: int = _setting(256, "sequences that are generated at once", unit="sequences", gt=0)
-    max_num_batched_tokens: int = _setting(2048, "tokens that one engine step computes", unit="tokens", ge=16)
+    max_num_seqs: int = _setting(
+        256, "sequences that are generated at once", unit="sequences", gt=0, engines=_LOCAL
+    )
+    max_num_batched_tokens: int = _setting(
+        2048, "tokens that one engine step computes", unit="tokens", ge=16, engines=_LOCAL
+    )
     kv_cache_bytes: Bytes | None = _setting(
-        None, "size of the KV cache; default: by the machine", unit="bytes", gt=0
+        None, "size of the KV cache; default: by the machine", unit="bytes", gt=0, engines=_LOCAL
     )
     num_threads: int | None = _setting(
-        None, "threads of one operation on a CPU; default: torch's choice", gt=0
+        None, "threads of one operation on a CPU; default: torch's choice", gt=0, engines=_LOCAL
     )
     cpu_kernels: bool = _setting(
         True,
         "compute on a CPU with the server's own C++ kernels, which the first start compiles with g++; false: "
         "with those of torch",
+        engines=_LOCAL,
     )
     chat_template: File | None = _setting(None, "file of a chat template that replaces the model's own")
     allow_special_tokens: bool = _setting(
         False, "what clients write in messages and tools may become control tokens, such as <|im_start|>"
     )
     tool_dialect: str | None = _setting(
-        None, "how the model writes tool calls: a dialect's name, or none; default: by its chat template"
+        None,
+        "how the model writes tool calls: a dialect's name, or none; default: by its chat template",
+        engines=_WITH_A_MODEL,
     )
     reasoning_dialect: str | None = _setting(
-        None, "how it marks its reasoning: a dialect's name, or none; default: by its chat template"
+        None,
+        "how it marks its reasoning: a dialect's name, or none; default: by its chat template",
+        engines=_WITH_A_MODEL,
     )
     generation_config: Literal["auto", "none"] = _setting(
         "auto",
         "auto takes unset sampling fields, and the limit of an answer without one (max_new_tokens), from the "
         "checkpoint's generation_config.json",
+        engines=_WITH_A_MODEL,
     )
 
     default_temperature: float | None = _setting(
@@ -371,7 +400,11 @@ class Config(BaseModel):
     )
 
     num_assistant_tokens: int = _setting(
-        8, "tokens guessed ahead and checked in one step; the text stays the same; 0: none", ge=0, le=32
+        8,
+        "tokens guessed ahead and checked in one step; the text stays the same; 0: none",
+        ge=0,
+        le=32,
+        engines=_LOCAL,
     )
     max_ngram_size: int = _setting(
         3,
@@ -380,23 +413,36 @@ class Config(BaseModel):
         unit="tokens",
         ge=1,
         le=16,
+        engines=_LOCAL,
     )
     draft_model: str | None = _setting(
-        None, "folder or Hugging Face id of a small model with the same tokenizer that guesses instead"
+        None,
+        "folder or Hugging Face id of a small model with the same tokenizer that guesses instead",
+        engines=_LOCAL,
     )
     assistant_confidence_threshold: float = _setting(
-        0.4, "the draft model stops guessing at a token less probable than this", ge=0, le=1
+        0.4, "the draft model stops guessing at a token less probable than this", ge=0, le=1, engines=_LOCAL
     )
 
     # Who runs the model, with `engine = upstream`; `model` is then read for its tokenizer and template only
-    upstream: Names = _setting((), "URL of a vLLM, SGLang or Antiphon server (repeatable)")
-    upstream_model: str | None = _setting(None, "the model's name there; default: the first that they list")
-    upstream_api_key: SecretStr | None = _setting(None, "key to send to them")
+    upstream: Names = _setting((), "URL of a vLLM, SGLang or Antiphon server (repeatable)", engines=_UPSTREAM)
+    upstream_model: str | None = _setting(
+        None, "the model's name there; default: the first that they list", engines=_UPSTREAM
+    )
+    upstream_api_key: SecretStr | None = _setting(None, "key to send to them", engines=_UPSTREAM)
     upstream_timeout_s: float = _setting(
-        60.0, "an upstream that is silent for this long in an answer counts as down", unit="s", gt=0
+        60.0,
+        "an upstream that is silent for this long in an answer counts as down",
+        unit="s",
+        gt=0,
+        engines=_UPSTREAM,
     )
     upstream_patience_s: float = _setting(
-        30.0, "a request waits this long for an upstream that is up before 503", unit="s", ge=0
+        30.0,
+        "a request waits this long for an upstream that is up before 503",
+        unit="s",
+        ge=0,
+        engines=_UPSTREAM,
     )
 
     # What it refuses
@@ -487,8 +533,11 @@ class Config(BaseModel):
         "an engine that computes one step for longer than this counts as dead, and the server ends",
         unit="s",
         gt=0,
+        engines=_LOCAL,
     )
-    tick_s: float = _setting(0.0, "pause between chunks of the scripted engine", unit="s", ge=0)
+    tick_s: float = _setting(
+        0.0, "pause between chunks of the scripted engine", unit="s", ge=0, engines=_SCRIPTED
+    )
     lease_s: float = _setting(
         10.0,
         "of several servers on one database: when one dies, the others take up its runs after this long; "
@@ -594,6 +643,7 @@ class Setting:
     switch: bool  # the flag alone says true
     choices: tuple[str, ...]
     default: str  # printable
+    engines: tuple[str, ...]  # those with which it has an effect; empty: all
     subject: str  # what it is about, with the settings before and after it
 
     @property
@@ -624,6 +674,7 @@ def settings() -> list[Setting]:
                 switch=field.annotation is bool,
                 choices=get_args(field.annotation) if literal else (),
                 default=shown(getattr(defaults, name)),
+                engines=tuple(str(extra["engines"]).split()),
                 subject=(subject := SUBJECTS.get(name, subject)),
             )
         )
@@ -631,14 +682,14 @@ def settings() -> list[Setting]:
 
 
 def shown(value: Any) -> str:
-    """A value as it may be printed: secrets masked, nothing as a dash."""
+    """A value as it may be printed: secrets masked, nothing and an empty text as a dash."""
     if isinstance(value, tuple):
         return ", ".join(shown(each) for each in value) or "-"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.15g}"
-    return "-" if value is None else masked(str(value))
+    return "-" if value is None or value == "" else masked(str(value))
 
 
 # A password may itself hold slashes, colons and at signs: up to the last at sign all of it is hidden.
@@ -672,11 +723,32 @@ class Loaded:
 
     def warnings(self) -> Iterator[str]:
         """A sentence for each of the strangers, with the setting that may have been meant."""
-        names = [row.name for row in settings()]
         for name in self.strangers:
-            nearest = difflib.get_close_matches(name.removeprefix("ANTIPHON_").lower(), names, n=1)
-            meant = f"; did you mean ANTIPHON_{nearest[0].upper()}?" if nearest else ""
-            yield f"the environment variable {name} is no setting and is ignored{meant}"
+            meant = nearest(name.removeprefix("ANTIPHON_").lower(), Config.model_fields)
+            hint = f"; did you mean ANTIPHON_{meant.upper()}?" if meant else ""
+            yield f"the environment variable {name} is no setting and is ignored{hint}"
+
+    def without_effect(self) -> Iterator[str]:
+        """A sentence for each setting that has no effect with the engine that is configured.
+
+        Raises ConfigError where no engine was chosen and a setting is of another one than the default: the
+        server would run another model than was asked for.
+        """
+        chosen = self.config.engine
+        for row in settings():
+            idle = self.sources[row.name] != "default" and row.engines and chosen not in row.engines
+            if not idle or shown(getattr(self.config, row.name)) == row.default:
+                continue
+            told = f"{row.name} ({self.sources[row.name]}) has no effect with the engine {chosen}"
+            wanted = " or ".join(f"--engine {engine}" for engine in row.engines)
+            if self.sources["engine"] == "default":
+                raise ConfigError(f"{told}, which is the default: give {wanted} too")
+            yield f"{told}: it is read with {wanted} only"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelt one most likely means; None where none is near."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
 
 
 def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Loaded:
@@ -698,9 +770,10 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
     file = data / FILE_NAME
     from_file = _read_file(file)
     names = {row.name for row in rows}
-    unknown = sorted(set(from_file) - names)
-    if unknown or "data" in from_file:
-        raise ConfigError(f"{file}: '{(unknown or ['data'])[0]}' is not a setting that a file can hold")
+    for name in sorted(set(from_file) - (names - {"data"})):
+        meant = None if name == "data" else nearest(name.replace("-", "_"), names - {"data"})
+        hint = f"; did you mean '{meant}'?" if meant else ""
+        raise ConfigError(f"{file}: '{name}' is not a setting that a file can hold{hint}")
     take(from_file, {name: f"file {file}" for name in from_file})
     take(from_env, {row.name: f"environment {row.env}" for row in rows})
     take(given, {row.name: f"flag {row.flag}" for row in rows})

@@ -20,6 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from engine.dialects import Dialect, ReasoningMarks
+from engine.structured.json_schema import read_schema, unlisted
 from engine.structured.json_string_grammar import QuotedText, QuotedVocabulary
 from engine.structured.lark_writer import Input, Source, Writer
 from engine.structured.raw_text_grammar import RawText, RawVocabulary
@@ -37,6 +38,7 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 MAX_SOURCE = 1 << 20  # characters of one grammar
+NOTHING_FITS_PROPERTY = "nothing fits the required property"
 CACHE_COUNT = 256
 CACHE_SIZE = 8 << 20  # characters of all grammars kept
 
@@ -74,7 +76,7 @@ class Grammars:
             source = self._writer.write(constraint, reader)
             grammar = Grammar(vocabulary, source, marks, reader.starts_in)
         except ConstraintError as error:
-            raise self._blame(vocabulary, constraint, error) from None
+            raise _located(self._blame(vocabulary, constraint, error), constraint) from None
         with self._lock:
             self._keep(key, grammar)
         return grammar
@@ -120,7 +122,7 @@ class Grammars:
                 source = self._writer.write(Constraint((tool,), 1), ReaderParams(tools=constraint.tools))
                 Grammar(vocabulary, source, None, "text")
             except ConstraintError as own:
-                return ConstraintError(str(own), tool=tool.name)
+                return own.of_tool(tool.name)
         return error
 
 
@@ -415,7 +417,30 @@ def _reason(error: str) -> str:
     message = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", message)
     if (found := re.match(r"Pointer '(.*)' does not exist", message)) is not None:
         return f"'$ref' to '#{found[1][:128]}' cannot be enforced: what stands there cannot be enforced alone"
+    if (
+        found := re.match(r"Unsatisfiable schema: required property (.*) is unsatisfiable", message)
+    ) is not None:
+        return f"{NOTHING_FITS_PROPERTY} {found[1][:128]}"
+    message = message.replace("Unsatisfiable schema", "nothing fits the schema", 1)
     return " ".join(message.split())[:500]
+
+
+def _located(error: ConstraintError, constraint: Constraint) -> ConstraintError:
+    """The same error; where it is that nothing fits a property, with the reason and the place, if the
+    property is required and not allowed."""
+    answer = constraint.answer
+    sources = [tool.parameters for tool in constraint.tools if tool.name == error.tool]
+    if error.tool is None and answer is not None and answer.kind == "json":
+        sources = [answer.source]
+    if not error.reason.startswith(NOTHING_FITS_PROPERTY) or not sources:
+        return error
+    if (found := unlisted(read_schema(sources[0]))) is None:
+        return error
+    name, place = found
+    why = (
+        f"'required' names {name[:64]!r}, which 'properties' does not list and 'additionalProperties' forbids"
+    )
+    return ConstraintError(f"nothing fits it: {why}", tool=error.tool, place=place)
 
 
 def _set(mask: NDArray[np.int32], token_ids: Iterable[int]) -> None:

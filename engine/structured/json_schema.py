@@ -14,7 +14,7 @@ from engine.structured.keyword_rules import RULES, Place, refuse
 from engine.structured.keywords import COUNTS, LISTS, NAMED, PLAIN, SINGLE
 from engine.structured.recursion import endless
 from engine.structured.regexes import check_repeats
-from engine.structured.schema_algebra import TYPES, Schema
+from engine.structured.schema_algebra import TYPES, Schema, pointed, steps_to
 from engine.types import ConstraintError
 
 # What json.dumps(value, ensure_ascii=False), so every chat template's `tojson`, writes: what is decoded is
@@ -70,7 +70,7 @@ def rewrite(schema: Schema) -> Schema:
     Raises ConstraintError naming the keyword that cannot be honoured, and where it stands.
     """
     weigh([schema])
-    place = Place(schema, "#", iter(range(MAX_STEPS)), frozenset(_anchors(schema)))
+    place = Place(schema, (), iter(range(MAX_STEPS)), frozenset(_anchors(schema)))
     rewritten = _rewrite(schema, place)
     if rewritten is False:
         raise ConstraintError("nothing fits the schema")
@@ -79,6 +79,28 @@ def rewrite(schema: Schema) -> Schema:
         target, path = circle
         raise refuse("$ref", place._replace(path=path), f"what stands at {target[:128]!r} never ends")
     return dict(rewritten)
+
+
+def unlisted(schema: Schema) -> tuple[str, tuple[str | int, ...]] | None:
+    """A property that a schema requires, and by a closed list of properties forbids, and the place of the
+    object that does so; None where there is none on the way that every value takes."""
+    pending: list[tuple[Any, tuple[str | int, ...]]] = [(schema, ())]
+    for part, place in pending:
+        if not isinstance(part, dict) or len(pending) > MAX_PARTS:
+            continue
+        target = part.get("$ref")
+        if isinstance(target, str) and (found := pointed(target, schema)) is not None:
+            pending.append((found, steps_to(target)))
+        listed = part.get("properties", {})
+        for name in part.get("required", ()):
+            if name in listed:
+                pending.append((listed[name], (*place, "properties", name)))
+            elif part.get("additionalProperties") is False and "patternProperties" not in part:
+                return name, place
+        pending += [(each, (*place, "allOf", index)) for index, each in enumerate(part.get("allOf", ()))]
+        if part.get("minItems", 0) > 0 and isinstance(part.get("items"), dict):
+            pending.append((part["items"], (*place, "items")))
+    return None
 
 
 def written(schema: Schema) -> str:

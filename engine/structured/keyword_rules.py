@@ -43,16 +43,16 @@ class Place(NamedTuple):
     """Where a subschema stands in the client's."""
 
     root: Schema
-    path: str
+    path: tuple[str | int, ...]
     steps: Iterator[int]  # that comparing schemas may take, for all of the client's together
     anchors: frozenset[str] = frozenset()  # names that references may have besides paths
 
-    def below(self, *names: object) -> Place:
-        return self._replace(path="/".join((self.path, *map(str, names))))
+    def below(self, *names: str | int) -> Place:
+        return self._replace(path=(*self.path, *names))
 
 
 def refuse(keyword: str, place: Place, why: str = "") -> ConstraintError:
-    return ConstraintError(f"{keyword!r} at {place.path} cannot be enforced{why and f': {why}'}")
+    return ConstraintError(f"{keyword!r} cannot be enforced{why and f': {why}'}", place=place.path)
 
 
 def _also(schema: Schema, *branches: Any) -> None:

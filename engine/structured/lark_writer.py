@@ -257,7 +257,7 @@ def _arguments(marks: CallMarks, writer: ArgumentWriter, tool: ToolShape, name: 
             return writer.write(tool, rewritten)
         return document(rewritten, rewritten, name, rules)
     except ConstraintError as error:
-        raise ConstraintError(str(error), tool=tool.name) from None
+        raise error.of_tool(tool.name) from None
 
 
 def _without(strings: list[str]) -> str:

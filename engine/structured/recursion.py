@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from engine.structured.schema_algebra import Schema, kinds, pointed
+from engine.structured.schema_algebra import Schema, kinds, pointed, steps_to
 
 T = TypeVar("T")
+Path = tuple[str | int, ...]
 
 MAX_PASSES = 64  # over references that wait for others; a chain that is longer passes unseen
 
@@ -16,17 +17,17 @@ _LISTED = ("allOf", "anyOf", "prefixItems", "items")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
 
 
-def endless(schema: Schema) -> tuple[str, str] | None:
+def endless(schema: Schema) -> tuple[str, Path] | None:
     """A reference that a value may get to and that nothing of finite length fits, and the place where it
     stands; None where there is none. schema: as it was rewritten.
 
     Optional properties count: whoever begins one cannot end it.
     """
-    places = dict(_references(schema, "#"))
+    places = dict(_references(schema, ()))
     pending = list(places)
     while pending:
         target = pending.pop()
-        for other, place in _references(pointed(target, schema), target):
+        for other, place in _references(pointed(target, schema), steps_to(target)):
             if other not in places:
                 places[other] = place
                 pending.append(other)
@@ -41,20 +42,20 @@ def endless(schema: Schema) -> tuple[str, str] | None:
     return next(((target, place) for target, place in places.items() if target not in found), None)
 
 
-def _references(schema: Any, path: str) -> Iterator[tuple[str, str]]:
+def _references(schema: Any, path: Path) -> Iterator[tuple[str, Path]]:
     """What is referred to in a schema outside of its definitions, and where."""
     if not isinstance(schema, dict):
         return
     if target := _held(schema, "$ref", str):
         yield target, path
     for key in _SINGLE:
-        yield from _references(schema.get(key), f"{path}/{key}")
+        yield from _references(schema.get(key), (*path, key))
     for key in _LISTED:
         for index, part in enumerate(_held(schema, key, list)):
-            yield from _references(part, f"{path}/{key}/{index}")
+            yield from _references(part, (*path, key, index))
     for key in _NAMED:
         for name, part in _held(schema, key, dict).items():
-            yield from _references(part, f"{path}/{key}/{name}")
+            yield from _references(part, (*path, key, name))
 
 
 def _ends(schema: Any, known: Callable[[str], bool]) -> bool:

@@ -50,6 +50,12 @@ def pointed(target: str, root: Mapping[str, Any]) -> Any:
     return found
 
 
+def steps_to(target: str) -> tuple[str | int, ...]:
+    """What a reference within a schema leads through, by name."""
+    parts = filter(None, unquote(target[1:]).split("/"))
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
+
+
 def kinds(schema: Any) -> tuple[str, ...]:
     """The types that a schema names, every type where it names none; an integer is a number."""
     named = schema.get("type") if isinstance(schema, dict) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.access.actors import OPERATOR, SERVER, Actor
+from server.access.actors import AUDIT_TYPES, OPERATOR, SERVER, Actor
 from server.access.keys import (
     FRESH_S,
     KEY_PREFIX,
@@ -33,6 +33,7 @@ __all__ = [
     "ADMIN",
     "ADMIN_READS",
     "ALL",
+    "AUDIT_TYPES",
     "EVERYTHING",
     "FRESH_S",
     "GROUPS",

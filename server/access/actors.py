@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import orjson
 
 from server.clock import now_us
 from storage import AuditEntry
+
+AuditType = Literal[
+    "api_key.created",
+    "api_key.updated",
+    "api_key.rotated",
+    "api_key.deleted",
+    "project.created",
+    "project.updated",
+    "project.archived",
+    "project.exported",
+    "project.purged",
+    "webhook.created",
+    "webhook.deleted",
+    "webhook.disabled",
+    "sealing_key.created",
+]
+AUDIT_TYPES: tuple[str, ...] = get_args(AuditType)
+"""The types of entries that this server writes; the official API has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +38,7 @@ class Actor:
     request_id: str | None = None
     ip: str | None = None
 
-    def did(self, action: str, target: str, owner: str | None = None, /, **details: Any) -> AuditEntry:
+    def did(self, action: AuditType, target: str, owner: str | None = None, /, **details: Any) -> AuditEntry:
         """The entry that tells of a change. owner: that the target belongs to. details: JSON values."""
         return AuditEntry(
             id=f"audit_log-{secrets.token_hex(12)}",

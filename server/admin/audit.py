@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import orjson
 
+from server.access import AUDIT_TYPES
 from server.admin.database_access import AdminError, carry_out
 from server.config import Config
 from storage import AuditFilter, Page, Storage, StoredAudit
@@ -97,6 +98,9 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    for type in options.type:
+        if type not in AUDIT_TYPES:
+            raise AdminError(f"there are no entries of the type '{type}', only {', '.join(AUDIT_TYPES)}")
     wanted = AuditFilter(
         actions=tuple(options.type), actors=tuple(options.actor), targets=tuple(options.target)
     )

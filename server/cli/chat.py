@@ -56,18 +56,22 @@ def chat(options: argparse.Namespace) -> int:
 
     1 when the server cannot be reached, or where nobody watches (input is piped) and a turn went wrong.
     """
+    if not options.url.lower().startswith(("http://", "https://")):
+        told, rest = masked(options.url), masked(options.url.rpartition("://")[2])
+        print(f"antiphon: {told!r} is no URL of a server: give --url http://{rest}", file=sys.stderr)
+        return 1
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     try:
         http = httpx.Client(base_url=_root(options.url), headers=headers, timeout=httpx.Timeout(10, read=60))
     except httpx.InvalidURL as exc:
-        print(f"antiphon: {masked(options.url)}: {exc}", file=sys.stderr)
+        print(f"antiphon: {_trouble(exc, options.url)}", file=sys.stderr)
         return 1
     with http:
         session = Session(http, options, sys.stdout, colour=sys.stdout.isatty())
         try:
             session.begin()
         except (httpx.HTTPError, ChatError) as exc:
-            print(f"antiphon: {masked(options.url)}: {exc}", file=sys.stderr)
+            print(f"antiphon: {_trouble(exc, options.url)}", file=sys.stderr)
             return 1
         interactive = sys.stdin.isatty()
         all_went_well = _converse(session, interactive=interactive)
@@ -77,6 +81,23 @@ def chat(options: argparse.Namespace) -> int:
 def _root(url: str) -> str:
     """A server's URL without the path of its API, which every request names."""
     return url.rstrip("/").removesuffix("/v1")
+
+
+def _trouble(error: Exception, url: str) -> str:
+    """What went wrong with a server, and what its user can do about it."""
+    at = masked(url)
+    match error:
+        case ChatError():
+            return f"{at}: {error}"
+        case httpx.ConnectError() | httpx.ConnectTimeout():
+            told = f"no server answers at {at} ({error})"
+            return f"{told}: start one with `antiphon serve`, or name another with --url"
+        case httpx.TimeoutException():
+            return f"the server at {at} did not answer in time; `antiphon serve` prints what holds it up"
+        case httpx.TransportError():
+            other = "http" if at.startswith("https") else "https"
+            return f"the connection to {at} broke ({error}); does the server speak {other} instead?"
+    return f"{at}: {error}"
 
 
 def _converse(session: Session, *, interactive: bool) -> bool:
@@ -104,7 +125,7 @@ def _converse(session: Session, *, interactive: bool) -> bool:
             elif text:
                 all_went_well = session.say(text) and all_went_well
         except (httpx.HTTPError, ChatError) as exc:
-            print(f"antiphon: {exc}", file=sys.stderr)
+            print(f"antiphon: {_trouble(exc, session.url)}", file=sys.stderr)
             all_went_well = False
     if interactive and (command := session.command_to_return()):
         print(f"To go on: {command}")
@@ -152,6 +173,7 @@ class Session:
         self._conversation: str | None = None
         self._style = PLAIN
         self.model: str = options.model or ""
+        self.url: str = options.url
 
     def begin(self, *, anew: bool = False) -> None:
         """Find the model, and what is to be gone on from. anew: what was said before is left behind."""
@@ -284,7 +306,10 @@ class Session:
                 f"the server does not speak this API: status {reply.status_code} without JSON"
             ) from None
         if reply.status_code != 200:
-            raise ChatError(body.get("error", {}).get("message", f"status {reply.status_code}"))
+            told = body.get("error", {}).get("message", f"status {reply.status_code}")
+            if reply.status_code == 401:
+                told += " Give a key with --api-key or ANTIPHON_CHAT_KEY; `antiphon keys create` makes one."
+            raise ChatError(told)
         return body
 
 

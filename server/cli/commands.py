@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
     verbs = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
     chosen = next((arg for arg in args if arg in COMMANDS), None)
+    if args and chosen is None and not args[0].startswith("-"):
+        parser.error(_no_command(args[0]))
     for name, command in COMMANDS.items():
         command_parser = verbs.add_parser(
             name,
@@ -63,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command.passes_on:
         options.rest = rest
     elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        command_parser = verbs.choices[options.command]
+        command_parser.error(_unrecognized(rest, _flags_of(command_parser, options)))
     try:
         return command.run(options)
     except Refusal as refusal:
@@ -73,6 +76,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         return 0
+
+
+def _no_command(word: str) -> str:
+    from server.config import nearest
+
+    meant = nearest(word, COMMANDS)
+    return f"there is no command {word!r}" + (f"; did you mean {meant!r}?" if meant else "")
+
+
+def _flags_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[str]:
+    """The flags of a command, and of the verb of it that was chosen."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from _flags_of(action.choices[getattr(options, action.dest)], options)
+        yield from action.option_strings
+
+
+def _unrecognized(arguments: Sequence[str], flags: Iterable[str]) -> str:
+    """What is said of arguments that a command does not have: which they are, and which flags of it are
+    spelt nearly like them."""
+    from server.config import nearest
+
+    known = [flag for flag in flags if flag.startswith("--")]
+    given = (argument.partition("=")[0] for argument in arguments if argument.startswith("-"))
+    meant = dict.fromkeys(filter(None, (nearest(flag, known) for flag in given)))
+    hint = f"; did you mean {' and '.join(meant)}?" if meant else ""
+    return f"unrecognized arguments: {' '.join(arguments)}{hint}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -138,15 +168,19 @@ def _add_storage_settings(parser: argparse.ArgumentParser) -> None:
     _add_settings(parser, only=("data", "db"))
 
 
-def _load(options: argparse.Namespace) -> Loaded:
-    """The configuration that the flags, the environment and the file make. Raises Refusal."""
+def _load(options: argparse.Namespace, *, for_engine: bool = False) -> Loaded:
+    """The configuration that the flags, the environment and the file make. Raises Refusal.
+
+    for_engine: whether the command has to do with the engine, so that settings without effect on it matter.
+    """
     from server.config import Config, ConfigError, load
 
     try:
         loaded = load({name: getattr(options, name, None) for name in Config.model_fields})
+        warnings = [*loaded.warnings(), *(loaded.without_effect() if for_engine else ())]
     except ConfigError as exc:
         raise Refusal(exc) from None
-    for warning in loaded.warnings():
+    for warning in warnings:
         print(f"antiphon: {warning}", file=sys.stderr)
     return loaded
 
@@ -182,7 +216,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    loaded = _load(options)
+    loaded = _load(options, for_engine=True)
     if options.workers != 1:
         raise Refusal("--workers: one process serves, because the engine and its KV cache live in it")
     from server.config import Config, load
@@ -250,7 +284,7 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    loaded = _load(options)
+    loaded = _load(options, for_engine=True)
     from server.cli.doctor import examine
 
     return examine(loaded.config)
@@ -268,7 +302,7 @@ def _bench(options: argparse.Namespace) -> int:
 
     if options.verb not in ("latency", "throughput"):
         return run(options, None)
-    return run(options, _load(options).config)
+    return run(options, _load(options, for_engine=True).config)
 
 
 def _collect_env(options: argparse.Namespace) -> int:

@@ -56,6 +56,31 @@ UNBUILT = {
 }
 """Routes of the official API that other routes here would half match, and what to do instead."""
 
+UNBUILT_FAMILIES = frozenset(
+    {
+        "assistants",
+        "audio",
+        "batches",
+        "chatkit",
+        "containers",
+        "embeddings",
+        "evals",
+        "files",
+        "fine_tuning",
+        "images",
+        "messages",
+        "moderations",
+        "realtime",
+        "skills",
+        "threads",
+        "uploads",
+        "vector_stores",
+        "videos",
+    }
+)
+"""What stands behind /v1 in the paths of endpoints that clients know from other servers, and that are not
+here."""
+
 _STATUS = {"websocket.accept": 101, "websocket.close": 403}
 """What the first message to a WebSocket's client comes to in HTTP, where the message does not say."""
 
@@ -251,12 +276,30 @@ def _routing_error(exc: Exception, scope: Scope) -> ApiError | None:
     if (because := UNBUILT.get((method, path))) is not None:
         return ApiError(404, f"Invalid URL ({method} {path}): {because}", code="unknown_url")
     if exc.status_code == 404:
-        return ApiError(404, f"Invalid URL ({method} {path})", code="unknown_url")
+        told = ": ".join(filter(None, (f"Invalid URL ({method} {path})", _near(scope))))
+        return ApiError(404, told, code="unknown_url")
     if exc.status_code == 405:
         allow = ", ".join(allowed_methods(scope["app"].routes, scope))
         message = f"Not allowed to {method} on {path} (allowed: {allow})."
         return ApiError(405, message, code="method_not_allowed", headers={"allow": allow})
     return None
+
+
+def _near(scope: Scope) -> str:
+    """What to tell of a path that is not here besides that; empty where nothing is known."""
+    path: str = scope["path"]
+
+    def matches(other: str) -> bool:
+        return bool(allowed_methods(scope["app"].routes, {**scope, "path": other, "root_path": ""}))
+
+    family = path.removeprefix("/v1/").partition("/")[0]
+    if path.startswith("/v1/") and family in UNBUILT_FAMILIES:
+        told = f"this server does not have the endpoints under /v1/{family}."
+        return f"{told} Its page /docs lists those that it has." if matches("/docs") else told
+    for other in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
+        if other != path and matches(other):
+            return f"did you mean {other}?"
+    return ""
 
 
 def allowed_methods(routes: list[BaseRoute], scope: Scope) -> list[str]:

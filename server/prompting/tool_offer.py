@@ -21,6 +21,7 @@ from engine import (
     Shape,
     ToolShape,
     closed_schema,
+    path_of,
 )
 from server.errors import ApiError
 from server.schema import refuse
@@ -36,6 +37,11 @@ INPUT: Mapping[str, Any] = {
     "additionalProperties": False,
 }
 """How the input of a custom tool stands among the arguments of calls: it is the only one."""
+SCHEMAS: Mapping[str, str] = {
+    "text.format": "text.format.schema",
+    "response_format": "response_format.json_schema.schema",
+}
+"""Where the schema of a field stands that is more than its schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +153,15 @@ def naming_source(
     from, which is all tools where one of several failed. tools, param: as in `check`."""
     shapes = () if constraint is None else constraint.tools
     answered = constraint is not None and constraint.answer is not None and constraint.answer.kind != "text"
-    if not shapes or answered:
-        return _naming(error, error.tool, tools, param)
-    return _naming(error, error.tool or (shapes[0].name if len(shapes) == 1 else None), tools, "tools")
+    if shapes and not answered:
+        param, name = "tools", error.tool or (shapes[0].name if len(shapes) == 1 else None)
+        return _naming(error, name, tools, param)
+    is_schema = constraint is not None and constraint.answer is not None and constraint.answer.kind == "json"
+    if error.tool is None and error.place and is_schema:
+        schema = path_of(error.place, SCHEMAS.get(param, param))
+        message = f"Invalid schema at '{schema}': {error.reason}."
+        return ApiError(400, message, code="invalid_schema", param=param)
+    return _naming(error, error.tool, tools, param)
 
 
 def _naming(
@@ -160,7 +172,8 @@ def _naming(
     if name is None or place is None:
         return ApiError(400, f"Invalid '{param}': {error}.", code="invalid_schema", param=param)
     part = "format" if tools[place].get("type") == "custom" else "parameters"
-    message = f"Invalid schema for tool '{name}': {error}."
+    where = f" at '{path_of(error.place, part)}'" if error.place else ""
+    message = f"Invalid schema for tool '{name}'{where}: {error.reason}."
     return ApiError(400, message, code="invalid_schema", param=f"tools[{place}].{part}")
 
 

@@ -131,8 +131,8 @@ def _check_rules(request: ChatRequest, body: Mapping[str, Any]) -> None:
         ignore("max_tokens")  # the newer name counts
     if request.continue_final_message:
         if request.add_generation_prompt:
-            message = "Only one of 'continue_final_message' and 'add_generation_prompt' can be true."
-            refuse("continue_final_message", message)
+            message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
+            refuse("continue_final_message", message, "mutually_exclusive_parameters")
         last = mapping(request.messages[-1], "messages")
         if last["role"] != "assistant" or last.get("tool_calls"):
             message = "To continue the final message, it must be an assistant's without tool calls."

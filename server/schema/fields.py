@@ -36,12 +36,14 @@ class Rule:
     honoured: official, and does what it says. hint: official, accepted and checked, without effect here, and
     named as ignored. extension: ours, honoured. refused: known, and not to be had here. `accepts`, where
     given, are the only values taken: those which ask for nothing (they are dropped when the field is
-    refused). `because` tells the client what to do instead.
+    refused). `because` tells the client what to do instead. foreign: the field is one of another endpoint, so
+    that a client most likely means what `because` names.
     """
 
     kind: Kind
     accepts: tuple[Any, ...] | None = None
     because: str = ""
+    foreign: bool = False
 
 
 HONOURED = Rule("honoured")
@@ -51,6 +53,17 @@ EXTENSION = Rule("extension")
 
 def _refused(*accepts: Any, because: str = "") -> Rule:
     return Rule("refused", accepts, because)
+
+
+def _elsewhere(because: str, *accepts: Any) -> Rule:
+    """A field of another endpoint. A client that sends it here has mixed up two APIs, and would wonder why it
+    makes no difference."""
+    return Rule("refused", accepts, because, foreign=True)
+
+
+def _renamed(here: str) -> Rule:
+    """A field of another endpoint that has another name on this one."""
+    return _elsewhere(f"Its name here is '{here}'.")
 
 
 def _each(rule: Rule, names: str) -> dict[str, Rule]:
@@ -129,7 +142,21 @@ _FOREIGN: Mapping[str, Rule] = {
 # Of these only the best are shown, which are known at the end: nothing for a stream that is kept.
 _SEARCH: Mapping[str, Rule] = _each(EXTENSION, "best_of use_beam_search length_penalty early_stopping")
 
+# What chat calls by names of its own. No client that was recorded sends one of these to Responses.
+_CHAT_WORDS: Mapping[str, Rule] = {
+    "messages": _renamed("input"),
+    "response_format": _renamed("text.format"),
+    "reasoning_effort": _renamed("reasoning.effort"),
+    "functions": _renamed("tools"),
+    "function_call": _renamed("tool_choice"),
+}
+
 _RESPONSES: Mapping[str, Rule] = {
+    **_CHAT_WORDS,
+    "max_tokens": _renamed("max_output_tokens"),
+    "max_completion_tokens": _renamed("max_output_tokens"),
+    "logprobs": _elsewhere("Ask for 'top_logprobs', and include 'message.output_text.logprobs'.", False),
+    "n": _elsewhere("A response has one answer; send a request for each.", 1),
     **_HINTS,
     **_EXTENSIONS,
     **_FOREIGN,
@@ -152,6 +179,7 @@ _RESPONSES: Mapping[str, Rule] = {
 }
 
 _INPUT_TOKENS: Mapping[str, Rule] = {
+    **_CHAT_WORDS,
     **_each(
         HONOURED,
         "model input instructions previous_response_id conversation tools tool_choice parallel_tool_calls "
@@ -162,6 +190,17 @@ _INPUT_TOKENS: Mapping[str, Rule] = {
 }
 
 _CHAT: Mapping[str, Rule] = {
+    "input": _renamed("messages"),
+    "prompt": _renamed("messages"),
+    "instructions": _elsewhere("Send a message with the role 'system'."),
+    "max_output_tokens": _renamed("max_completion_tokens"),
+    "text": _renamed("response_format"),
+    "reasoning": _renamed("reasoning_effort"),
+    **_each(
+        _elsewhere("Chat completions are stateless here; POST /v1/responses goes on from stored turns."),
+        "previous_response_id conversation",
+    ),
+    "background": _elsewhere("POST /v1/responses makes answers in the background.", False),
     **_HINTS,
     **_EXTENSIONS,
     **_FOREIGN,
@@ -189,6 +228,10 @@ _CHAT: Mapping[str, Rule] = {
 }
 
 _COMPLETIONS: Mapping[str, Rule] = {
+    "messages": _elsewhere("Send a 'prompt', or POST /v1/chat/completions."),
+    "input": _renamed("prompt"),
+    "max_output_tokens": _renamed("max_tokens"),
+    "max_completion_tokens": _renamed("max_tokens"),
     **_EXTENSIONS,
     **_FOREIGN,
     **_SEARCH,
@@ -230,9 +273,8 @@ def screen(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
         if rule.accepts is None:
             kept[name] = value
         elif not any(_same(value, accepted) for accepted in rule.accepts):
-            message = (
-                f"Unsupported parameter: '{name}' cannot be honoured by this server. {rule.because}".rstrip()
-            )
+            why = "is a field of another endpoint" if rule.foreign else "cannot be honoured by this server"
+            message = f"Unsupported parameter: '{name}' {why}. {rule.because}".rstrip()
             refuse(name, message, "unsupported_parameter")
         elif rule.kind != "refused":
             kept[name] = value

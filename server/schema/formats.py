@@ -129,7 +129,7 @@ def _bounded(schema: Any, path: str) -> dict[str, Any]:
 
 def asked_shape(body: Mapping[str, Any], form: Format | None, param: str) -> tuple[Shape | None, str]:
     """The shape that a request asks of its answer, in a format (at `param`) or an extension, and the field
-    that does. Raises ApiError 400, also for two shapes at once."""
+    that does. Raises ApiError 400, `mutually_exclusive_parameters` for two shapes."""
     found = [(shape, param)] if form is not None and (shape := _shape_of(form, param)) is not None else []
     for field, kind in EXTENSIONS.items():
         if field in body:
@@ -144,8 +144,10 @@ def asked_shape(body: Mapping[str, Any], form: Format | None, param: str) -> tup
                 path = f"structured_outputs.{name}"
                 found.append((_output(name, outputs[name], path), path))
     if len(found) > 1:
-        first, second = found[0][1], found[1][1]
-        refuse(second, f"Only one shape can be asked for: '{first}' and '{second}' are two.")
+        named = ", ".join(f"'{path}'" for _, path in found[:-1])
+        last = found[-1][1]
+        message = f"An answer has one shape: {named} and '{last}' cannot be used together."
+        refuse(last, message, "mutually_exclusive_parameters")
     return found[0] if found else (None, param)
 
 

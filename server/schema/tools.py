@@ -1,12 +1,14 @@
 """Tools and tool choices as clients send them, normalised to the official flat form.
 
 Owns the limits on tools, and the forms in which clients send them; the item types say what a tool of each
-kind looks like. Kinds that this server cannot run are taken and echoed, because real clients (Codex among
-them) always send some; `name_unoffered` names them in the reply's header.
+kind looks like. Official kinds that this server cannot run are taken and echoed, because real clients (Codex
+among them) always send some; `name_unoffered` names them in the reply's header. A kind that is not official
+is refused: it is a misspelt one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -35,14 +37,16 @@ from server.shapes import (
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 1 << 20
+_DATE = re.compile(r"_\d{4}_\d{2}_\d{2}\Z")
+"""What the official API ends the kinds of a new version of a tool with."""
 
 
 def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
     """One tool in the official flat form. `strict` is the default for functions: true on Responses, false on
     chat.
 
-    A function or custom tool nested in chat's way is unwrapped; an unknown kind passes unchanged. Raises
-    ApiError 400.
+    A function or custom tool nested in chat's way is unwrapped; a known kind with the date of another version
+    passes unchanged. Raises ApiError 400.
     """
     if not isinstance(value, dict):
         mistyped(path, "an object", value)
@@ -59,6 +63,8 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
         value, path = _flat_custom(value, path)
     shape = tool_shapes().get(kind)
     if shape is None:
+        if _DATE.sub("", kind) not in tool_shapes():
+            one_of(*tool_shapes())(kind, f"{path}.type")
         return dict(value)
     tool: Tool = shape(value, path)
     if kind == "custom":
@@ -67,7 +73,7 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
 
 
 def _described() -> Schema:
-    """Every kind in its flat form, functions in chat's too; kinds that nobody knows pass."""
+    """Every kind in its flat form, functions in chat's too; kinds with the date of another version pass."""
     kinds = tool_shapes()
     nested: Schema = {
         "type": "object",
@@ -79,13 +85,19 @@ def _described() -> Schema:
         "properties": {"type": {"const": "custom"}, "custom": {"type": "object"}},
         "required": ["type", "custom"],
     }
-    unknown: Schema = {
+    dated: Schema = {
         "type": "object",
-        "properties": {"type": {"type": "string", "not": {"enum": [*kinds]}}},
+        "properties": {
+            "type": {
+                "type": "string",
+                "pattern": rf"^({'|'.join(sorted(kinds))})_\d{{4}}_\d{{2}}_\d{{2}}$",
+                "not": {"enum": [*kinds]},
+            }
+        },
         "required": ["type"],
     }
     flat = [with_type(schema_of(shape), kind) for kind, shape in kinds.items()]
-    return {"anyOf": [nested, *flat, custom, unknown]}
+    return {"anyOf": [nested, *flat, custom, dated]}
 
 
 described(normalize_tool, _described)
@@ -157,13 +169,13 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
 def name_unoffered(
     tools: Iterable[Mapping[str, Any]], param: str = "tools", *, server_run: bool = True
 ) -> None:
-    """Name the kinds among `tools` that are not offered to the model: `tools.web_search`, ...
+    """Name those of `tools` that are not offered to the model: `tools[1]`, ...
 
     server_run: whether the API has words for tools that the server runs itself.
     """
-    for tool in tools:
+    for index, tool in enumerate(tools):
         if not (is_offered(tool) and (server_run or tool["type"] in ("function", "custom"))):
-            ignore(f"{param}.{tool['type']}")
+            ignore(f"{param}[{index}]")
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -152,6 +152,52 @@ def test_what_looks_like_a_setting_and_is_none_is_told(env: dict[str, str]) -> N
     assert warning.endswith("is no setting and is ignored")
 
 
+def test_a_key_of_the_file_that_is_no_setting_is_told_with_the_one_that_was_meant(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    for written, meant in (("prot", "port"), ("max-body-byte", "max_body_bytes")):
+        (tmp_path / "antiphon.toml").write_text(f"{written} = 1\n")
+        with pytest.raises(ConfigError, match=f"'{written}' is not .*; did you mean '{meant}'\\?"):
+            load({}, env)
+    (tmp_path / "antiphon.toml").write_text("zzzzzzzz = 1\n")
+    with pytest.raises(ConfigError, match=r"hold$"):
+        load({}, env)
+
+
+@pytest.mark.parametrize(
+    ("flags", "engine"),
+    [
+        ({"upstream": ["http://127.0.0.1:1"]}, "upstream"),
+        ({"upstream_model": "big"}, "upstream"),
+        ({"tick_s": "1"}, "scripted"),
+    ],
+)
+def test_settings_of_another_engine_than_the_default_are_refused_until_one_is_chosen(
+    env: dict[str, str], flags: dict[str, str], engine: str
+) -> None:
+    (name,) = flags
+    with pytest.raises(ConfigError, match=f"{name} .* no effect with the engine local.* --engine {engine}"):
+        list(load(flags, env).without_effect())
+    assert list(load({**flags, "engine": engine}, env).without_effect()) == []
+    (warning,) = load({**flags, "engine": "local"}, env).without_effect()
+    assert warning.startswith(f"{name} (flag --") and f"--engine {engine} only" in warning
+
+
+def test_settings_of_the_model_are_told_to_have_no_effect_on_another_engine(env: dict[str, str]) -> None:
+    given = {"num_threads": "2", "model": "m", "device": "auto", "port": "1"}
+    warnings = list(load({**given, "engine": "scripted"}, env).without_effect())
+    assert [warning.split()[0] for warning in warnings] == ["model", "num_threads"]
+    assert "--engine local or --engine upstream only" in warnings[0]
+    assert list(load({**given, "engine": "local"}, env).without_effect()) == []
+
+
+def test_every_setting_of_a_local_engine_alone_says_so() -> None:
+    of_the_engine = {field.name for field in fields(EngineConfig)} & set(Config.model_fields)
+    shared = {"max_waiting", "chat_template", "allow_special_tokens"}
+    marked = {row.name for row in settings() if row.engines and "local" in row.engines}
+    assert marked == of_the_engine - shared
+
+
 def test_numbers_are_shown_as_a_reader_writes_them() -> None:
     assert [shown(value) for value in (2_592_000.0, 0.4, 60.0)] == ["2592000", "0.4", "60"]
 

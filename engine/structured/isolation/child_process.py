@@ -233,13 +233,13 @@ def _try(grammars: Grammars, trial: Trial) -> dict[str, Any]:
     try:
         grammar = grammars.compile(trial.constraint, trial.reader)
     except ConstraintError as error:
-        return {"error": str(error), "tool": error.tool}
+        return {"error": error.reason, "tool": error.tool, "place": error.place}
     except MemoryError:
-        return {"error": "compiling it takes too much memory", "tool": None}
+        return {"error": "compiling it takes too much memory", "tool": None, "place": None}
     except RecursionError:
-        return {"error": "it is nested too deeply", "tool": None}
+        return {"error": "it is nested too deeply", "tool": None, "place": None}
     except BaseException as error:  # Rust's panics are not Exceptions; none of them is the server's business
-        return {"error": f"it cannot be compiled ({type(error).__name__})", "tool": None}
+        return {"error": f"it cannot be compiled ({type(error).__name__})", "tool": None, "place": None}
     with contextlib.suppress(BaseException):  # what does not end this process is found again where it counts
         _walk(grammars, grammar)
     _allow(0)

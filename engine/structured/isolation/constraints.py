@@ -229,7 +229,7 @@ class Constraints:
         except Died as death:
             raise await self._blame(constraint, reader, owner, death.cause) from None
         if "error" in said:
-            raise ConstraintError(said["error"], tool=said["tool"])
+            raise ConstraintError(said["error"], tool=said["tool"], place=said["place"])
         return Grammar(said["source"], said["marked"], reader.starts_in, said["size"], digest, self)
 
     async def _blame(
@@ -250,12 +250,12 @@ class Constraints:
         if tools and answer is not None and answer.kind != "text" and await fails(Constraint(answer=answer)):
             return error
         if len(tools) == 1:
-            return ConstraintError(str(error), tool=tools[0].name)
+            return error.of_tool(tools[0].name)
         while len(tools) > 1:
             half = tools[: len(tools) // 2]
             tools = half if await fails(Constraint(half, 1)) else tools[len(half) :]
         alone = tools and await fails(Constraint(tools, 1))
-        return ConstraintError(str(error), tool=tools[0].name) if alone else error
+        return error.of_tool(tools[0].name) if alone else error
 
     async def _told(self, constraint: Constraint, reader: ReaderParams, owner: str) -> dict[str, Any]:
         """What a trial says. Raises Died."""
@@ -283,7 +283,7 @@ class Constraints:
         with self._lock:
             if (error := self._refused.get(digest)) is not None:
                 self._refused.move_to_end(digest)
-                raise ConstraintError(str(error), tool=error.tool)
+                raise error.of_tool(error.tool)
             if (found := self._kept.get(digest)) is not None:
                 self._kept.move_to_end(digest)
             return found

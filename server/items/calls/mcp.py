@@ -66,7 +66,14 @@ def _tool(value: Any, path: str) -> Tool:
     places = [key for key in ("server_url", "connector_id", "tunnel_id") if key in tool]
     if len(places) != 1:
         message = f"Invalid '{path}': exactly one of server_url, connector_id and tunnel_id must be given."
-        refuse(f"{path}.server_url", message)
+        code = "mutually_exclusive_parameters" if places else "missing_required_parameter"
+        refuse(f"{path}.server_url", message, code)
+    url = tool.get("server_url", BUILTIN_URL)
+    if url != BUILTIN_URL and not url.lower().startswith(("http://", "https://")):
+        message = f"Invalid '{path}.server_url': expected a URL that begins with https:// or http://, or"
+        refuse(
+            f"{path}.server_url", f"{message} '{BUILTIN_URL}' (with its colon) for this server's own tools."
+        )
     # Credentials for a server that is never called must not be stored or echoed.
     for name in ("authorization", "headers"):
         if tool.pop(name, None) is not None:

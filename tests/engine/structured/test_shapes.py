@@ -270,7 +270,51 @@ def test_a_refusal_says_where(schema: Any, keyword: str, why: str) -> None:
     }
     with pytest.raises(ConstraintError) as caught:
         matcher("bytes", Constraint(answer=Shape("json", json.dumps(whole))))
-    assert str(caught.value) == f"{keyword!r} at #/$defs/a/items cannot be enforced: {why}"
+    assert str(caught.value) == f"at $defs.a.items: {keyword!r} cannot be enforced: {why}"
+
+
+CLOSED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({**CLOSED, "required": ["a", "b"]}, ""),
+        ({"properties": {"o": {**CLOSED, "required": ["b"]}}, "required": ["o"]}, "at properties.o: "),
+        (
+            {"properties": {"o": {"$ref": "#/$defs/it"}}, "required": ["o"],
+             "$defs": {"it": {**CLOSED, "required": ["b"]}}},
+            "at $defs.it: ",
+        ),
+        (
+            {"properties": {"o": {"type": "array", "minItems": 1, "items": {**CLOSED, "required": ["b"]}}},
+             "required": ["o"]},
+            "at properties.o.items: ",
+        ),
+    ],
+)  # fmt: skip
+def test_a_required_property_that_is_not_allowed_is_told(schema: dict[str, Any], place: str) -> None:
+    schema = {"type": "object", **schema}
+    why = "nothing fits it: 'required' names 'b', which 'properties' does not list and 'additionalProperties'"
+    for constraint in (
+        Constraint(answer=Shape("json", json.dumps(schema))),
+        Constraint((ToolShape("t", json.dumps(schema)),), 1),
+    ):
+        with pytest.raises(ConstraintError) as caught:
+            matcher("bytes", constraint)
+        assert str(caught.value) == f"{place}{why} forbids"
+
+
+def test_bounds_that_exclude_each_other_are_told() -> None:
+    schema = {"type": "integer", "minimum": 3, "maximum": 1}
+    with pytest.raises(
+        ConstraintError, match=r"nothing fits the schema: minimum \(3\) is greater than maximum"
+    ):
+        matcher("bytes", Constraint(answer=Shape("json", json.dumps(schema))))
 
 
 def node(more: Any, required: tuple[str, ...] = ("more",)) -> Any:
@@ -293,7 +337,9 @@ SELF = {"$ref": "#/$defs/n"}
     ],
 )
 def test_what_never_ends_is_refused(more: Any) -> None:
-    with pytest.raises(ConstraintError, match=r"'\$ref' at #.* what stands at '#/\$defs/n' never ends"):
+    with pytest.raises(
+        ConstraintError, match=r"at .*: '\$ref' cannot be enforced: what stands at '#/\$defs/n' never ends"
+    ):
         matcher("bytes", Constraint(answer=Shape("json", json.dumps(node(more)))))
 
 

@@ -286,8 +286,27 @@ async def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.decode().splitlines() == ["hello", chat.HELP]
     refused = subprocess.run([*command, "http://127.0.0.1:9"], capture_output=True, timeout=30)
-    assert refused.returncode == 1 and b"127.0.0.1:9" in refused.stderr
+    assert refused.returncode == 1
+    assert b"no server answers at http://127.0.0.1:9 (" in refused.stderr
+    assert b"): start one with `antiphon serve`, or name another with --url\n" in refused.stderr
     assert PLAIN.encode() not in done.stdout
+
+
+@pytest.mark.parametrize("url", ["localhost:8771", "127.0.0.1:8771/v1", "gpu", "ftp://gpu"])
+def test_a_url_without_a_scheme_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat.chat(options("--url", url)) == 1
+    meant = url.removeprefix("ftp://")
+    told = f"antiphon: {url!r} is no URL of a server: give --url http://{meant}\n"
+    assert capsys.readouterr().err == told
+
+
+async def test_a_server_that_wants_a_key_says_how_to_give_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live_app(tmp_path, api_key=("sk-1",)) as running:
+        code = await asyncio.to_thread(chat.chat, options("--url", running.base_url))
+    told = capsys.readouterr().err
+    assert code == 1 and "--api-key or ANTIPHON_CHAT_KEY" in told and "keys create" in told
 
 
 @pytest.mark.parametrize(

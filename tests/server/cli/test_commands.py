@@ -62,6 +62,24 @@ def test_config_shows_every_setting(capsys: pytest.CaptureFixture[str], tmp_path
     assert "secret" not in lines["api_key"].partition("flag")[0]
 
 
+def test_an_empty_default_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    assert "--root-path" in shown and "(default )" not in " ".join(shown.split())
+
+
+def test_settings_of_another_engine_are_told_and_do_not_keep_other_commands(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTIPHON_UPSTREAM", "http://127.0.0.1:1")
+    data = ["--data", str(tmp_path)]
+    assert main(["keys", "create", *data]) == 0
+    assert capsys.readouterr().err == ""
+    main(["doctor", "--engine", "scripted", "--port", "0", *data])
+    assert "upstream (environment ANTIPHON_UPSTREAM) has no effect" in capsys.readouterr().err
+
+
 def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
@@ -99,6 +117,9 @@ def test_a_backup_that_nobody_watches_prints_its_end_only(tmp_path: Path) -> Non
     [
         (["serve", "--port", "99999"], "port (flag --port)"),
         (["serve", "--workers", "2"], "--workers"),
+        (["serve", "--upstream", "http://127.0.0.1:1"], "give --engine upstream too"),
+        (["doctor", "--upstream", "http://127.0.0.1:1"], "give --engine upstream too"),
+        (["audit", "list", "--type", "bogus"], "type 'bogus', only api_key.created, api_key.updated,"),
         (["migrate", "--db", "mysql://x/y"], "sqlite"),
         (["keys", "list", "--db", "nonsense"], "not a database URL"),
         (["sealing", "rotate", "--db", "sqlite+aiosqlite:////dev/null/x.db"], "/dev/null cannot be used"),
@@ -118,7 +139,10 @@ def test_refusals_are_one_line_and_exit_2(
     [
         (["serve", "--model", "A", "--model", "B"], "--model is given more than once"),
         (["serve", "--deterministic", "--deterministic", "false"], "--deterministic is given more than once"),
-        (["serve", "--nonsense"], "--nonsense"),
+        (["serve", "--nonsense"], "--nonsense (see `antiphon serve --help`)"),
+        (["serve", "--prot", "1"], "--prot 1; did you mean --port?"),
+        (["keys", "create", "--ownr=x", "--scop", "y"], "did you mean --owner?"),
+        (["serv"], "no command 'serv'; did you mean 'serve'?"),
         (["keys"], "create|list|rotate|update|revoke"),
         (["keys", "revoke"], "antiphon keys revoke --help"),
         (["config", "--dtype", "int3"], "--dtype"),

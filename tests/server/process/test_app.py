@@ -46,11 +46,41 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
             "code": "unknown_url",
         }
     }
+    for path, meant in (
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/responses", "/v1/responses"),
+        ("/v1/conversations/", "/v1/conversations"),
+        ("/v1/health", "/health"),
+    ):
+        error = (await client.post(path)).json()["error"]
+        assert error["message"] == f"Invalid URL (POST {path}): did you mean {meant}?"
     wrong = await client.put("/v1/responses/resp_1")
     assert wrong.status_code == 405
     assert wrong.headers["allow"] == "GET, DELETE"
     assert wrong.json()["error"]["code"] == "method_not_allowed"
     assert (await client.get("/v1/models/")).status_code == 404  # no redirect to another spelling
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/files"),
+        ("GET", "/v1/files/file-1/content"),
+        ("POST", "/v1/embeddings"),
+        ("GET", "/v1/assistants"),
+        ("POST", "/v1/audio/transcriptions"),
+        ("POST", "/v1/vector_stores/vs_1/search"),
+        ("POST", "/v1/messages"),
+    ],
+)
+async def test_official_endpoints_that_are_not_built_say_so(
+    client: httpx.AsyncClient, method: str, path: str
+) -> None:
+    reply = await client.request(method, path, json={})
+    family = "/".join(path.split("/")[:3])
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
+    assert f"does not have the endpoints under {family}. Its page /docs" in reply.json()["error"]["message"]
+    assert (await client.get("/docs")).status_code == 200
 
 
 async def test_no_documentation_pages_but_ours(client: httpx.AsyncClient) -> None:

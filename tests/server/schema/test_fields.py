@@ -76,9 +76,34 @@ def test_null_means_absent(api: str) -> None:
 
 def test_unknown_fields_pass_and_are_named() -> None:
     with collecting() as ignored:
-        kept = screen("responses", {"input": "x", "frobnicate": 1, "max_tokens": 3, "user": "u"})
+        kept = screen("responses", {"input": "x", "frobnicate": 1, "verbosity": "low", "user": "u"})
     assert kept == {"input": "x", "user": "u"}
-    assert ignored.header() == "frobnicate,max_tokens,user"
+    assert ignored.header() == "frobnicate,verbosity,user"
+
+
+@pytest.mark.parametrize(
+    ("api", "field", "value", "here"),
+    [
+        ("responses", "max_tokens", 16, "'max_output_tokens'"),
+        ("responses", "max_completion_tokens", 16, "'max_output_tokens'"),
+        ("responses", "response_format", {"type": "json_object"}, "'text.format'"),
+        ("responses", "messages", [{"role": "user", "content": "x"}], "'input'"),
+        ("responses", "n", 2, "a request for each"),
+        ("input_tokens", "messages", [], "'input'"),
+        ("chat", "input", "x", "'messages'"),
+        ("chat", "max_output_tokens", 16, "'max_completion_tokens'"),
+        ("chat", "previous_response_id", "resp_1", "POST /v1/responses"),
+        ("completions", "messages", [], "/v1/chat/completions"),
+        ("completions", "max_output_tokens", 16, "'max_tokens'"),
+    ],
+)
+def test_a_field_of_another_endpoint_is_refused_with_its_name_here(
+    api: Api, field: str, value: Any, here: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        screen(api, {field: value})
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", field)
+    assert "of another endpoint" in str(caught.value) and here in str(caught.value)
 
 
 def test_a_default_is_the_same_json_value() -> None:

@@ -200,9 +200,10 @@ BAD_SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "array", "uni
         ({"guided_choice": []}, "guided_choice", "empty_array"),
         ({"guided_choice": ["a", 1]}, "guided_choice[1]", "invalid_type"),
         ({"guided_grammar": "start: nothing"}, "guided_grammar", "invalid_schema"),
-        ({"guided_json": POINT, "guided_regex": "a"}, "guided_regex", "invalid_value"),
-        ({**shaped(), "guided_json": POINT}, "guided_json", "invalid_value"),
-        ({"structured_outputs": {"json": POINT, "regex": "a"}}, "structured_outputs.regex", "invalid_value"),
+        ({"guided_json": POINT, "guided_regex": "a"}, "guided_regex", "mutually_exclusive_parameters"),
+        ({**shaped(), "guided_json": POINT}, "guided_json", "mutually_exclusive_parameters"),
+        ({"structured_outputs": {"json": POINT, "regex": "a"}}, "structured_outputs.regex",
+         "mutually_exclusive_parameters"),
         ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "unsupported_parameter"),
         ({"tools": [{**WEATHER, "parameters": BAD_SCHEMA}]}, "tools[0].parameters", "invalid_schema"),
         ({"tools": [WEATHER, {**GRAMMAR, "format": {**GRAMMAR["format"], "definition": "x"}}]},
@@ -223,7 +224,10 @@ async def test_a_refused_schema_is_told_where(api: Api) -> None:
     """Strict parameters: the keyword, and where it stands; and how deep a call can be read."""
     misspelled = {"type": "object", "properties": {"a": {"type": "strnig"}}}
     error = await api.refused(400, "hi", tools=[{**WEATHER, "parameters": misspelled}])
-    assert "'type' at #/properties/a cannot be enforced: there is no type 'strnig'" in error["message"]
+    assert (
+        "at 'parameters.properties.a': 'type' cannot be enforced: there is no type 'strnig'"
+        in error["message"]
+    )
     part: Json = {"type": "integer"}
     for _ in range(122):
         part = {"items": part}
@@ -245,7 +249,7 @@ async def test_strict_tools_share_what_schemas_may_hold(api: Api) -> None:
 
 async def test_a_refusal_names_the_keyword(api: Api) -> None:
     error = await api.refused(400, "hi", **shaped({**FORMAT, "schema": BAD_SCHEMA}))
-    assert "'uniqueItems' at #/properties/a" in error["message"]
+    assert "at 'text.format.schema.properties.a': 'uniqueItems' cannot be enforced" in error["message"]
     lax = {**WEATHER, "parameters": BAD_SCHEMA, "strict": False}
     assert (await api.create("hi", tools=[lax]))["status"] == "completed", "nothing is enforced"
 

@@ -4,6 +4,7 @@ takes."""
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -81,11 +82,21 @@ AGENTS: Json = {
 def test_what_clients_send_passes(body: Json) -> None:
     with collecting() as ignored:
         request = parse_create(body)
-    assert set(filter(None, ignored.header().split(","))) <= {
-        *("tools.namespace", "tools.web_search", "prompt_cache_key", "client_metadata", "text.verbosity"),
+    paths = set(filter(None, ignored.header().split(",")))
+    unoffered = {f"tools[{i}]" for i, tool in enumerate(body.get("tools", [])) if tool["type"] != "function"}
+    assert paths <= unoffered | {
+        *("prompt_cache_key", "client_metadata", "text.verbosity"),
         *("reasoning.summary", "reasoning.context", "user", "safety_identifier"),
     }
+    assert all(at(body, path) is not None for path in paths)
     check_echo(echo(request, model="m", temperature=1.0, top_p=1.0))
+
+
+def at(body: Any, path: str) -> Any:
+    """What stands at a path of a body, such as `tools[1].name`; KeyError or IndexError where nothing does."""
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+        body = body[name] if name else body[int(index)]
+    return body
 
 
 def unoffered(tools: list[Json]) -> list[str]:
@@ -234,8 +245,8 @@ def test_every_official_tool_is_taken_and_echoed() -> None:
     for tool in tools:
         wire.validate("Tool", tool)
     assert parse_tools(tools) == tools
-    unheard = [tool["type"] for tool in TOOLS if tool["type"] not in ("function", "custom")]
-    assert unoffered(tools) == [f"tools.{kind}" for kind in unheard]
+    unheard = [index for index, tool in enumerate(TOOLS) if tool["type"] not in ("function", "custom")]
+    assert unoffered(tools) == [f"tools[{index}]" for index in unheard]
 
 
 def test_functions_are_flat_and_strict_unless_told() -> None:
@@ -247,8 +258,22 @@ def test_functions_are_flat_and_strict_unless_told() -> None:
     assert (kept["strict"], kept["defer_loading"], kept["async"]) == (False, True, True)
 
 
-def test_unknown_tools_pass_and_are_named() -> None:
-    assert unoffered(parse_tools([{"type": "teleport"}, {"type": "teleport"}])) == ["tools.teleport"]
+@pytest.mark.parametrize("kind", ["fucntion", "websearch", "web_search_latest", "", "computer_use"])
+def test_a_kind_of_tool_that_is_not_official_is_refused_with_those_that_are(kind: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_tools([FUNCTION, {"type": kind, "name": "f"}])
+    assert (caught.value.status, caught.value.code, caught.value.param) == (
+        400,
+        "invalid_value",
+        "tools[1].type",
+    )
+    assert f"'{kind}'" in str(caught.value) and "'function', " in str(caught.value)
+
+
+def test_another_version_of_a_known_tool_passes_and_is_named() -> None:
+    later = {"type": "web_search_2027_01_31", "depth": 3}
+    assert parse_tools([FUNCTION, later])[1] == later
+    assert unoffered([FUNCTION, later]) == ["tools[1]"]
 
 
 def test_mcp_keeps_no_credentials_and_knows_the_builtin_server() -> None:
@@ -257,7 +282,7 @@ def test_mcp_keeps_no_credentials_and_knows_the_builtin_server() -> None:
     tools = parse_tools([builtin, {**remote, "headers": {"x-key": "secret"}}])
     assert [is_offered(tool) for tool in tools] == [True, False]
     assert "secret" not in str(tools)
-    assert unoffered(tools) == ["tools.mcp"]
+    assert unoffered(tools) == ["tools[1]"]
 
 
 @pytest.mark.parametrize(
@@ -274,6 +299,7 @@ def test_mcp_keeps_no_credentials_and_knows_the_builtin_server() -> None:
         ([{"type": "file_search"}], "tools[0].vector_store_ids"),
         ([{"type": "custom", "name": "c", "format": {"type": "grammar"}}], "tools[0].format.syntax"),
         ([{"type": "mcp", "server_label": "s"}], "tools[0].server_url"),
+        ([{"type": "mcp", "server_label": "s", "server_url": "mcp.example.com"}], "tools[0].server_url"),
         ([FUNCTION] * 129, "tools"),
         ([{**FUNCTION, "description": "x" * (1 << 20)}], "tools"),
         ([{**FUNCTION, "parameters": {"maximum": 10**400}}], "tools"),
@@ -283,6 +309,19 @@ def test_wrong_tools_are_400(tools: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse_tools(tools)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("url", ["builtin", "Builtin:", "builtin:calculator", "builtin://"])
+def test_the_server_of_builtin_tools_has_one_spelling(url: str) -> None:
+    with pytest.raises(ApiError, match="'builtin:' \\(with its colon\\) for this server's own tools"):
+        parse_tools([{"type": "mcp", "server_label": "s", "server_url": url}])
+
+
+def test_an_mcp_tool_names_one_place() -> None:
+    two = {"server_url": "https://x", "connector_id": "connector_gmail"}
+    with pytest.raises(ApiError) as caught:
+        parse_tools([{"type": "mcp", "server_label": "s", **two}])
+    assert caught.value.code == "mutually_exclusive_parameters"
 
 
 @pytest.mark.parametrize(
