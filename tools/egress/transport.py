@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from contextlib import aclosing
 from functools import cache
 from typing import Any, TypeVar
@@ -148,7 +148,7 @@ class _Exchange:
             message = f"{self._host} took longer than {self._caps.total_s or 0:g} s to reply."
             raise EgressError(message, "too_slow") from None
         except httpcore2.NetworkError as error:
-            if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+            if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error)):
                 message = f"{self._host} shows no certificate that this server trusts."
                 raise EgressError(message, "unreachable") from None
             raise EgressError(f"The connection to {self._host} broke.", "unreachable") from None
@@ -195,6 +195,12 @@ class _Exchange:
     def _too_large(self) -> EgressError:
         message = f"The reply of {self._host} is larger than {self._caps.max_bytes} bytes."
         return EgressError(message, "too_large")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class _Body(httpx2.AsyncByteStream):
