@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from server.limits import parse_limits
+from tools import Egress, read_rule
 
 THREADED_BYTES = 32 * 1024
 """Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
@@ -92,6 +93,11 @@ def _currency(value: str) -> str:
 def _limits(words: tuple[str, ...]) -> tuple[str, ...]:
     parse_limits(words)
     return words
+
+
+def _egress_rule(value: str) -> str:
+    read_rule(value)
+    return value
 
 
 def _host_pattern(value: str) -> str:
@@ -179,6 +185,7 @@ Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeV
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(_split)]
 HeaderValue = Annotated[str, AfterValidator(_header_value)]
 LimitWords = Annotated[Names, AfterValidator(_limits)]
+EgressRules = Annotated[tuple[Annotated[str, AfterValidator(_egress_rule)], ...], BeforeValidator(_split)]
 NamedPaths = Annotated[Names, AfterValidator(_named_paths)]
 Prices = Annotated[Names, AfterValidator(_prices)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
@@ -445,6 +452,18 @@ class Config(BaseModel):
         engines=_UPSTREAM,
     )
 
+    # What tools may reach
+    egress: Literal["off", "public", "any"] = _setting(
+        "off",
+        "where requests may have the server connect to: off nowhere, public to public addresses at ports 80 "
+        "and 443, any to this machine and its networks, too",
+    )
+    egress_allow: EgressRules = _setting(
+        (),
+        "where they may besides (repeatable): NAME, *.NAME, ADDRESS or NETWORK, at ports 80 and 443, or with "
+        ":PORT or :*",
+    )
+
     # What it refuses
     max_body_bytes: Bytes = _setting(32 << 20, "largest request body", unit="bytes", gt=0)
     max_arriving_bytes: Bytes = _setting(
@@ -594,6 +613,11 @@ class Config(BaseModel):
         return [key.get_secret_value() for key in self.api_key]
 
     @property
+    def egress_policy(self) -> Egress:
+        """Where requests may have the server connect to."""
+        return Egress(self.egress, tuple(map(read_rule, self.egress_allow)))
+
+    @property
     def db_file(self) -> Path | None:
         """The file of the database, where it is one."""
         path = self.db.partition(":///")[2].partition("?")[0] if self.db.startswith("sqlite") else ""
@@ -625,6 +649,7 @@ SUBJECTS = {
     "chat_template": "how the model is spoken to",
     "num_assistant_tokens": "speculative decoding",
     "upstream": "other servers as the engine",
+    "egress": "what tools may reach",
     "max_body_bytes": "limits",
     "resume_grace_s": "times",
     "default_openai_organization": "replies and logs",

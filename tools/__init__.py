@@ -1,9 +1,24 @@
-"""Tools that a model may call: what a tool is, those that come with the server, and how a call is run."""
+"""Tools that a model may call: what a tool is, those that come with the server, how a call is run, and what
+tools may reach."""
 
 from __future__ import annotations
 
 from tools.builtin import BUILTIN
+from tools.egress import Caps, Egress, EgressError, guarded_client, prepare_egress, read_rule
 from tools.runtime import ToolResult, execute
 from tools.spec import Registry, ToolError, ToolSpec
 
-__all__ = ["BUILTIN", "Registry", "ToolError", "ToolResult", "ToolSpec", "execute"]
+__all__ = [
+    "BUILTIN",
+    "Caps",
+    "Egress",
+    "EgressError",
+    "Registry",
+    "ToolError",
+    "ToolResult",
+    "ToolSpec",
+    "execute",
+    "guarded_client",
+    "prepare_egress",
+    "read_rule",
+]
