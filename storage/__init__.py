@@ -88,7 +88,7 @@ from storage.records import (
 )
 
 if TYPE_CHECKING:
-    from storage.backup import back_up
+    from storage.backup import back_up, check_backup
     from storage.inspection import inspect_database
     from storage.storage import Storage
     from storage.tables import metadata
@@ -169,6 +169,7 @@ __all__ = [
     "UsageSum",
     "WaitingInputs",
     "back_up",
+    "check_backup",
     "inspect_database",
     "make_private_folder",
     "metadata",
@@ -193,8 +194,8 @@ async def open_storage(url: str, *, runner: str, lock: bool = True, synced: bool
 def __getattr__(name: str) -> Any:
     if name == "Storage":
         return import_module("storage.storage").Storage
-    if name == "back_up":
-        return import_module("storage.backup").back_up
+    if name in ("back_up", "check_backup"):
+        return getattr(import_module("storage.backup"), name)
     if name == "inspect_database":
         return import_module("storage.inspection").inspect_database
     if name == "metadata":  # Alembic's

@@ -31,9 +31,7 @@ async def back_up(url: str, target: Path, progress: Callable[[int, int], None]) 
     readable by its owner alone, and takes its name when it is whole. Raises StorageError, which says what to
     do instead where the database is PostgreSQL.
     """
-    path = _file(url)
-    if target.exists():
-        raise StorageError(f"{target} exists already; a backup never replaces a file")
+    path = check_backup(url, target)
     partial = target.with_name(target.name + ".partial")
     try:
         partial.unlink(missing_ok=True)
@@ -48,6 +46,14 @@ async def back_up(url: str, target: Path, progress: Callable[[int, int], None]) 
         return target.stat().st_size
     except (OSError, sqlite3.Error) as error:
         raise StorageError(f"{path} could not be copied to {target}: {error}") from error
+
+
+def check_backup(url: str, target: Path) -> Path:
+    """The file that a backup of `url` to `target` would copy. StorageError for what `back_up` refuses."""
+    path = _file(url)
+    if target.exists():
+        raise StorageError(f"{target} exists already; a backup never replaces a file")
+    return path
 
 
 def _file(url: str) -> Path:

@@ -275,8 +275,8 @@ class Storage:
         """The stored runs of all owners that have not ended, the oldest first; for operators."""
         return await self._read(partial(live_runs.live_runs, limit=limit))
 
-    async def num_live_runs(self) -> int:
-        """How many runs of all owners have not ended: queued, at work or waiting."""
+    async def num_live_runs(self) -> dict[str, int]:
+        """How many runs of all owners have not ended, by their state: `queued`, `running`, `waiting`."""
         return await self._read(live_runs.num_live_runs)
 
     async def release_runs(self, runner: str, beat: int | None) -> int:

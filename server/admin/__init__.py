@@ -8,13 +8,25 @@ from server.admin.backup import run
 from server.admin.database_access import AdminError, UnknownOwner, address_file, leave_address
 
 if TYPE_CHECKING:  # imported when they are asked for
-    from server.admin import audit, keys, live_runs, projects, sealing_keys, tenants, tiers, usage, webhooks
+    from server.admin import (
+        audit,
+        backup,
+        keys,
+        live_runs,
+        projects,
+        sealing_keys,
+        tenants,
+        tiers,
+        usage,
+        webhooks,
+    )
 
 __all__ = [
     "AdminError",
     "UnknownOwner",
     "address_file",
     "audit",
+    "backup",
     "keys",
     "leave_address",
     "live_runs",

@@ -9,16 +9,42 @@ import argparse
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from server.admin.database_access import AdminError
+from server.access import OPERATOR, Actor
+from server.admin.database_access import AdminError, carry_out
 from server.config import Config
-from storage import StorageError, back_up
+from storage import Storage, StorageError, back_up, check_backup, inspect_database
+
+PATH = "/admin/backups"
+
+
+async def note(storage: Storage, by: Actor, file: str) -> dict[str, Any]:
+    """Write down that the database is copied to a file."""
+    await storage.add_audit(by.did("database.copied", file))
+    return {"file": file}
+
+
+def _note(config: Config, target: Path) -> str | None:
+    """Have it written down; why that is not done, where it is not."""
+    try:
+        if asyncio.run(inspect_database(config.db)).schema != "current":
+            return "the database is of another version"  # to open it would change it
+        file = str(target)
+        carry_out(config, lambda storage: note(storage, OPERATOR, file), "POST", PATH, {"file": file})
+    except (AdminError, StorageError) as error:
+        return str(error)
+    return None
 
 
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    """Carry out the command; yields the lines to print. Raises AdminError."""
+    """Carry out the command; yields the lines to print. Raises AdminError.
+
+    The audit log tells of it first, so that the copy holds that, too. A database that cannot be written, or
+    whose server does not answer, is copied all the same: that is when a copy is needed most.
+    """
     target = Path(options.file).absolute()
     # Where nobody watches (no terminal) only the lines at the end are printed.
     with tqdm(desc="backup", unit="B", unit_scale=True, unit_divisor=1024, leave=False, disable=None) as bar:
@@ -28,8 +54,12 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
             bar.update(copied - bar.n)
 
         try:
+            check_backup(config.db, target)
+            missed = _note(config, target)
             size = asyncio.run(back_up(config.db, target, progress))
         except StorageError as exc:
             raise AdminError(exc) from None
     yield f"{target} holds the whole database ({size:,} bytes), as it was when the copy began"
+    if missed is not None:
+        yield f"the audit log has no entry of this: {missed}"
     yield f"serve from it with: antiphon serve --db sqlite+aiosqlite:///{target}"

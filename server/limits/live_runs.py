@@ -1,13 +1,14 @@
 """Bounds how many responses of all owners are under way: queued, at work, or waiting for their client.
 
 The database is asked once a second how many it has, never on the way of a request. In between this process
-adds what it begins and takes off what it ends itself; what other servers begin counts a second later.
+adds what it begins and takes off what it ends itself; what other servers begin counts a second later. Where
+nothing is limited, the database is asked less often, for what an operator sees.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 """Pause between two looks into the database."""
+
+UNLIMITED_EVERY_S = 5.0
+"""The same where nothing is limited."""
+
+STATES = ("queued", "running", "waiting")
 
 
 class Entrance:
@@ -50,11 +56,12 @@ class LiveRuns:
     """
 
     def __init__(self, storage: Storage, most: int | None, refused: Callable[[str], None]) -> None:
-        """most: None is no limit, and then nothing is counted. refused: told the limit's name."""
+        """most: None is no limit. refused: told the limit's name."""
         self._storage = storage
         self._most = most
         self._refused = refused
-        self._found = 0  # in the database, when it was last asked
+        self._states: Mapping[str, int] = {}  # in the database, when it was last asked
+        self._found = 0  # all of these
         self._begun = 0  # in the database since then, as far as it is this process's doing
         self._ended = 0
         self._unstored = 0
@@ -64,6 +71,10 @@ class LiveRuns:
     def num(self) -> int:
         """How many there are; rather too many than too few, where this process alone begins them."""
         return max(0, self._found + self._begun - self._ended) + self._unstored + self._starting
+
+    def readings(self) -> dict[str, int]:
+        """How many responses the database had in each state when it was last asked, for metrics."""
+        return {state: self._states.get(state, 0) for state in STATES}
 
     def enter(self, retry_after_s: int) -> Entrance:
         """Count a response that is about to begin. ApiError 429 `queue_full` where it is one too many."""
@@ -92,17 +103,16 @@ class LiveRuns:
             self._unstored -= 1
 
     async def look(self) -> None:
-        """Ask the database, where anything is limited. Raises StorageUnavailable."""
-        if self._most is None:
-            return
+        """Ask the database. Raises StorageUnavailable."""
         begun = self._begun
-        self._found = await self._storage.num_live_runs()
+        self._states = await self._storage.num_live_runs()
+        self._found = sum(self._states.values())
         self._begun -= begun  # what began meanwhile may be in both: rather one too many
         self._ended = 0
 
     async def run(self) -> None:
-        """Look once a second, for ever; not at all where nothing is limited."""
-        while self._most is not None:
-            await asyncio.sleep(EVERY_S)
+        """Look at intervals, for ever."""
+        while True:
+            await asyncio.sleep(UNLIMITED_EVERY_S if self._most is None else EVERY_S)
             with suppress(StorageUnavailable):  # what was known before is the best there is
                 await self.look()

@@ -186,7 +186,7 @@ class ServerLifecycle:
         yield Reading("storage", _commit_numbers(self._storage.commit_stats()))
         yield Reading("sse", {"readers": self.num_streams})
         yield Reading("http", {"connections": self.num_connections()})
-        yield Reading("runs", {"active": self.context.runs.num_active})
+        yield Reading("runs", self.context.runs.readings())
         yield Reading("webhooks", {"pending": self._deliveries.num_pending})
         yield Reading("retention", self._retention.readings())
 

@@ -1,4 +1,4 @@
-"""/admin/export, purge, owners and tiers: what these commands ask of a server that holds the database.
+"""/admin/export, backups, purge, owners, tiers: what these commands ask of a server that holds the database.
 
 Reached with the admin token only, which the server leaves in its data folder for its own user.
 """
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from server.access import OPERATOR_ONLY
-from server.admin import UnknownOwner, projects, tenants, tiers
+from server.admin import UnknownOwner, backup, projects, tenants, tiers
 from server.clock import now_us
 from server.errors import ApiError, invalid_value
 from server.http import actor, context, json_reply, life, query_text, read_body
@@ -48,6 +48,15 @@ async def change_tiers(request: Request, id: str) -> Response:
         raise invalid_value(str(error).partition(":")[0], str(error)) from None
     life(request).keys.forget()
     return json_reply(orjson.dumps(changed))
+
+
+@router.post("/backups", **needs(OPERATOR_ONLY))
+async def note_backup(request: Request) -> Response:
+    """Write down that the command copies the database, which it does by itself."""
+    body = await read_body(request)
+    unread(body, ("file",))
+    file = text(1)(body.get("file") or missing("file"), "file")
+    return json_reply(orjson.dumps(await backup.note(context(request).storage, actor(request), file)))
 
 
 @router.get("/export", **needs(OPERATOR_ONLY))

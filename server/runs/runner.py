@@ -222,6 +222,10 @@ class Runs:
         """Runs that this process carries on now."""
         return len(self._tasks)
 
+    def readings(self) -> dict[str, int]:
+        """Runs that this process carries on now, and those of all processes by their state, for metrics."""
+        return {"active": self.num_active, **self._live.readings()}
+
     def unstored(self) -> list[tuple[RunPlan, int]]:
         """Runs at work that the database knows nothing of: their plans, and their output tokens so far."""
         return [(run.plan, run.num_tokens) for run in self._tasks if not run.entry.fence]

@@ -7,7 +7,6 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 
 from server.limits import LimitSet, ModelLimits
 from server.schema import description
@@ -97,8 +96,8 @@ def _buckets(result: str) -> Schema:
     )
 
 
-@cache
-def _schemas() -> Mapping[str, Schema]:
+def _keys() -> dict[str, Schema]:
+    """Projects and keys."""
     account = of(
         {
             "object": {"const": "organization.project.service_account"},
@@ -127,8 +126,6 @@ def _schemas() -> Mapping[str, Schema]:
         {"expires_at": _TIME, "replaces": STRING},
     )
     told = {"name": STRING, "scopes": _SCOPES, "expires_in_seconds": _EXPIRES, "limits": ref("Limits")}
-    counted = ("input_tokens", "input_cached_tokens", "output_tokens", "output_reasoning_tokens")
-    groups = ("project_id", "user_id", "api_key_id", "model", "service_tier", "line_item", "api_source")
     return {
         "Limits": _limit_set(),
         "CreateAdminKey": of({"name": STRING}, {"expires_in_seconds": _EXPIRES}),
@@ -160,6 +157,12 @@ def _schemas() -> Mapping[str, Schema]:
                 "expires_in_seconds": _EXPIRES,
             },
         ),
+        "DeletedKey": of({"id": STRING, "object": STRING, "deleted": {"const": True}}),
+    }
+
+
+def _limits() -> dict[str, Schema]:
+    return {
         "RateLimit": of(
             {"object": {"const": "project.rate_limit"}, "id": STRING, "model": STRING}, _OF_A_MODEL
         ),
@@ -167,6 +170,14 @@ def _schemas() -> Mapping[str, Schema]:
         "RateLimitChange": of({}, _OF_A_MODEL),
         "ProjectLimits": of({"object": {"const": "project.limits"}, "limits": ref("Limits"), "used": _USED}),
         "ProjectLimitsChange": of({"limits": ref("Limits")}),
+    }
+
+
+def _books() -> dict[str, Schema]:
+    """The audit log, usage and costs."""
+    counted = ("input_tokens", "input_cached_tokens", "output_tokens", "output_reasoning_tokens")
+    groups = ("project_id", "user_id", "api_key_id", "model", "service_tier", "line_item", "api_source")
+    return {
         "AuditLog": of(
             {
                 "id": STRING,
@@ -212,10 +223,9 @@ def _schemas() -> Mapping[str, Schema]:
             },
         ),
         "CostsPage": _buckets("CostsResult"),
-        "DeletedKey": of({"id": STRING, "object": STRING, "deleted": {"const": True}}),
     }
 
 
 def components() -> Mapping[str, Schema]:
     """The schemas of the document, by name, those of administrators last."""
-    return {**description.components(), **_schemas()}
+    return {**description.components(), **_limits(), **_keys(), **_books()}

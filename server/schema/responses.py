@@ -175,7 +175,7 @@ class CreateResponse(BaseModel):
     metadata: dict[str, str] = Field(default_factory=dict)
     service_tier: Tier | None = None
     priority: Priority | None = None
-    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    prompt_cache_key: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: dict[str, Any] | None = None
     safety_identifier: Annotated[str, Field(max_length=128)] | None = None

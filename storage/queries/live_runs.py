@@ -43,6 +43,7 @@ def live_runs(conn: Connection, limit: int) -> tuple[LiveRun, ...]:
     )
 
 
-def num_live_runs(conn: Connection) -> int:
-    """How many runs of all owners have not ended."""
-    return conn.execute(select(func.count()).select_from(runs)).scalar_one()
+def num_live_runs(conn: Connection) -> dict[str, int]:
+    """How many runs of all owners have not ended, by their state."""
+    query = select(runs.c.state, func.count().label("num")).group_by(runs.c.state)
+    return {row.state: row.num for row in conn.execute(query).all()}

@@ -26,6 +26,7 @@ import pytest
 from server import __version__
 from server.cli.commands import COMMANDS, main
 from server.config import SUBJECTS, settings
+from storage import open_storage
 
 ROOT = Path(__file__).parents[3]
 
@@ -110,6 +111,43 @@ def test_a_backup_that_nobody_watches_prints_its_end_only(tmp_path: Path) -> Non
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT, env=env, check=True)
     assert done.stderr == b"" and len(done.stdout.splitlines()) == 2
+
+
+def test_a_backup_is_in_the_audit_log_and_in_itself(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def ran(*argv: str, data: Path = tmp_path) -> list[str]:
+        assert main([*argv, "--data", str(data)]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    ran("migrate")
+    copy = tmp_path / "copy" / "antiphon.db"
+    copy.parent.mkdir()
+    assert len(ran("backup", str(copy))) == 2
+    assert main(["backup", str(copy), "--data", str(tmp_path)]) == 2, "it replaces nothing"
+    capsys.readouterr()
+    for data in (tmp_path, copy.parent):
+        [entry] = ran("audit", "list", data=data)
+        assert "operator  database.copied" in entry and entry.endswith(str(copy))
+
+
+def test_a_backup_beside_a_server_that_does_not_answer_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The folder is held, and nobody answers at the address that is left in it."""
+    assert main(["migrate", "--data", str(tmp_path)]) == 0
+    capsys.readouterr()
+
+    async def beside() -> int:
+        held = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="silent")
+        try:
+            return await asyncio.to_thread(main, ["backup", str(tmp_path / "copy"), "--data", str(tmp_path)])
+        finally:
+            await held.close()
+
+    assert asyncio.run(beside()) == 0
+    assert "the audit log has no entry of this: the database is in use" in capsys.readouterr().out
+    assert (tmp_path / "copy").is_file()
 
 
 @pytest.mark.parametrize(

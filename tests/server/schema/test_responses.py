@@ -164,6 +164,7 @@ def test_the_echo_has_everything_at_its_effective_value() -> None:
         ({"input": "x", "temperature": -1}, "temperature", "decimal_below_min_value"),
         ({"input": "x", "stop": ["a"] * 17}, "stop", "array_above_max_length"),
         ({"input": "x", "model": ""}, "model", "empty_string"),
+        ({"input": "x", "prompt_cache_key": ""}, "prompt_cache_key", "empty_string"),
         (
             {"input": "x", "tools": [{"type": "function", "name": "f"}] * 129},
             "tools",
