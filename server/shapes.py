@@ -155,6 +155,17 @@ def text(min_length: int = 0, max_length: int | None = None) -> Shape:
     return described(shape, lambda: {"type": "string", **_given(bounds)})
 
 
+def label(min_length: int = 0, max_length: int | None = None) -> Shape:
+    """A string of bounded length without NUL characters, which PostgreSQL cannot hold: an id or a name."""
+
+    def shape(value: Any, path: str) -> Any:
+        if "\0" in text(min_length, max_length)(value, path):
+            refuse(path, f"Invalid '{path}': it must not contain NUL characters.", "invalid_string")
+        return value
+
+    return shape
+
+
 def whole(minimum: int | None = None, maximum: int | None = None) -> Shape:
     """An integer within bounds."""
 

@@ -20,7 +20,7 @@ from server.http import actor, context, json_reply, life, read_body
 from server.ignored import unread
 from server.routes.documented import needs
 from server.routes.limit_changes import read_limit_changes
-from server.shapes import array, text, whole
+from server.shapes import array, label, text, whole
 
 router = APIRouter(prefix="/admin/keys", include_in_schema=False)
 
@@ -101,7 +101,7 @@ async def revoke_key(request: Request, key_id: str) -> Response:
 
 def _text(body: Mapping[str, Any], name: str) -> str | None:
     value = body.get(name)
-    return None if value is None else text(0, MAX_NAME)(value, name)
+    return None if value is None else label(0, MAX_NAME)(value, name)
 
 
 def _scopes(body: Mapping[str, Any]) -> list[str] | None:

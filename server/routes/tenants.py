@@ -17,8 +17,8 @@ from server.errors import ApiError, invalid_value
 from server.http import actor, context, json_reply, life, query_text, read_body
 from server.ignored import unread
 from server.routes.documented import needs
-from server.schema import boolean, missing, text
-from server.shapes import whole
+from server.schema import boolean, missing
+from server.shapes import label, whole
 from storage import Storage
 
 router = APIRouter(prefix="/admin", include_in_schema=False)
@@ -75,7 +75,7 @@ async def purge(request: Request) -> Response:
     """Remove an owner's everything; where that takes long, only a part, and the reply says so."""
     body = await read_body(request)
     unread(body, ("owner", "before", "keys"))
-    owner = text(1)(body.get("owner", ""), "owner")
+    owner = label(1)(body.get("owner", ""), "owner")
     before = whole(0, (1 << 63) - 1)(body.get("before", now_us()), "before")
     with_keys = boolean(body.get("keys", False), "keys")
     here = context(request)

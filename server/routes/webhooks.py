@@ -17,6 +17,7 @@ from server.http import actor, context, json_reply, read_body
 from server.ignored import unread
 from server.routes.documented import needs
 from server.schema import array, boolean, text
+from server.shapes import label
 
 router = APIRouter(prefix="/admin/webhooks", include_in_schema=False)
 
@@ -27,7 +28,7 @@ async def add_webhook(request: Request) -> Response:
     body = await read_body(request)
     unread(body, ("url", "owner", "event_types", "allow_http"))
     url = text(1)(body.get("url", ""), "url")
-    owner = text(1)(body.get("owner", LOCAL_OWNER), "owner")
+    owner = label(1)(body.get("owner", LOCAL_OWNER), "owner")
     event_types = array(text())(body.get("event_types", []), "event_types")
     allow_http = boolean(body.get("allow_http", False), "allow_http")
     try:

@@ -121,7 +121,7 @@ ODD = (
 )
 PATHS = ("/v1/responses", "/v1/chat/completions")
 """Asked with keys whose limits were changed."""
-WITHOUT_FIELD = {"invalid_json", "project_archived", "key_ended"}
+WITHOUT_FIELD = {"invalid_json", "invalid_string", "project_archived", "key_ended"}
 """What is said of the whole body, or of what the path names."""
 
 

@@ -117,9 +117,10 @@ async def test_keys_of_administrators(admin: AsyncOpenAI, server_app: Running) -
             await second.admin.organization.admin_api_keys.retrieve(made.id)
     with pytest.raises(NotFoundError):
         await admin_keys.retrieve(made.id)
-    with pytest.raises(BadRequestError) as refused:
-        await admin_keys.create(name="")
-    assert refused.value.param == "name"
+    for name in ("", "a\0b"):
+        with pytest.raises(BadRequestError) as refused:
+            await admin_keys.create(name=name)
+        assert refused.value.param == "name"
 
 
 async def test_the_audit_log(admin: AsyncOpenAI) -> None:

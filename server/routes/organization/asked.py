@@ -14,7 +14,7 @@ from server.admin import keys
 from server.errors import invalid_value
 from server.http import MAX_PAGE, choice, integer, json_reply, page_json, query_text
 from server.ignored import queried
-from server.shapes import array, missing, text, whole
+from server.shapes import array, label, missing, text, whole
 
 MAX_NAME = 256
 
@@ -23,7 +23,7 @@ def name(body: Mapping[str, Any]) -> str:
     """The required `name`, which is not empty. Raises ApiError 400."""
     if body.get("name") is None:
         missing("name")
-    found: str = text(1, MAX_NAME)(body["name"], "name")
+    found: str = label(1, MAX_NAME)(body["name"], "name")
     return found
 
 

@@ -173,6 +173,7 @@ async def test_the_admin_routes_check_what_they_are_told(server_app: Running) ->
             ("owner", {}),
             ("owner", {"owner": ""}),
             ("owner", {"owner": 1}),
+            ("owner", {"owner": "a\0b"}),
             ("before", {"owner": "a", "before": "now"}),
             ("before", {"owner": "local", "before": True}),
             ("before", {"owner": "local", "before": 1 << 63}),

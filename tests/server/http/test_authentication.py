@@ -162,7 +162,7 @@ async def make_key(client: httpx.AsyncClient, running: Running, **body: str) -> 
 
 async def test_what_is_wrong_with_a_new_key_is_named(server_app: Running, client: httpx.AsyncClient) -> None:
     admin = bearer(server_app.life.admin_token)
-    for param, value in (("owner", "own_nobody"), ("scopes", ["nothing"])):
+    for param, value in (("owner", "own_nobody"), ("name", "a\0b"), ("scopes", ["nothing"])):
         refused = await client.post("/admin/keys", json={param: value}, headers=admin)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
