@@ -508,7 +508,7 @@ class Config(BaseModel):
         "as requests_per_minute=60 (repeatable)",
     )
     max_queued: int = _setting(
-        1000, "background responses of one tenant that wait for their turn before 429", unit="responses", gt=0
+        1000, "background responses of one owner that wait for their turn before 429", unit="responses", gt=0
     )
     max_live_runs: int | None = _setting(
         None,

@@ -203,7 +203,7 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     ),
     KeyEnded: _Row(400, "key_ended", lambda e: f"Key '{e.key_id}' has expired or is revoked."),
     OwnerArchived: _Row(
-        400, "project_archived", lambda e: f"Project '{e.owner}' is archived and cannot be changed any more."
+        400, "project_archived", lambda e: f"Owner '{e.owner}' is archived and cannot be changed any more."
     ),
     RequestKnown: _Row(
         409,

@@ -700,21 +700,21 @@ class Storage:
         await self._write(partial(owners.ensure_all, ids=tuple(ids), now=now))
 
     async def get_owner(self, id: str) -> StoredOwner:
-        """One owner. NotFound("project")."""
+        """One owner. NotFound("owner")."""
         return await self._read(partial(owners.get, id=id))
 
     async def list_owners(
         self, *, limit: int, after: str | None = None, archived: bool = False
     ) -> Page[StoredOwner]:
-        """One page, oldest first. archived: with those that are. NotFound("project") for `after`."""
+        """One page, oldest first. archived: with those that are. NotFound("owner") for `after`."""
         return await self._read(partial(owners.list_, limit=limit, after=after, archived=archived))
 
     async def rename_owner(self, id: str, name: str, *, entry: AuditEntry) -> StoredOwner:
-        """Gives an owner another name. NotFound("project"), OwnerArchived."""
+        """Gives an owner another name. NotFound("owner"), OwnerArchived."""
         return await self._audited(partial(owners.rename, id=id, name=name), entry)
 
     async def limit_owner(self, id: str, limits: bytes | None, *, entry: AuditEntry) -> StoredOwner:
-        """Replaces the limits of an owner, a JSON object. NotFound("project"), OwnerArchived."""
+        """Replaces the limits of an owner, a JSON object. NotFound("owner"), OwnerArchived."""
         return await self._audited(partial(owners.limit, id=id, limits=limits), entry)
 
     async def archive_owner(self, id: str, now: int, *, entry: AuditEntry) -> StoredOwner:

@@ -1,9 +1,10 @@
-"""Writes a JSON Schema as rules in Lark around llguidance's `%json`, so that every number ends.
+"""Writes a JSON Schema as rules in Lark around llguidance's `%json`, so that every number and name ends.
 
 llguidance writes a number without bounds with as many digits as a model likes, and no keyword makes it
 shorter and leaves it its exponent. So the objects, arrays, choices and references that lead to such a number
 are written here, in the same format; everything else is a `%json` of its own. Where further keywords do not
-allow that, the number gets bounds instead, and with them no exponent.
+allow that, the number gets bounds instead, and with them no exponent. The properties of an object that may
+have any are written here too: a small model that is asked for any JSON easily writes a name without end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ NUMBER = (
     f" & /-?[0-9.]{{1,{DIGITS + 1}}}([eE].*)?/"
 )
 BOUNDS: Schema = {"minimum": -9_999_999_999, "maximum": 9_999_999_999, "multipleOf": 1e-9}
+MAX_NAME = 128  # characters of a property's name, where an object may have any: more than people write
 MAX_RULES = 2_000  # beyond it llguidance writes the whole document
 MAX_TEXT = 1 << 17  # characters of a schema; the same
 MAX_ITEMS = 1_000  # that an array may be asked for here
@@ -154,9 +156,8 @@ class _Writer:
         if rest is not False:
             if listed:
                 return None
-            pair = self._rule(
-                f'{self._rule(self._leaf({"type": "string"}))} ": " {self._rule(self.value(rest))}'
-            )
+            name = self._rule(self._leaf({"type": "string", "maxLength": MAX_NAME}))
+            pair = self._rule(f'{name} ": " {self._rule(self.value(rest))}')
             return f'"{{" ({pair} (", " {pair})*)? "}}"'
         behind = first = self._rule('""')
         for key, each in reversed(row):

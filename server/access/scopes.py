@@ -45,8 +45,8 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "embeddings": ("", "embed, rerank, score and classify texts"),
     "audio": ("", "transcribe and translate speech"),
     "batches": ("retrieve and list batches", "create and cancel batches"),
-    "usage": ("see what the own project has used", ""),
-    "webhooks": ("list the own project's webhooks", "add, change and remove webhooks"),
+    "usage": ("see what the key's owner has used", ""),
+    "webhooks": ("list the webhooks of the key's owner", "add, change and remove webhooks"),
     "metrics": ("read `/metrics`, where it needs a key at all", ""),
 }
 """Group of endpoints -> what reading and writing mean there; empty where there is nothing of the kind."""

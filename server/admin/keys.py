@@ -180,9 +180,19 @@ async def _is_known(storage: Storage, owner: str) -> bool:
 
 
 async def succeed(storage: Storage, by: Actor, id: str, **asked: Any) -> dict[str, Any]:
-    """Rotate a key (`rotate`); `old`: the key that is replaced, as it stands then."""
+    """Rotate a key (`rotate`); `old`: the key that is replaced, as it stands then. Of one that was rotated
+    before, `successors` are the earlier ones that still live, and `was_accepted_until` is its end until now;
+    none and null otherwise."""
+    before = await storage.get_key(id)
+    earlier = [key for key in await storage.list_keys() if key.replaces == id]
     made = await rotate(storage, by, id, **asked)
-    return {**as_json(made.stored), "key": made.key, "old": as_json(await storage.get_key(id))}
+    return {
+        **as_json(made.stored),
+        "key": made.key,
+        "old": as_json(await storage.get_key(id)),
+        "successors": [key.id for key in earlier if key.live(now_us())],
+        "was_accepted_until": unix(before.expires_at) if earlier else None,
+    }
 
 
 async def update(storage: Storage, by: Actor, id: str, **asked: Any) -> dict[str, Any]:
@@ -242,7 +252,15 @@ def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
     )
     yield made["key"]
     yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
-    yield f"{options.id} is accepted until {shown_time(made['old'], 'expires_at')} UTC"
+    until, before = made["old"]["expires_at"], made["was_accepted_until"]
+    sooner = before is not None and until < before
+    earlier = f", not until {shown_time(made, 'was_accepted_until')} as before" if sooner else ""
+    yield f"{options.id} is accepted until {shown_time(made['old'], 'expires_at')} UTC{earlier}"
+    if made["successors"]:
+        yield (
+            f"{options.id} was rotated before, and {', '.join(made['successors'])} replaces it too: "
+            "`antiphon keys revoke ID` ends a successor that nobody uses"
+        )
 
 
 def _update(config: Config, options: argparse.Namespace) -> Iterator[str]:

@@ -172,7 +172,10 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon purge`; yields the lines to print. Raises AdminError."""
     owner = options.owner
     if not options.yes:
-        raise AdminError(f"nothing was removed: --yes says that everything of owner {owner!r} is to go")
+        raise AdminError(
+            f"nothing was removed: all responses, conversations and webhooks of owner {owner!r} would go, "
+            "and none of it comes back: add --yes to do it"
+        )
     body = {"owner": owner, "before": now_us(), "keys": options.keys}
     total: dict[str, int] = {}
 
@@ -191,8 +194,15 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
         done = went.pop("done")
         total = {name: total.get(name, 0) + num for name, num in went.items()}
     yield (
-        f"removed of owner {owner}: {total['responses']} responses ({total['runs']} of them in flight), "
-        f"{total['conversations']} conversations, {total['webhooks']} webhooks"
+        f"everything of the owner {owner} is removed: {_num(total['responses'], 'response')} "
+        f"({total['runs']} in flight), {_num(total['conversations'], 'conversation')}, "
+        f"{_num(total['webhooks'], 'webhook')}"
     )
     if options.keys:
-        yield f"revoked: {total['keys']} keys"
+        yield f"{_num(total['keys'], 'key')} revoked"
+    else:
+        yield "the owner's keys, if any, are still accepted: --keys revokes them"
+
+
+def _num(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -75,13 +75,13 @@ class Cors(CORSMiddleware):
     """Starlette's, with refusals in the official shape."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """The answer to a preflight: 200, or 400 `cors_refused`."""
+        """The answer to a preflight: 200, or 403 `origin_not_allowed`."""
         answer = super().preflight_response(request_headers)
         if answer.status_code < 400:
             return answer
         message = f"{bytes(answer.body).decode()}. See the settings cors_origin, cors_method and cors_header."
         kept = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
-        return ApiError(answer.status_code, message, code="cors_refused", headers=kept).response()
+        return ApiError(403, message, code="origin_not_allowed", param="Origin", headers=kept).response()
 
 
 async def _to_the_boundary(request: Request, exc: Exception) -> Response:

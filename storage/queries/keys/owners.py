@@ -28,15 +28,15 @@ def ensure_all(conn: Connection, ids: Sequence[str], now: int) -> None:
 
 
 def get(conn: Connection, id: str) -> StoredOwner:
-    """One owner. NotFound("project")."""
+    """One owner. NotFound("owner")."""
     row = conn.execute(select(owners).where(owners.c.id == id)).first()
     if row is None:
-        raise NotFound("project", id)
+        raise NotFound("owner", id)
     return stored(row)
 
 
 def list_(conn: Connection, limit: int, after: str | None, archived: bool) -> Page[StoredOwner]:
-    """One page, oldest first. archived: with those that are. NotFound("project") for `after`."""
+    """One page, oldest first. archived: with those that are. NotFound("owner") for `after`."""
     query: Select[*tuple[Any, ...]] = select(owners)
     if not archived:
         query = query.where(owners.c.archived_at.is_(None))
@@ -49,17 +49,17 @@ def list_(conn: Connection, limit: int, after: str | None, archived: bool) -> Pa
 
 
 def rename(conn: Connection, id: str, name: str) -> StoredOwner:
-    """Gives an owner another name. NotFound("project"), OwnerArchived."""
+    """Gives an owner another name. NotFound("owner"), OwnerArchived."""
     return _change(conn, id, {"name": name})
 
 
 def limit(conn: Connection, id: str, limits: bytes | None) -> StoredOwner:
-    """Replaces an owner's limits. NotFound("project"), OwnerArchived."""
+    """Replaces an owner's limits. NotFound("owner"), OwnerArchived."""
     return _change(conn, id, {"limits": limits})
 
 
 def archive(conn: Connection, id: str, now: int) -> StoredOwner:
-    """Ends an owner's keys, for good; its data stays. NotFound("project"), OwnerArchived."""
+    """Ends an owner's keys, for good; its data stays. NotFound("owner"), OwnerArchived."""
     ended = _change(conn, id, {"archived_at": now})
     live = update(api_keys).where(api_keys.c.owner == id, api_keys.c.revoked_at.is_(None))
     conn.execute(live.values(revoked_at=now))

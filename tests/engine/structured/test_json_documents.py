@@ -74,6 +74,17 @@ def test_a_number_has_at_most_twenty_digits(schema: Any, good: list[str], bad: l
         assert not fits(schema, text), text
 
 
+@pytest.mark.parametrize(
+    "schema", [{"type": "object"}, {}, {"type": "object", "additionalProperties": NUMBER}]
+)
+def test_a_name_that_may_be_any_ends(schema: Any) -> None:
+    for name, taken in (("n" * 128, True), ("é\\n" * 64, True), ("n" * 129, False)):
+        assert fits(schema, f'{{"{name}": 1}}') is taken
+        if "additionalProperties" not in schema:
+            assert fits(schema, f'{{"a": [{{"{name}": "{"x" * 500}"}}]}}') is taken
+    assert fits({"type": "object", "properties": {"n" * 200: NUMBER}}, f'{{"{"n" * 200}": 1}}')
+
+
 def test_arguments_of_a_call_end_too() -> None:
     schema = {"type": "object", "properties": {"x": NUMBER}, "required": ["x"], "additionalProperties": False}
     constraint = Constraint((ToolShape("f", json.dumps(schema)), ToolShape("g", "{}")), 1)

@@ -105,7 +105,7 @@ async def test_a_purge_beside_a_running_server(tmp_path: Path, capsys: pytest.Ca
                 assert await run(running, "purge", "--owner", "ann", "--keys", "--yes") == 0
                 await live.cut()
             told = capsys.readouterr().out
-            assert "2 responses (1 of them in flight), 1 conversations" in told and "1 keys" in told
+            assert "2 responses (1 in flight), 1 conversation, " in told and "1 key revoked" in told
             assert (await ann.get(f"/v1/responses/{gone['id']}")).status_code == 401
             assert await Api(bob).get(kept["id"]) == kept
             assert await rows(storage) == untouched
@@ -116,7 +116,7 @@ async def test_a_purge_without_a_server(tmp_path: Path, capsys: pytest.CaptureFi
         await Api(http).create("say a")
     purge_it = ["purge", "--owner", "local", "--yes", "--data", str(tmp_path)]
     assert await asyncio.to_thread(main, purge_it) == 0
-    assert "1 responses" in capsys.readouterr().out
+    assert "1 response (0 in flight)" in capsys.readouterr().out
     async with live_app(tmp_path) as running:
         assert await rows(running.context.storage) == {"owners": 1}
 

@@ -328,11 +328,17 @@ def test_keys_with_scopes_an_end_and_successors(capsys: pytest.CaptureFixture[st
     assert "until" in ran("keys", "list") and "never" in ran("keys", "list")
     told = ran("keys", "rotate", first["id"], "--grace", "30m").splitlines()
     assert told[0].startswith("sk-antiphon-") and f"{first['id']} is accepted until" in told[2]
+    assert len(told) == 3
     _, second = keys()
     assert (second["owner"], second["scopes"]) == (first["owner"], first["scopes"])
     assert second["replaces"] == first["id"] and second["expires_at"] is None
     ran("keys", "update", second["id"], "--scope", "all", "--name", "renamed")
     assert (keys()[1]["scopes"], keys()[1]["name"]) == (["all"], "renamed")
+    told = ran("keys", "rotate", first["id"], "--grace", "5m").splitlines()
+    assert ", not until 20" in told[2] and told[2].endswith(" as before")
+    assert f"was rotated before, and {second['id']} replaces it too" in told[3]
+    told = ran("keys", "rotate", first["id"], "--grace", "1h").splitlines()
+    assert "as before" not in told[2]  # a rotation never makes a key live longer
     ran("keys", "rotate", second["id"], "--grace", "0s")
     assert "expired" in ran("keys", "list")
     ran("keys", "create", "--scope", "admin")
@@ -343,7 +349,7 @@ def test_keys_with_scopes_an_end_and_successors(capsys: pytest.CaptureFixture[st
         (["keys", "rotate", second["id"]], "revoked or expired"),
         (["keys", "rotate", "key_1"], "no key with id"),
         (["keys", "update", first["id"]], "nothing to change"),
-        (["owners", "rename", "own_1", "x"], "no project with id"),
+        (["owners", "rename", "own_1", "x"], "no owner with id"),
     ):
         assert main([*refused, *data]) == 2, refused
         assert says in capsys.readouterr().err, refused

@@ -527,7 +527,7 @@ async def test_a_refused_preflight_has_the_official_shape(tmp_path: Path) -> Non
         assert reply.headers["access-control-allow-origin"] == "https://good.example"
         asked["access-control-request-method"] = "DELETE"
         reply = await client.options("/v1/responses", headers=asked)
-        assert reply.status_code == 400 and reply.json()["error"]["code"] == "cors_refused"
+        assert reply.status_code == 403 and reply.json()["error"]["code"] == "origin_not_allowed"
         assert "cors_method" in reply.json()["error"]["message"]
 
 
