@@ -38,6 +38,7 @@ SHIPPED_MODEL = "antiphon-tiny"
 """The model that comes with the package; every other value of `model` is a folder or a Hugging Face id."""
 
 FILE_NAME = "antiphon.toml"
+TOOLS_NAME = "tools.toml"
 
 CLIENT_VARIABLES = frozenset({"ANTIPHON_URL", "ANTIPHON_CHAT_KEY"})
 """Environment variables of `antiphon chat` and `antiphon bench`, which set nothing of a server."""
@@ -452,7 +453,11 @@ class Config(BaseModel):
         engines=_UPSTREAM,
     )
 
-    # What tools may reach
+    # Tools, and what they may reach
+    tools: File | None = _setting(
+        lambda values: file if (file := values["data"] / TOOLS_NAME).exists() else None,
+        "file of the operator's own tools; default: tools.toml in the data folder, if it is there",
+    )
     egress: Literal["off", "public", "any"] = _setting(
         "off",
         "where requests may have the server connect to: off nowhere, public to public addresses at ports 80 "
@@ -649,7 +654,7 @@ SUBJECTS = {
     "chat_template": "how the model is spoken to",
     "num_assistant_tokens": "speculative decoding",
     "upstream": "other servers as the engine",
-    "egress": "what tools may reach",
+    "tools": "tools, and what they may reach",
     "max_body_bytes": "limits",
     "resume_grace_s": "times",
     "default_openai_organization": "replies and logs",

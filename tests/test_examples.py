@@ -20,6 +20,7 @@ EXPECTED = {
     "background": ["queued", "completed 1, 2, 3,", "response.completed"],
     "tool_outputs": ['get_weather {"city": "Paris"}', "official: ", "waiting: "],
     "agent": ["sunny"],
+    "own_tools": ['get_weather {"city": "Paris"} -> sunny', "The weather in Paris is sunny"],
     "langchain_chat": ["Your name is Mark."],
     "offline_batch": [
         "Mark",

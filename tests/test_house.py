@@ -45,7 +45,7 @@ ORDERS = {
         *("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "inspection"),
         "storage",
     ),
-    "tools": ("spec", "egress", "runtime", "builtin"),
+    "tools": ("spec", "arguments", "egress", "runtime", "builtin", "operator"),
     "server": (
         *("clock", "threads", "errors", "limits", "config", "telemetry", "sse_frame", "model_registry"),
         *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "access"),

@@ -3,8 +3,10 @@ tools may reach."""
 
 from __future__ import annotations
 
+from tools.arguments import prepare_arguments
 from tools.builtin import BUILTIN
 from tools.egress import Caps, Egress, EgressError, guarded_client, prepare_egress, read_rule
+from tools.operator import ToolsError, operator_tools, tool
 from tools.runtime import ToolResult, execute
 from tools.spec import Registry, ToolError, ToolSpec
 
@@ -17,8 +19,12 @@ __all__ = [
     "ToolError",
     "ToolResult",
     "ToolSpec",
+    "ToolsError",
     "execute",
     "guarded_client",
+    "operator_tools",
+    "prepare_arguments",
     "prepare_egress",
     "read_rule",
+    "tool",
 ]

@@ -7,12 +7,10 @@ every failure becomes an error that the model can read.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from tools.arguments import parse_arguments
 from tools.spec import ToolError, ToolSpec
 
 log = logging.getLogger("antiphon.tools")
@@ -45,40 +43,3 @@ async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
     if len(output) > MAX_OUTPUT:
         output = f"{output[:MAX_OUTPUT]}\n[cut: the output had {len(output)} characters]"
     return ToolResult(output=output)
-
-
-def parse_arguments(spec: ToolSpec, arguments: str) -> dict[str, Any]:
-    """The arguments as a mapping that fits the tool's schema; ToolError says what does not."""
-    try:
-        given = json.loads(arguments or "{}")
-    except (ValueError, RecursionError) as exc:
-        raise ToolError(f"the arguments are not valid JSON: {exc}") from None
-    if not isinstance(given, dict):
-        raise ToolError("the arguments must be a JSON object")
-    properties: Mapping[str, Any] = spec.parameters.get("properties", {})
-    for name in spec.parameters.get("required", ()):
-        if name not in given:
-            raise ToolError(f"the argument {name!r} is missing")
-    for name, value in given.items():
-        if name not in properties:
-            raise ToolError(f"there is no argument {name!r}; the arguments are {', '.join(properties)}")
-        wanted = properties[name].get("type")
-        if wanted is not None and not _is(value, wanted):
-            raise ToolError(f"the argument {name!r} must be of type {wanted}")
-    return given
-
-
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "array": list,
-    "object": dict,
-}
-
-
-def _is(value: Any, wanted: str) -> bool:
-    if isinstance(value, bool) and wanted != "boolean":
-        return False
-    return isinstance(value, _TYPES[wanted])

@@ -21,7 +21,8 @@ class ToolSpec:
 
     parameters: the JSON Schema of its arguments, an object schema. offered_by: the `tools[].type` of the
     requests that offer it. idempotent: after a crash a call that had begun is run again; otherwise the model
-    is told that its outcome is unknown. timeout_s: seconds a call may take. run: carries a call out.
+    is told that its outcome is unknown. timeout_s: seconds a call may take. strict: the model is held to the
+    schema while it writes; otherwise arguments are only checked. run: carries a call out.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ToolSpec:
     offered_by: str = "mcp"
     idempotent: bool = False
     timeout_s: float = 30.0
+    strict: bool = True
 
 
 Registry = Mapping[str, ToolSpec]

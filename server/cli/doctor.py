@@ -27,6 +27,7 @@ from server.admin import address_file
 from server.config import FILE_NAME, Config, masked
 from server.model_registry import build_engine
 from storage import StorageError, inspect_database
+from tools import BUILTIN, ToolsError, operator_tools
 
 Verdict = Literal["ok", "note", "FAIL"]
 Finding = tuple[Verdict, str]
@@ -109,6 +110,7 @@ def _openings(config: Config) -> Iterator[Finding]:
     key = config.ssl_keyfile or config.ssl_certfile
     files += [key] if key is not None else []
     files += sorted(config.data.glob("server-*.json"))
+    files += [config.tools] if config.tools is not None and _holds_secrets(config.tools) else []
     folders = {config.data}
     if (database := config.db_file) is not None:
         folders.add(database.parent)
@@ -131,7 +133,10 @@ def _holds_secrets(file: Path) -> bool:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         return False
-    return masked(text) != text or re.search(r"^\s*(upstream_)?api_key\s*=", text, re.MULTILINE) is not None
+    return (
+        masked(text) != text
+        or re.search(r"^\s*((upstream_)?api_key|headers)\s*=", text, re.MULTILINE) is not None
+    )
 
 
 async def _port(config: Config) -> Finding:
@@ -163,6 +168,16 @@ async def _keyed(config: Config) -> bool:
         return bool((await inspect_database(config.db)).num_keys)
     except (StorageError, ValueError):
         return False
+
+
+async def _tools(config: Config) -> Finding:
+    try:
+        own = operator_tools(config.tools, BUILTIN)
+    except ToolsError as exc:
+        return "FAIL", str(exc)
+    where = f" of {config.tools}" if config.tools is not None else ""
+    besides = f", and the operator's{where}: {', '.join(own)}" if own else ""
+    return "ok", f"{', '.join(BUILTIN)}{besides}"
 
 
 async def _egress(config: Config) -> Finding:
@@ -206,6 +221,7 @@ CHECKS: dict[str, Check] = {
     "database": _database,
     "access": _access,
     "port": _port,
+    "tools": _tools,
     "egress": _egress,
     "model": _model,
 }

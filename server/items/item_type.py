@@ -178,5 +178,5 @@ def function_of(spec: ToolSpec) -> Tool:
         "name": spec.name,
         "description": spec.description,
         "parameters": dict(spec.parameters),
-        "strict": True,
+        "strict": spec.strict,
     }

@@ -25,12 +25,13 @@ from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
 from server.model_registry import Models, build_engine, caps_of, served_names
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
+from server.process.tools_registry import enforceable, read_registry
 from server.quota import Quota
 from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Tracing
 from server.usage import Meter, Prices
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, open_storage
-from tools import BUILTIN, Registry, prepare_egress
+from tools import Registry, ToolsError, prepare_arguments, prepare_egress
 
 log = logging.getLogger("antiphon")
 
@@ -52,8 +53,11 @@ class Refused(Exception):
 class ServerLifecycle:
     """Everything one server process holds, from its first moment to its last."""
 
-    def __init__(self, config: Config, *, engine: Engine | None = None, registry: Registry = BUILTIN) -> None:
-        """registry: the tools that this server runs itself. Raises TracingError."""
+    def __init__(
+        self, config: Config, *, engine: Engine | None = None, registry: Registry | None = None
+    ) -> None:
+        """registry: the tools that this server runs itself; default: those that come with it and the
+        operator's own. Raises TracingError."""
         self.config = config
         self.telemetry = Telemetry(
             tracing=Tracing(content=config.otel_content) if config.otel else None,
@@ -96,6 +100,7 @@ class ServerLifecycle:
         from server.runs import Runs
 
         self.keys.reload()
+        registry = await self._read_registry() if self._registry is None else self._registry
         if key_required:  # only storage knows whether there is one, and a model takes long to load
             await self._open_storage()
             await self._require_key()
@@ -122,7 +127,7 @@ class ServerLifecycle:
             self.config,
             self.telemetry,
             quota,
-            self._registry,
+            await enforceable(registry, self._engine),
             self._meter,
             limiter,
         )
@@ -151,6 +156,12 @@ class ServerLifecycle:
         await self._storage.ensure_owners(sorted({LOCAL_OWNER, *self.keys.owners}), now_us())
         self.keys.attach(self._storage)
 
+    async def _read_registry(self) -> Registry:
+        try:
+            return await asyncio.to_thread(read_registry, self.config)
+        except ToolsError as exc:
+            raise Refused(str(exc)) from None
+
     async def _require_key(self) -> None:
         if not await self.keys.usable():
             raise Refused(
@@ -166,7 +177,8 @@ class ServerLifecycle:
     async def prepare(self) -> None:
         """Start what the server serves without, and a request would have to wait for."""
         assert self._engine is not None
-        if self.config.egress != "off" or self.config.egress_allow:
+        await asyncio.to_thread(prepare_arguments)
+        if self.config.egress != "off" or self.config.egress_allow or self.config.tools is not None:
             await asyncio.to_thread(prepare_egress)
         await self._engine.prepare()
 

@@ -57,9 +57,12 @@ _databases: dict[Path, str] = {}
 
 @asynccontextmanager
 async def running_app(
-    folder: Path, engine: Engine | None = None, *, registry: Registry = BUILTIN, **settings: Any
+    folder: Path, engine: Engine | None = None, *, registry: Registry | None = BUILTIN, **settings: Any
 ) -> AsyncIterator[Running]:
-    """A started server over ASGI, its data in `folder`; a second one on the same folder is a restart."""
+    """A started server over ASGI, its data in `folder`; a second one on the same folder is a restart.
+
+    registry: None for the tools that its settings name.
+    """
     config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
     life = ServerLifecycle(config, engine=engine or ScriptedEngine(), registry=registry)
     try:

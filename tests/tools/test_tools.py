@@ -102,14 +102,14 @@ def test_calculator_never_hurts(expression: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("", "'expression' is missing"),
+        ("", "'expression' is a required property"),
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
         ("[]", "must be a JSON object"),
-        ("{}", "'expression' is missing"),
-        ('{"expression": 1}', "type string"),
-        ('{"expression": "1", "other": 2}', "no argument 'other'"),
-        ('{"expression": null}', "type string"),
+        ("{}", "'expression' is a required property"),
+        ('{"expression": 1}', "argument 'expression' does not fit: 1 is not of type 'string'"),
+        ('{"expression": "1", "other": 2}', "'other' was unexpected); there are expression"),
+        ('{"expression": null}', "None is not of type 'string'"),
     ],
 )
 async def test_arguments_that_do_not_fit(arguments: str, words: str) -> None:

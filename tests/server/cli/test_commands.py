@@ -455,6 +455,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "database",
         "access",
         "port",
+        "tools",
         "egress",
         "model",
     ]

@@ -1,0 +1,35 @@
+"""The tools that a server runs itself: those that come with it, and the operator's own."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from engine import Constraint, ConstraintError, Engine, ToolShape, closed_schema
+from server.config import Config
+from tools import BUILTIN, Registry, operator_tools
+
+log = logging.getLogger("antiphon")
+
+
+def read_registry(config: Config) -> Registry:
+    """All tools by their names; raises ToolsError for the first that cannot be offered."""
+    return {**BUILTIN, **operator_tools(config.tools, BUILTIN)}
+
+
+async def enforceable(registry: Registry, engine: Engine) -> Registry:
+    """The same tools; those whose schemas the engine cannot hold a model to are not strict.
+
+    Their arguments are then checked before a call, and a misfit is told to the model. Without this every
+    request that offers such a tool would be refused.
+    """
+    tools = dict(registry)
+    for spec in registry.values():
+        if spec.name in BUILTIN or not spec.strict:
+            continue
+        try:
+            await engine.check(Constraint((ToolShape(spec.name, closed_schema(spec.parameters)),)))
+        except ConstraintError as error:
+            log.info("arguments of the tool %s are checked, and not enforced: %s", spec.name, error)
+            tools[spec.name] = replace(spec, strict=False)
+    return tools

@@ -1,0 +1,123 @@
+"""Tools that are programs: no shell, arguments as JSON on standard input, standard output as the result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from tools.spec import Function, ToolError
+
+MAX_KEPT = 1 << 20
+"""Bytes of each of its outputs that are kept; of these the model is shown what the runtime allows."""
+
+MAX_WRITTEN = 16 << 20
+"""A program that writes more bytes than this is stopped."""
+
+MAX_COMPLAINT = 2000
+"""Characters of standard error that the model is shown of a program that failed."""
+
+LOOK_S = 0.02
+"""Pause between looks whether a program has ended that writes nothing."""
+
+
+def command_tool(command: Sequence[str], folder: Path) -> Function:
+    """A function that runs a program in a folder, with the server's environment less its own settings.
+
+    The program leads a process group of its own, which is killed when the program ends, and when the call is
+    cancelled or takes too long. Anything but the exit status 0 is a ToolError with what it wrote to standard
+    error.
+    """
+
+    async def run(**arguments: Any) -> str:
+        with tempfile.TemporaryFile() as given:
+            given.write(json.dumps(arguments).encode())
+            given.seek(0)
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=given,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=folder,
+                    env=_environment(),
+                    start_new_session=True,
+                )
+            except OSError as exc:
+                raise ToolError(f"the program could not be started: {exc.strerror or exc}") from None
+        try:
+            output, complaint = await _outputs(process)
+        finally:
+            if process.returncode is None:
+                _kill_group(process.pid)
+                process.wait()  # at once: nothing outlives this signal
+        if process.returncode:
+            raise ToolError(_failure(process.returncode, complaint))
+        return output.decode("utf-8", "replace").rstrip("\n")
+
+    return run
+
+
+def _environment() -> Mapping[str, str]:
+    """Variables of the server may hold its keys."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
+
+
+async def _outputs(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What a program writes until it ends; what it has left behind is killed then."""
+    assert process.stdout is not None and process.stderr is not None
+    async with _reader(process.stdout) as stdout, _reader(process.stderr) as stderr:
+        outputs = asyncio.gather(_read(stdout), _read(stderr))
+        try:
+            while process.poll() is None:
+                if outputs.done():  # closed, and it may go on without them
+                    outputs.result()
+                    await asyncio.sleep(LOOK_S)
+                else:
+                    await asyncio.wait([outputs], timeout=LOOK_S)
+            _kill_group(process.pid)  # what it left behind would hold its outputs open
+            output, complaint = await outputs
+        finally:
+            outputs.cancel()
+    return output, complaint
+
+
+@asynccontextmanager
+async def _reader(pipe: IO[bytes]) -> AsyncIterator[asyncio.StreamReader]:
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+    try:
+        yield reader
+    finally:
+        transport.close()
+
+
+async def _read(pipe: asyncio.StreamReader) -> bytes:
+    kept = bytearray()
+    written = 0
+    while part := await pipe.read(65536):
+        written += len(part)
+        if written > MAX_WRITTEN:
+            raise ToolError(f"the program wrote more than {MAX_WRITTEN} bytes and was stopped")
+        kept += part[: MAX_KEPT - len(kept)]
+    return bytes(kept)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _failure(status: int, complaint: bytes) -> str:
+    ended = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
+    words = complaint.decode("utf-8", "replace").strip()[-MAX_COMPLAINT:]
+    return f"the program {ended}: {words}" if words else f"the program {ended}"
