@@ -6,6 +6,9 @@ and blocks of every sequence. Owners get fair shares: of the places in the batch
 A prompt that arrives while others decode gets as much of a step as `prefill_budget` allows. Sequences that
 began to decode after it had arrived are not spared: of a crowd that arrives at once, all prompts are computed
 first.
+
+Prompts are computed in the order of their arrival, but a long one leaves half of each step to the shorter
+prompts behind it. So a prompt that takes half a minute does not hold up those that take a moment.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +29,10 @@ from engine.core.prefill_budget import Pace
 from engine.core.sequences import Sequence, WaitingQueue
 from engine.step import Ints
 from engine.types import GenerateRequest
+
+
+LONG = 2
+"""A prompt is long while more tokens of it are left than so many full steps compute."""
 
 
 @dataclass(slots=True)
@@ -245,6 +252,11 @@ class Scheduler:
         newcomer = self.waiting.peek() if prefills else None
         before = None if newcomer is None else self.waiting.rank(newcomer)
         later = [row for row in prefills if before is not None and self.waiting.rank(row[0]) > before]
+        long = {sequence.handle for sequence, wanted in prefills if self._is_long(sequence, wanted)}
+        # the ranks at which shorter prompts stand behind long ones
+        short = {self.waiting.rank(sequence) for sequence, _ in prefills if sequence.handle not in long}
+        short |= set() if before is None else {before}
+        halved = {sequence.handle for sequence, _ in prefills if self.waiting.rank(sequence) in short} & long
         num_prompts = len(prefills) + min(len(self.waiting), self.rows.num_free)
         filling = Filling(self._budget, self.pace.allowance(num_prompts))
         self._go_on(filling, decodes)
@@ -253,11 +265,12 @@ class Scheduler:
         if self.rows.num_drafts[slots].any():
             # half of what is left is for those that have yet to begin, however many drafts there are
             self._add_drafts(filling, filling.left // 2 if prefills or self.waiting else filling.left)
-        self._go_on(filling, prefills[: len(prefills) - len(later)])
+        self._go_on(filling, prefills[: len(prefills) - len(later)], halved)
         self._admit(filling, self.waiting.rank(later[0][0]) if later else None)
         if later:
-            self._go_on(filling, later)
+            self._go_on(filling, later, halved)
             self._admit(filling)
+        self._top_up(filling, [row for row in prefills if row[0].handle in halved])
         self.considered = None
         return filling.batch() if filling.chosen else None
 
@@ -269,7 +282,15 @@ class Scheduler:
             filling.decoding(sequence, self._newest)
         return filling.batch()
 
-    def _go_on(self, filling: Filling, begun: list[tuple[Sequence, int]]) -> None:
+    def _is_long(self, sequence: Sequence, wanted: int) -> bool:
+        """Whether a prompt with so many tokens left may not have whole steps while shorter ones wait; one
+        whose log probabilities are wanted has small chunks anyway."""
+        return wanted > LONG * self._budget and not sequence.wants_prompt_logprobs
+
+    def _go_on(
+        self, filling: Filling, begun: list[tuple[Sequence, int]], halved: Collection[int] = ()
+    ) -> None:
+        """Add sequences that run already; those in `halved` (handles) take half of the room at most."""
         for sequence, wanted in begun:
             self.considered = sequence
             # a slot below 0: preempted for one that came before, and perhaps admitted anew
@@ -280,9 +301,23 @@ class Scheduler:
                 or sequence.handle in filling.chosen
             ):
                 continue
-            count = self._chunk(sequence, wanted, filling.room(sequence))
+            room = filling.room(sequence)
+            count = self._chunk(sequence, wanted, -(-room // 2) if sequence.handle in halved else room)
             if count and self._grow(sequence, count, filling):
                 filling.put(sequence, count)
+
+    def _top_up(self, filling: Filling, begun: list[tuple[Sequence, int]]) -> None:
+        """Give long prompts what nobody else took; they take no blocks from other sequences for it."""
+        for sequence, wanted in begun:
+            self.considered = sequence
+            if sequence.handle not in filling.chosen:
+                continue
+            has = filling.chosen[sequence.handle][1]
+            more = min(wanted - has, filling.room(sequence))
+            if more > 0 and self.kv.grow(
+                sequence.slot, int(self.rows.num_computed[sequence.slot]) + has + more
+            ):
+                filling.put(sequence, more)
 
     def _add_drafts(self, filling: Filling, left: int) -> None:
         """Have drafts checked as far as `left` goes; they take no blocks from other sequences."""

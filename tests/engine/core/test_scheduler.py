@@ -56,6 +56,38 @@ def test_one_budget_serves_decodes_first_then_prefills_in_order() -> None:
     assert bench.step() == {first: 1, second: 1, third: 1}
 
 
+def test_a_long_prompt_leaves_half_of_each_step_to_shorter_ones_behind_it() -> None:
+    bench = Bench(budget=20, max_len=200)
+    long = bench.add(150)
+    assert bench.step() == {long: 20}
+    short, other = bench.add(7), bench.add(13)
+    assert bench.step() == {long: 10, short: 7, other: 3}
+    assert bench.step() == {short: 1, long: 10, other: 9}
+    bench.scheduler.finish(bench.sequence(other))
+    assert bench.step() == {short: 1, long: 19}  # nobody else wants its half
+
+
+def test_a_long_prompt_leaves_nothing_to_lower_priorities() -> None:
+    bench = Bench(budget=20, max_len=200)
+    long = bench.add(150)
+    assert bench.step() == {long: 20}
+    bench.add(7, priority=1)
+    assert bench.step() == {long: 20}
+
+
+def test_a_long_prompt_beside_decodes_shares_what_is_left_for_prompts() -> None:
+    bench = Bench(budget=20, max_len=200)
+    first = bench.add(5)
+    assert bench.step() == {first: 5}
+    bench.scheduler.pace = Fixed(4)
+    assert bench.step() == {first: 1}
+    long = bench.add(150)
+    assert bench.step() == {first: 1, long: 4}
+    short = bench.add(6)
+    assert bench.step() == {first: 1, long: 4, short: 4}  # two prompts: twice the pace
+    assert bench.step() == {first: 1, long: 6, short: 2}
+
+
 def test_a_prompt_that_comes_while_others_decode_goes_at_their_pace() -> None:
     bench = Bench(budget=64)
     first = bench.add(10)
