@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from server.limits import parse_limits
+from server.mcp_servers import McpSettings, read_mcp_settings
 
 THREADED_BYTES = 32 * 1024
 """Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
@@ -37,6 +38,9 @@ SHIPPED_MODEL = "antiphon-tiny"
 """The model that comes with the package; every other value of `model` is a folder or a Hugging Face id."""
 
 FILE_NAME = "antiphon.toml"
+
+TABLES = {"mcp": read_mcp_settings}
+"""What only the file can hold, and what reads it with the environment's variables."""
 
 CLIENT_VARIABLES = frozenset({"ANTIPHON_URL", "ANTIPHON_CHAT_KEY"})
 """Environment variables of `antiphon chat` and `antiphon bench`, which set nothing of a server."""
@@ -204,6 +208,9 @@ class Config(BaseModel):
     """All settings. `ANTIPHON_<NAME>` in the environment and `--<name>` on the command line set one each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=())
+
+    # Only the file has it: a table is no flag.
+    mcp: McpSettings = McpSettings()
 
     # Where it listens, and to whom
     host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
@@ -599,6 +606,8 @@ def settings() -> list[Setting]:
     rows = []
     subject = ""
     for name, field in Config.model_fields.items():
+        if name in TABLES:
+            continue
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         literal = get_origin(field.annotation) is Literal
         rows.append(
@@ -683,6 +692,7 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
     data = _path(given.get("data") or from_env.get("data") or default_data())
     file = data / FILE_NAME
     from_file = _read_file(file)
+    tables = {name: from_file.pop(name) for name in TABLES if name in from_file}
     names = {row.name for row in rows}
     unknown = sorted(set(from_file) - names)
     if unknown or "data" in from_file:
@@ -690,6 +700,11 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
     take(from_file, {name: f"file {file}" for name in from_file})
     take(from_env, {row.name: f"environment {row.env}" for row in rows})
     take(given, {row.name: f"flag {row.flag}" for row in rows})
+    for name, table in tables.items():
+        try:
+            values[name] = TABLES[name](table, env)
+        except ValueError as exc:
+            raise ConfigError(f"{file}: {exc}") from None
     try:
         config = Config(**values)
     except ValidationError as exc:

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from tools.builtin import BUILTIN
+from tools.mcp import Connections, HttpTransport, Listing, McpServer, McpTool
 from tools.runtime import ToolResult, execute
 from tools.spec import Registry, ToolError, ToolSpec
 
-__all__ = ["BUILTIN", "Registry", "ToolError", "ToolResult", "ToolSpec", "execute"]
+__all__ = [
+    "BUILTIN",
+    "Connections",
+    "HttpTransport",
+    "Listing",
+    "McpServer",
+    "McpTool",
+    "Registry",
+    "ToolError",
+    "ToolResult",
+    "ToolSpec",
+    "execute",
+]

@@ -10,8 +10,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from tools.spec import ToolError, ToolSpec
 
@@ -23,10 +23,16 @@ MAX_OUTPUT = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Exactly one of the two: what the tool said, or why it could not."""
+    """Exactly one of the two: what the tool said, or why it could not.
+
+    source: what an error comes from: the tool, the protocol by which it is called, or HTTP. code: of an error
+    of those two.
+    """
 
     output: str | None = None
     error: str | None = None
+    source: Literal["tool", "protocol", "http"] = "tool"
+    code: int | None = None
 
 
 async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
@@ -42,9 +48,16 @@ async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
     except Exception as exc:
         log.exception("tool %s failed", spec.name)
         return ToolResult(error=f"{spec.name} failed: {type(exc).__name__}")
-    if len(output) > MAX_OUTPUT:
-        output = f"{output[:MAX_OUTPUT]}\n[cut: the output had {len(output)} characters]"
-    return ToolResult(output=output)
+    return shortened(ToolResult(output=output))
+
+
+def shortened(result: ToolResult) -> ToolResult:
+    """A result with no more than MAX_OUTPUT characters, and a note where it had more."""
+    text = result.output if result.output is not None else result.error or ""
+    if len(text) <= MAX_OUTPUT:
+        return result
+    cut = f"{text[:MAX_OUTPUT]}\n[cut: the output had {len(text)} characters]"
+    return replace(result, error=cut) if result.output is None else replace(result, output=cut)
 
 
 def parse_arguments(spec: ToolSpec, arguments: str) -> dict[str, Any]:

@@ -142,7 +142,8 @@ async def fitted(sizes: Sequence[int], limit: int, *, truncate: bool) -> tuple[i
     models = Models()
     models.add(engine)
     items = [user(size) for size in sizes]
-    dropped, prompt = await fit(PLAN, models.get(None), items, Offer(), truncate=truncate)
+    plan = replace(PLAN, truncates=truncate)
+    dropped, prompt = await fit(plan, models.get(None), items, Offer(), Functions((), {}))
     return dropped, len(prompt.ids), engine.renders
 
 
