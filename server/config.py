@@ -31,6 +31,7 @@ from pydantic import (
 
 from server.limits import parse_limits
 from server.mcp_servers import McpSettings, read_mcp_settings
+from tools import Egress, read_rule
 
 THREADED_BYTES = 32 * 1024
 """Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
@@ -96,6 +97,11 @@ def _currency(value: str) -> str:
 def _limits(words: tuple[str, ...]) -> tuple[str, ...]:
     parse_limits(words)
     return words
+
+
+def _egress_rule(value: str) -> str:
+    read_rule(value)
+    return value
 
 
 def _host_pattern(value: str) -> str:
@@ -183,6 +189,7 @@ Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeV
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(_split)]
 HeaderValue = Annotated[str, AfterValidator(_header_value)]
 LimitWords = Annotated[Names, AfterValidator(_limits)]
+EgressRules = Annotated[tuple[Annotated[str, AfterValidator(_egress_rule)], ...], BeforeValidator(_split)]
 NamedPaths = Annotated[Names, AfterValidator(_named_paths)]
 Prices = Annotated[Names, AfterValidator(_prices)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
@@ -399,6 +406,18 @@ class Config(BaseModel):
         30.0, "a request waits this long for an upstream that is up before 503", unit="s", ge=0
     )
 
+    # What tools may reach
+    egress: Literal["off", "public", "any"] = _setting(
+        "off",
+        "where requests may have the server connect to: off nowhere, public to public addresses at ports 80 "
+        "and 443, any to this machine and its networks, too",
+    )
+    egress_allow: EgressRules = _setting(
+        (),
+        "where they may besides (repeatable): NAME, *.NAME, ADDRESS or NETWORK, at ports 80 and 443, or with "
+        ":PORT or :*",
+    )
+
     # What it refuses
     max_body_bytes: Bytes = _setting(32 << 20, "largest request body", unit="bytes", gt=0)
     max_arriving_bytes: Bytes = _setting(
@@ -538,6 +557,11 @@ class Config(BaseModel):
         return [key.get_secret_value() for key in self.api_key]
 
     @property
+    def egress_policy(self) -> Egress:
+        """Where requests may have the server connect to."""
+        return Egress(self.egress, tuple(map(read_rule, self.egress_allow)))
+
+    @property
     def db_file(self) -> Path | None:
         """The file of the database, where it is one."""
         path = self.db.partition(":///")[2].partition("?")[0] if self.db.startswith("sqlite") else ""
@@ -569,6 +593,7 @@ SUBJECTS = {
     "chat_template": "how the model is spoken to",
     "num_assistant_tokens": "speculative decoding",
     "upstream": "other servers as the engine",
+    "egress": "what tools may reach",
     "max_body_bytes": "limits",
     "resume_grace_s": "times",
     "default_openai_organization": "replies and logs",

@@ -45,7 +45,7 @@ ORDERS = {
         *("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "inspection"),
         "storage",
     ),
-    "tools": ("spec", "runtime", "mcp", "builtin"),
+    "tools": ("spec", "egress", "runtime", "mcp", "builtin"),
     "server": (
         *("clock", "threads", "errors", "limits", "mcp_servers", "config", "telemetry", "sse_frame"),
         "model_registry",

@@ -1,16 +1,20 @@
-"""Tools that a model may call: what a tool is, those that come with the server, and how a call is run."""
+"""Tools that a model may call: what a tool is, those that come with the server, how a call is run, and what
+tools may reach."""
 
 from __future__ import annotations
 
 from tools.builtin import BUILTIN
-from tools.mcp import Connections, HttpTransport, Listing, McpServer, McpTool
+from tools.egress import Caps, Egress, EgressError, guarded_client, prepare_egress, read_rule
+from tools.mcp import Connections, Listing, McpServer, McpTool
 from tools.runtime import ToolResult, execute
 from tools.spec import Registry, ToolError, ToolSpec
 
 __all__ = [
     "BUILTIN",
+    "Caps",
     "Connections",
-    "HttpTransport",
+    "Egress",
+    "EgressError",
     "Listing",
     "McpServer",
     "McpTool",
@@ -19,4 +23,7 @@ __all__ = [
     "ToolResult",
     "ToolSpec",
     "execute",
+    "guarded_client",
+    "prepare_egress",
+    "read_rule",
 ]

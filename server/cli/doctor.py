@@ -165,6 +165,17 @@ async def _keyed(config: Config) -> bool:
         return False
 
 
+async def _egress(config: Config) -> Finding:
+    reached = {
+        "off": "requests lead nowhere",
+        "public": "requests lead to public addresses, at ports 80 and 443",
+        "any": "requests lead to every address, also of this machine and its networks",
+    }[config.egress]
+    besides = " but " if config.egress == "off" else ", and to "
+    allowed = besides + ", ".join(config.egress_allow) if config.egress_allow else ""
+    return ("note" if config.egress == "any" else "ok"), f"{config.egress}: {reached}{allowed}"
+
+
 async def _model(config: Config) -> Finding:
     began = time.perf_counter()
     try:
@@ -195,5 +206,6 @@ CHECKS: dict[str, Check] = {
     "database": _database,
     "access": _access,
     "port": _port,
+    "egress": _egress,
     "model": _model,
 }

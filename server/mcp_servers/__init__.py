@@ -6,7 +6,7 @@ allow.
 
 from __future__ import annotations
 
-from server.mcp_servers.directory import BUILTIN_URL, Directory, NoWayOut, WayOut
+from server.mcp_servers.directory import BUILTIN_URL, Directory
 from server.mcp_servers.reach import Reach
 from server.mcp_servers.settings import McpSettings, ServerSettings, read_mcp_settings
 
@@ -14,9 +14,7 @@ __all__ = [
     "BUILTIN_URL",
     "Directory",
     "McpSettings",
-    "NoWayOut",
     "Reach",
     "ServerSettings",
-    "WayOut",
     "read_mcp_settings",
 ]

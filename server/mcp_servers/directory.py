@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from server.errors import ApiError
 from server.mcp_servers.reach import Reach
 from server.mcp_servers.settings import McpSettings, ServerSettings
-from tools import McpServer
-
-if TYPE_CHECKING:
-    import httpx2
+from tools import Egress, EgressError, McpServer
 
 BUILTIN_URL = "builtin:"
 """The `server_url` of this server's own tools; a server of the operator's is `builtin:NAME`."""
@@ -27,40 +24,13 @@ _OURS = re.compile(
 """Headers that the transport sets itself."""
 
 
-class WayOut(Protocol):
-    """What decides about addresses that requests name."""
-
-    def refusal(self, host: str) -> str | None:
-        """Why a host may not be reached, and which setting would allow it; None where it may be."""
-
-    def transport(self, server: McpServer) -> httpx2.AsyncBaseTransport:
-        """What carries requests to a server."""
-
-
-class NoWayOut:
-    """Requests may name no addresses; the operator's own servers are reached directly."""
-
-    def refusal(self, host: str) -> str | None:
-        """None is allowed."""
-        return (
-            f"This server connects to no address that a request names ('{host[:200]}'). The operator may "
-            "add the MCP server as a table [mcp.servers.NAME] of antiphon.toml, which requests reach as "
-            "'builtin:NAME'."
-        )
-
-    def transport(self, server: McpServer) -> httpx2.AsyncBaseTransport:
-        """Leads straight to a server."""
-        import httpx2
-
-        return httpx2.AsyncHTTPTransport(trust_env=False)
-
-
 class Directory:
     """The MCP servers of this process."""
 
-    def __init__(self, settings: McpSettings, way_out: WayOut) -> None:
+    def __init__(self, settings: McpSettings, egress: Egress) -> None:
+        """egress: what of the addresses that requests name may be reached."""
         self._settings = settings
-        self._way_out = way_out
+        self._egress = egress
 
     def reach(
         self, tools: Sequence[Mapping[str, Any]], secrets: Mapping[str, Mapping[str, Any]], owner: str
@@ -78,7 +48,7 @@ class Directory:
             except ApiError as gone:
                 found = gone.message
             servers[tool["server_label"]] = found
-        return Reach(servers, self._way_out.transport)
+        return Reach(servers, self._egress)
 
     def require(
         self, tools: Sequence[Mapping[str, Any]], secrets: Mapping[str, Mapping[str, Any]], owner: str
@@ -143,9 +113,14 @@ class Directory:
         if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc or not url.isprintable():
             message = f"Invalid '{path}.server_url': give http(s)://HOST/PATH, or builtin:NAME."
             raise _refused(f"{path}.server_url", message, "invalid_value")
-        why = self._way_out.refusal(host)
-        if why is not None:
-            raise _refused(f"{path}.server_url", why)
+        try:
+            self._egress.check(url)
+        except EgressError as why:
+            hint = (
+                "The operator may allow it by --egress or --egress-allow, or add the server as a table "
+                "[mcp.servers.NAME] of antiphon.toml, which requests reach as 'builtin:NAME'."
+            )
+            raise _refused(f"{path}.server_url", f"{why} {hint}") from None
         return McpServer(host, url=url)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tools import Connections, HttpTransport, Listing, McpServer, ToolResult
+from tools import Connections, Egress, Listing, McpServer, ToolResult
 
 
 class Reach:
@@ -14,10 +14,10 @@ class Reach:
     servers: why not, for one that cannot be reached.
     """
 
-    def __init__(self, servers: Mapping[str, McpServer | str], transport: HttpTransport) -> None:
+    def __init__(self, servers: Mapping[str, McpServer | str], egress: Egress) -> None:
         self._servers = servers
         self._tools: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self._connections = Connections(transport)
+        self._connections = Connections(egress)
 
     def has(self, label: str) -> bool:
         """Whether there is a server of this label, reachable or not."""

@@ -30,7 +30,7 @@ from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Trac
 from server.usage import Meter
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, open_storage
-from tools import BUILTIN, Registry
+from tools import BUILTIN, Registry, prepare_egress
 
 log = logging.getLogger("antiphon")
 
@@ -165,6 +165,8 @@ class ServerLifecycle:
     async def prepare(self) -> None:
         """Start what the server serves without, and a request would have to wait for."""
         assert self._engine is not None
+        if self.config.egress != "off" or self.config.egress_allow:
+            await asyncio.to_thread(prepare_egress)
         await self._engine.prepare()
 
     async def _watch(self, what: str, death: Awaitable[BaseException]) -> None:

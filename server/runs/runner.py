@@ -23,7 +23,7 @@ from server.clock import now_us
 from server.errors import ApiError, to_api_error
 from server.item_ids import identify, may_be_known
 from server.items import Item, answering, is_output
-from server.mcp_servers import Directory, NoWayOut, Reach
+from server.mcp_servers import Directory, Reach
 from server.runs.cluster import Fleet, Follower, Presence, Queue
 from server.runs.events import (
     POLL_AFTER_MS,
@@ -151,7 +151,7 @@ class Runs:
             limiter,
             config.max_tool_output_bytes,
         )
-        self._directory = Directory(config.mcp, NoWayOut())
+        self._directory = Directory(config.mcp, config.egress_policy)
         self._restorer = Restorer(
             storage, models, sealing, self._journal, self.feed, registry, self._directory
         )

@@ -7,8 +7,8 @@ time, bytes and numbers of tools, and turns every failure into a value.
 from __future__ import annotations
 
 from tools.mcp.arguments import read_arguments
-from tools.mcp.connections import Connections, HttpTransport
+from tools.mcp.connections import Connections
 from tools.mcp.listing import Listing, McpTool
 from tools.mcp.server import McpServer
 
-__all__ = ["Connections", "HttpTransport", "Listing", "McpServer", "McpTool", "read_arguments"]
+__all__ = ["Connections", "Listing", "McpServer", "McpTool", "read_arguments"]

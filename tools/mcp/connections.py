@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tools.egress import Caps, Egress, EgressError, guarded_client
 from tools.mcp.arguments import read_arguments
 from tools.mcp.listing import Listing, all_tools
 from tools.mcp.results import read_result
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from mcp import Client
 
 T = TypeVar("T")
-HttpTransport = Callable[[McpServer], "httpx2.AsyncBaseTransport"]
-"""Makes what carries the HTTP requests to a server."""
 
 CONNECT_S = 20.0
 """Seconds that a server may take to be connected with, and again to list its tools."""
@@ -41,7 +40,13 @@ CLOSE_S = 5.0
 """Seconds that a connection has for its end."""
 
 MAX_REPLY = 16 << 20
-"""Bytes of one HTTP reply, and of one message of a program."""
+"""Bytes of one HTTP reply."""
+
+CAPS = Caps(max_bytes=MAX_REPLY, total_s=MOST_CALL_S + CONNECT_S)
+"""Of one HTTP exchange, which a stream of events is as long as it lasts."""
+
+CONNECTION_CLOSED = -32000
+"""The SDK's code for a request whose connection is gone."""
 
 CALL_KEY = "antiphon/call"
 """The key in `_meta` of a call under which a server finds an id of it, the same when the call is repeated."""
@@ -52,8 +57,9 @@ log = logging.getLogger("antiphon.mcp")
 class Connections:
     """The connections of one run."""
 
-    def __init__(self, transport: HttpTransport) -> None:
-        self._transport = transport
+    def __init__(self, egress: Egress) -> None:
+        """egress: where requests may lead; servers of the operator may be anywhere."""
+        self._egress = egress
         self._open: dict[str, _Connection] = {}  # by the server's label
 
     async def list_tools(self, label: str, server: McpServer) -> Listing:
@@ -108,7 +114,7 @@ class Connections:
     def _connection(self, label: str, server: McpServer) -> _Connection:
         known = self._open.get(label)
         if known is None or known.lost:
-            known = self._open[label] = _Connection(server, self._transport)
+            known = self._open[label] = _Connection(server, self._egress)
         return known
 
     async def close(self) -> None:
@@ -120,9 +126,9 @@ class Connections:
 class _Connection:
     """A connection with one server, and the task that it belongs to. status: of the last HTTP reply."""
 
-    def __init__(self, server: McpServer, transport: HttpTransport) -> None:
+    def __init__(self, server: McpServer, egress: Egress) -> None:
         self._server = server
-        self._transport = transport
+        self._egress = egress
         self._task: asyncio.Task[None] | None = None
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
@@ -146,10 +152,13 @@ class _Connection:
         assert task is not None, "it is used"
         try:
             await asyncio.wait((future, task), return_when=asyncio.FIRST_COMPLETED)
-            if not future.done():
+            if future.done() and not _is_closed(future.exception()):
+                return future.result()
+            # What closed the connection is known to its task, which may need a moment more to say it.
+            await asyncio.wait((task,), timeout=CLOSE_S)
+            if task.done():
                 task.result()  # raises why
-                raise ConnectionError("the connection was closed")
-            return future.result()
+            raise ConnectionError("the connection was closed")
         finally:
             if not keep:
                 future.cancel()
@@ -232,19 +241,14 @@ class _Connection:
             yield streams
 
     def _http(self) -> httpx2.AsyncClient:
-        import httpx2
+        url = self._server.url or ""
+        egress = self._egress if self._server.guarded else self._egress.allowing(url)
+        http = guarded_client(egress, CAPS, headers=self._server.headers)
+        http.event_hooks = {"response": [self._note]}
+        return http
 
-        from tools.mcp.bounded_http import BoundedTransport
-
-        def note(status: int) -> None:
-            self.status = status
-
-        return httpx2.AsyncClient(
-            transport=BoundedTransport(self._transport(self._server), MAX_REPLY, note),
-            headers={**self._server.headers, "accept-encoding": "identity"},
-            timeout=httpx2.Timeout(CONNECT_S, read=MOST_CALL_S),
-            trust_env=False,
-        )
+    async def _note(self, response: httpx2.Response) -> None:
+        self.status = response.status_code
 
 
 async def _taken_as_it_is(*_: Any) -> None:
@@ -269,6 +273,9 @@ def _failure(exc: BaseException, status: int | None) -> ToolResult:
     from mcp.shared.exceptions import MCPError
 
     cause = _first(exc)
+    if isinstance(cause, EgressError):
+        codes = {"too_slow": 504, "refused": 403}
+        return ToolResult(error=str(cause), source="http", code=codes.get(cause.kind, 502))
     if isinstance(cause, ToolError):
         return ToolResult(error=str(cause))
     if isinstance(cause, TimeoutError | httpx2.TimeoutException):
@@ -284,6 +291,13 @@ def _failure(exc: BaseException, status: int | None) -> ToolResult:
         return ToolResult(error=f"it could not be reached ({_said(cause)})", source="http", code=502)
     log.warning("an MCP server failed: %r", exc)
     return ToolResult(error="its answer could not be understood", source="protocol", code=-32700)
+
+
+def _is_closed(exc: BaseException | None) -> bool:
+    """Whether the SDK says of a request only that its connection is gone."""
+    from mcp.shared.exceptions import MCPError
+
+    return isinstance(exc, MCPError) and exc.code == CONNECTION_CLOSED
 
 
 def _first(exc: BaseException) -> BaseException:

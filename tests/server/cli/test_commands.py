@@ -387,10 +387,37 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "database",
         "access",
         "port",
+        "egress",
         "model",
     ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
     assert "FAIL  model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ([], "ok    egress    off: requests lead nowhere"),
+        (
+            ["--egress-allow", "10.0.0.0/8:8080", "--egress-allow", "search.example"],
+            "ok    egress    off: requests lead nowhere but 10.0.0.0/8:8080, search.example",
+        ),
+        (
+            ["--egress", "public", "--egress-allow", "search.example"],
+            "ok    egress    public: requests lead to public addresses, at ports 80 and 443, and to "
+            "search.example",
+        ),
+        (
+            ["--egress", "any"],
+            "note  egress    any: requests lead to every address, also of this machine and its networks",
+        ),
+    ],
+)
+def test_doctor_tells_what_tools_may_reach(
+    flags: list[str], line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0", *flags]) == 0
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def database_line(capsys: pytest.CaptureFixture[str]) -> str:
