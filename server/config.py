@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from server.limits import parse_limits
+from server.mcp_servers import McpSettings, read_mcp_settings
 from tools import Egress, read_rule
 
 THREADED_BYTES = 32 * 1024
@@ -39,6 +40,9 @@ SHIPPED_MODEL = "antiphon-tiny"
 
 FILE_NAME = "antiphon.toml"
 TOOLS_NAME = "tools.toml"
+
+TABLES = {"mcp": read_mcp_settings}
+"""What only the file can hold, and what reads it with the environment's variables."""
 
 CLIENT_VARIABLES = frozenset({"ANTIPHON_URL", "ANTIPHON_CHAT_KEY"})
 """Environment variables of `antiphon chat` and `antiphon bench`, which set nothing of a server."""
@@ -220,6 +224,9 @@ class Config(BaseModel):
     """All settings. `ANTIPHON_<NAME>` in the environment and `--<name>` on the command line set one each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=())
+
+    # Only the file has it: a table is no flag.
+    mcp: McpSettings = McpSettings()
 
     # Where it listens, and to whom
     host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
@@ -693,6 +700,8 @@ def settings() -> list[Setting]:
     rows = []
     subject = ""
     for name, field in Config.model_fields.items():
+        if name in TABLES:
+            continue
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         literal = get_origin(field.annotation) is Literal
         rows.append(
@@ -799,6 +808,7 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
     data = _path(given.get("data") or from_env.get("data") or default_data())
     file = data / FILE_NAME
     from_file = _read_file(file)
+    tables = {name: from_file.pop(name) for name in TABLES if name in from_file}
     names = {row.name for row in rows}
     for name in sorted(set(from_file) - (names - {"data"})):
         meant = None if name == "data" else nearest(name.replace("-", "_"), names - {"data"})
@@ -807,6 +817,11 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
     take(from_file, {name: f"file {file}" for name in from_file})
     take(from_env, {row.name: f"environment {row.env}" for row in rows})
     take(given, {row.name: f"flag {row.flag}" for row in rows})
+    for name, table in tables.items():
+        try:
+            values[name] = TABLES[name](table, env)
+        except ValueError as exc:
+            raise ConfigError(f"{file}: {exc}") from None
     try:
         config = Config(**values)
     except ValidationError as exc:

@@ -100,6 +100,29 @@ class Sealing:
             return None
         return partial(_seal, self._keys[number], owner, model)
 
+    async def sealed_secrets(self, owner: str, response_id: str, secrets: Mapping[str, Any]) -> str | None:
+        """Credentials of a run, sealed for its plan; None where there are none. Raises StorageUnavailable."""
+        if not secrets:
+            return None
+        return _seal(await self.key(), owner, f"secrets of {response_id}", response_id, secrets)
+
+    async def opened_secrets(
+        self, owner: str, response_id: str, sealed: str | None
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """The credentials of a run; none where they are gone, or the key that sealed them is."""
+        if sealed is None:
+            return {}
+        if not {_key_number(sealed)} <= self._keys.keys():
+            await self._read()
+        try:
+            found: Mapping[str, Mapping[str, Any]] = _open(
+                self._keys, owner, f"secrets of {response_id}", sealed
+            )
+        except ValueError as why:
+            log.warning("the credentials of run %s cannot be opened: %s", response_id, why)
+            return {}
+        return found
+
     async def opened(
         self, owner: str, items: Sequence[Item], *, model: str | None, param: str = "input"
     ) -> list[Item]:

@@ -177,7 +177,8 @@ of its records, in order."""
 class Finish:
     """The end of a run. append: its items, input first, go to the conversation's end in this transaction.
 
-    completed_at: when it ended, whichever way. spent: what it used, None where no generation began.
+    completed_at: when it ended, whichever way. spent: what it used, None where no generation began. plan: in
+    place of the one that it was started with, where that holds what must not outlive the run.
     """
 
     status: str
@@ -187,6 +188,7 @@ class Finish:
     outputs: tuple[NewItem, ...] = ()
     notice: Notice | None = None
     spent: Spent | None = None
+    plan: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

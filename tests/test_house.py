@@ -45,9 +45,10 @@ ORDERS = {
         *("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "inspection"),
         "storage",
     ),
-    "tools": ("spec", "arguments", "egress", "runtime", "builtin", "operator"),
+    "tools": ("spec", "arguments", "egress", "runtime", "mcp", "builtin", "operator"),
     "server": (
-        *("clock", "threads", "errors", "limits", "config", "telemetry", "sse_frame", "model_registry"),
+        *("clock", "threads", "errors", "limits", "mcp_servers", "config", "telemetry", "sse_frame"),
+        "model_registry",
         *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "access"),
         *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),

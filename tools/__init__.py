@@ -6,6 +6,7 @@ from __future__ import annotations
 from tools.arguments import prepare_arguments
 from tools.builtin import BUILTIN
 from tools.egress import Caps, Egress, EgressError, guarded_client, prepare_egress, read_rule
+from tools.mcp import Connections, Listing, McpServer, McpTool
 from tools.operator import ToolsError, operator_tools, tool
 from tools.runtime import ToolResult, execute
 from tools.spec import Registry, ToolError, ToolSpec
@@ -13,8 +14,12 @@ from tools.spec import Registry, ToolError, ToolSpec
 __all__ = [
     "BUILTIN",
     "Caps",
+    "Connections",
     "Egress",
     "EgressError",
+    "Listing",
+    "McpServer",
+    "McpTool",
     "Registry",
     "ToolError",
     "ToolResult",

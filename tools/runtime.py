@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from tools.arguments import parse_arguments
 from tools.spec import ToolError, ToolSpec
@@ -21,10 +22,16 @@ MAX_OUTPUT = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Exactly one of the two: what the tool said, or why it could not."""
+    """Exactly one of the two: what the tool said, or why it could not.
+
+    source: what an error comes from: the tool, the protocol by which it is called, or HTTP. code: of an error
+    of those two.
+    """
 
     output: str | None = None
     error: str | None = None
+    source: Literal["tool", "protocol", "http"] = "tool"
+    code: int | None = None
 
 
 async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
@@ -40,6 +47,13 @@ async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
     except Exception as exc:
         log.exception("tool %s failed", spec.name)
         return ToolResult(error=f"{spec.name} failed: {type(exc).__name__}")
-    if len(output) > MAX_OUTPUT:
-        output = f"{output[:MAX_OUTPUT]}\n[cut: the output had {len(output)} characters]"
-    return ToolResult(output=output)
+    return shortened(ToolResult(output=output))
+
+
+def shortened(result: ToolResult) -> ToolResult:
+    """A result with no more than MAX_OUTPUT characters, and a note where it had more."""
+    text = result.output if result.output is not None else result.error or ""
+    if len(text) <= MAX_OUTPUT:
+        return result
+    cut = f"{text[:MAX_OUTPUT]}\n[cut: the output had {len(text)} characters]"
+    return replace(result, error=cut) if result.output is None else replace(result, output=cut)

@@ -30,7 +30,6 @@ from engine.core.sequences import Sequence, WaitingQueue
 from engine.step import Ints
 from engine.types import GenerateRequest
 
-
 LONG = 2
 """A prompt is long while more tokens of it are left than so many full steps compute."""
 

@@ -136,7 +136,8 @@ def _read(name: str) -> str:
 def tool_scope(tool: Mapping[str, Any]) -> str:
     """The scope that a tool of a request needs: `tool:TYPE`, and of an MCP server `tool:mcp:SERVER`.
 
-    SERVER is the host of its `server_url` (`builtin` for this server's own tools), its connector's or
+    SERVER is the host of its `server_url` (`builtin` for this server's own tools, `builtin:NAME` for a server
+    that the operator has configured), its connector's or
     tunnel's id, or, where the request names none of them, its label. The label alone would say nothing: each
     client chooses it.
     """
@@ -145,7 +146,7 @@ def tool_scope(tool: Mapping[str, Any]) -> str:
     url = tool.get("server_url")
     if url:
         parts = urlsplit(url)
-        place = parts.hostname or parts.scheme
+        place = parts.hostname or (f"{parts.scheme}:{parts.path}" if parts.path else parts.scheme)
     else:
         place = tool.get("connector_id") or tool.get("tunnel_id") or tool.get("server_label") or ""
     return f"tool:mcp:{place}"

@@ -24,6 +24,7 @@ from server.items.catalogue import (
 from server.items.item_type import (
     ArgumentReader,
     Call,
+    Elsewhere,
     Execution,
     Item,
     ItemType,
@@ -44,6 +45,7 @@ __all__ = [
     "USER_PART",
     "ArgumentReader",
     "Call",
+    "Elsewhere",
     "Execution",
     "InputReader",
     "Item",

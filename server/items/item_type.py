@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from server.items.transcript import Transcript
+from server.mcp_servers import Reach
 from server.shapes import Shape
+from tools import Listing as ServerListing
 from tools import Registry, ToolResult, ToolSpec
 
 Item = dict[str, Any]
@@ -76,7 +78,8 @@ class Execution:
     the event that tells of it, None where there is none. repeatable: whether a call may be made again after a
     crash in the middle of it; the outcome of one that may not is told to be unknown. starts: the types of the
     events that a whole call begins its execution with. broken: the status of a call that is not whole, or of
-    no tool. listing: what is shown of the tool before the first generation.
+    no tool. listing: what is shown of the tool before the first generation. elsewhere: where tools of such
+    calls may be those of other servers.
     """
 
     running: str
@@ -86,6 +89,28 @@ class Execution:
     starts: tuple[str, ...] = ()
     broken: str = "incomplete"
     listing: Listing | None = None
+    elsewhere: Elsewhere | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Tools that another server has, which are known once a listing among the items says them.
+
+    meant: whether a tool of a request stands for another server. offers: the tools of a listing that such a
+    tool lets in, each with the fields that its calls say from the start, its own `name` among them; a
+    function is shown to the model under the name that is given there, unless that is taken. listed: those
+    fields of the listing that have changed when it is done, for what the server answered. failed: the types
+    of the events of a listing that failed, in place of the listing's. holds: whether a call is one of such
+    tools. run: carries it out; never raises. repeatable: as in `Execution`.
+    """
+
+    meant: Callable[[Tool], bool]
+    offers: Callable[[Tool, Item], Sequence[tuple[Tool, Mapping[str, Any]]]]
+    listed: Callable[[ServerListing], Item]
+    failed: tuple[str, ...]
+    holds: Callable[[Item, Reach], bool]
+    run: Callable[[Item, Reach], Awaitable[ToolResult]]
+    repeatable: Callable[[Item, Reach], bool]
 
 
 def _itself(tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
@@ -143,7 +168,8 @@ class ItemType:
     without declaring it, and the key that it repeats.
 
     For calls and their outputs. tools: `tools[].type` -> the shape of such a tool. call: how the model writes
-    one. answered_by: the type of the outputs that a client answers it with. answers: the type of the calls
+    one. secrets: the members of such a tool that are credentials, and no part of it any more once it was
+    read. answered_by: the type of the outputs that a client answers it with. answers: the type of the calls
     that it is such an output of.
     """
 
@@ -159,6 +185,7 @@ class ItemType:
     call: Call | None = None
     answered_by: str | None = None
     answers: str | None = None
+    secrets: tuple[str, ...] = ()
 
     @property
     def execution(self) -> Execution | None:

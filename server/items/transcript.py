@@ -6,7 +6,8 @@ one message, because templates print it as one.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -19,16 +20,25 @@ def text_of(content: Any) -> str:
     )
 
 
+def speakable(name: str) -> str:
+    """A tool's name in the characters that models may write in names."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
+
+
 class Transcript:
     """Messages as they are written, oldest first.
 
     answered: ids of the calls that have an output somewhere in the conversation; a call that is not whole is
-    shown only where it has one.
+    shown only where it has one. names: under which the model is offered tools of other servers, by the
+    server's label and the tool's own name.
     """
 
-    def __init__(self, answered: Collection[str] = ()) -> None:
+    def __init__(
+        self, answered: Collection[str] = (), names: Mapping[tuple[str, str], str] | None = None
+    ) -> None:
         self.messages: list[dict[str, Any]] = []
         self._answered = answered
+        self._offered_as = names or {}
         self._names: dict[str, str] = {}  # of the calls so far, by their ids
         self._turn: dict[str, Any] | None = None
 
@@ -50,6 +60,10 @@ class Transcript:
     def shows(self, call_id: str, *, whole: bool) -> bool:
         """Whether a call is to be shown."""
         return whole or call_id in self._answered
+
+    def name(self, label: str, name: str) -> str:
+        """The name of a tool of another server, as the model is offered it."""
+        return self._offered_as.get((label, name)) or speakable(name)
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
         """A call of the assistant; arguments are JSON."""

@@ -9,7 +9,15 @@ from server.prompting.context_room import (
     words_of_field,
 )
 from server.prompting.messages import sampling, to_messages
-from server.prompting.tool_offer import Offer, check, custom_tool_names, naming_source, offer, steady
+from server.prompting.tool_offer import (
+    Offer,
+    check,
+    custom_tool_names,
+    naming_source,
+    offer,
+    steady,
+    tool_shape,
+)
 from server.prompting.untold import name_untold
 
 __all__ = [
@@ -25,5 +33,6 @@ __all__ = [
     "sampling",
     "steady",
     "to_messages",
+    "tool_shape",
     "words_of_field",
 ]

@@ -5,7 +5,7 @@ Responses and chat completions use the same functions. How one item is worded is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
@@ -16,10 +16,15 @@ from server.schema import SamplingFields
 UNCAPPED = Caps()
 
 
-def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[dict[str, Any]]:
+def to_messages(
+    items: Sequence[Item],
+    instructions: str | None = None,
+    names: Mapping[tuple[str, str], str] | None = None,
+) -> list[dict[str, Any]]:
     """Items, oldest first, as the messages that chat templates expect; `instructions` become a system
-    message. Raises ApiError 400 `unsupported_item` for an item that there are no words for."""
-    transcript = Transcript({item["call_id"] for item in items if is_output(item)})
+    message. names: see `Transcript`. Raises ApiError 400 `unsupported_item` for an item that there are no
+    words for."""
+    transcript = Transcript({item["call_id"] for item in items if is_output(item)}, names)
     if instructions is not None:
         transcript.tell("system", instructions)
     for item in items:

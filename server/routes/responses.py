@@ -48,7 +48,7 @@ from server.ignored import collecting, ignore, unread
 from server.items import answering
 from server.prompting import name_untold
 from server.routes.documented import PAGE, documented
-from server.runs import Started, interrupted
+from server.runs import Started, interrupted, require_servers
 from server.runs.events import Reader, ReaderLagged, Snapshot, terminal_response
 from server.runs.planning import TERMINAL, RunPlan
 from server.schema import (
@@ -163,7 +163,10 @@ async def _result(here: Context, started: Started, who: str | None) -> bytes:
     """The Response at its end; `who` owns it where it is stored."""
     events = await started.reader.finished()
     if events is not None:
-        return terminal_response(events.bodies[-1])
+        body = terminal_response(events.bodies[-1])
+        if events.bodies[-1].startswith(b'{"type":"response.failed"'):
+            require_servers(orjson.loads(body)["output"])
+        return body
     if who is not None:
         await here.runs.get(who, started.response_id)  # raises NotFound when it was deleted
     raise interrupted(started.response_id)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from server.runs.planning import spent_so_far
-from server.runs.runner import Runs, Started, interrupted
+from server.runs.runner import Runs, Started, interrupted, require_servers
 
-__all__ = ["Runs", "Started", "interrupted", "spent_so_far"]
+__all__ = ["Runs", "Started", "interrupted", "require_servers", "spent_so_far"]

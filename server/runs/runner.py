@@ -24,6 +24,7 @@ from server.errors import ApiError, to_api_error
 from server.item_ids import identify, may_be_known
 from server.items import Item, answering, is_output
 from server.limits import LiveRuns
+from server.mcp_servers import Directory, Reach
 from server.runs.cluster import Fleet, Follower, Presence, Queue
 from server.runs.events import (
     POLL_AFTER_MS,
@@ -152,7 +153,10 @@ class Runs:
             limiter,
             config.max_tool_output_bytes,
         )
-        self._restorer = Restorer(storage, models, sealing, self._journal, self.feed, registry)
+        self._directory = Directory(config.mcp, config.egress_policy)
+        self._restorer = Restorer(
+            storage, models, sealing, self._journal, self.feed, registry, self._directory
+        )
         self._tasks = RunTasks(
             self._loop, self._journal, self._restorer, self.feed, storage, config.resume_grace_s
         )
@@ -249,6 +253,7 @@ class Runs:
         """
         served = self._models.get(request.model)
         require_use(principal, served.name, request.tools)
+        self._directory.require(request.tools, request.secrets, principal.owner)
         request = admitted(service := principal.service, request)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
@@ -309,7 +314,10 @@ class Runs:
                 queue_limit = self._limiter.least(
                     principal.subjects, "queued_responses", self._config.max_queued
                 )
-                return await self._begin(planned, echo, place, visit, entrance, keyed, queue_limit)
+                sealed = await self._sealing.sealed_secrets(owner, planned.plan.response_id, request.secrets)
+                planned = replace(planned, plan=replace(planned.plan, secrets=sealed))
+                reach = self._directory.reach(request.tools, request.secrets, owner)
+                return await self._begin(planned, echo, place, visit, entrance, keyed, queue_limit, reach)
             except ConversationMoved:
                 continue
             except ConversationLocked as locked:
@@ -331,6 +339,7 @@ class Runs:
         owner = principal.owner
         served = self._models.get(request.model)
         require_use(principal, served.name, request.tools)
+        self._directory.require(request.tools, request.secrets, owner)
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         items = await identify(self._storage, owner, items)
         turn = Turn(request, items, principal, served, as_of=now_us())
@@ -345,13 +354,15 @@ class Runs:
         entrance: Entrance,
         keyed: KeyedRequest | None,
         queue_limit: int | None,
+        reach: Reach,
     ) -> Started:
         planned = replace(planned, plan=replace(planned.plan, charge=visit.charge))
         plan = planned.plan
         seal = await self._sealing.seal(plan.owner, plan.sealed_by)
         dumped, input_items = await aside(in_large_request(), _as_stored, planned)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
-        run.input, run.first, run.place = planned.input, planned.request, place
+        run.input, run.first, run.place, run.reach = planned.input, planned.request, place, reach
+        planned.functions.teach(reach)
         if (record := current.get()) is not None:
             record.model, record.response_id = plan.model, plan.response_id
         queued = plan.background and (self._queue.busy or self._room() <= 0)
@@ -719,6 +730,18 @@ def _as_stored(planned: Planned) -> tuple[bytes, tuple[NewItem, ...]]:
 
 def _pending(stored: StoredResponse) -> dict[str, str]:
     return pending_calls([orjson.loads(item.body) for item in stored.output])
+
+
+def require_servers(output: Sequence[Item]) -> None:
+    """ApiError 424 where a response has failed because another server could not be asked for its tools."""
+    if output and output[-1]["type"] == "mcp_list_tools" and (why := output[-1].get("error")):
+        raise ApiError(
+            424,
+            why,
+            code="external_connector_error",
+            type="external_connector_error",
+            headers={"x-should-retry": "false"},
+        )
 
 
 def interrupted(response_id: str) -> ApiError:

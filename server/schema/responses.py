@@ -29,7 +29,7 @@ from server.schema.fields import (
 )
 from server.schema.formats import TEXT, asked_shape, parse_format
 from server.schema.items import NewId, check_number, normalize_item
-from server.schema.tools import name_unoffered, parse_tool_choice, parse_tools
+from server.schema.tools import name_unoffered, parse_tool_choice, parse_tools, secrets_of
 from server.shapes import check_length, from_pydantic, mapping, missing, mistyped, record, refuse, shorten
 
 MIN_OUTPUT_TOKENS = 16
@@ -148,7 +148,8 @@ class CreateResponse(BaseModel):
     `input` is as it came (see `schema.items.normalize_input`), None when absent. `tools` and `tool_choice`
     are in their flat form. `tool_timeout_s`: None is the server's default. `sampling` leaves `max_tokens` and
     `logprobs` unset: they follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is
-    what the answer must look like, because of the field `shape_param`.
+    what the answer must look like, because of the field `shape_param`. `secrets` are the credentials that its
+    tools came with, by their index as a text.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", arbitrary_types_allowed=True)
@@ -187,6 +188,7 @@ class CreateResponse(BaseModel):
     sampling: SamplingFields = SamplingFields()
     shape: Shape | None = None
     shape_param: str = "text.format"
+    secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
 
     def sampling_fields(self) -> dict[str, Any]:
         """The sampling fields that are set, as JSON values that `SamplingFields` takes back."""
@@ -238,7 +240,9 @@ def _parse(api: Api, body: Mapping[str, Any]) -> CreateResponse:
     if "include" in values:
         values["include"] = parse_include(values["include"])
     if "tools" in values:
-        values["tools"] = tuple(parse_tools(values["tools"]))
+        tools = parse_tools(values["tools"])
+        values["secrets"] = secrets_of(values["tools"])
+        values["tools"] = tuple(tools)
         name_unoffered(values["tools"])
     if "tool_choice" in values:
         values["tool_choice"] = parse_tool_choice(values["tool_choice"])

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from server.ignored import ignore, unread
-from server.items import Tool, is_offered, tool_shapes
+from server.items import Tool, is_offered, tool_shapes, type_of_calls
 from server.schema.formats import name_unheeded
 from server.shapes import (
     NAME,
@@ -164,6 +164,18 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
         if tool["type"] == "function" and tool["strict"]:
             parts = limit_parts(orjson.dumps(tool["parameters"]), f"{param}[{index}].parameters", parts)
     return tools
+
+
+def secrets_of(value: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The credentials that tools came with, which `parse_tools` has checked and taken out: by the tool's
+    index, as a text."""
+    found: dict[str, dict[str, Any]] = {}
+    for index, tool in enumerate(value):
+        row = type_of_calls(tool.get("type", "function"))
+        given = {name: tool[name] for name in (row.secrets if row else ()) if tool.get(name) is not None}
+        if given:
+            found[str(index)] = given
+    return found
 
 
 def name_unoffered(

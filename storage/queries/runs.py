@@ -297,6 +297,8 @@ def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapp
     many(conn, _END, ("run",), [(response_id,) for response_id, _ in ending])
     ended = {row[0]: row for row in by_keys(conn, _ended, [response_id for response_id, _ in ending])}
     for response_id, finish in ending:
+        if finish.plan is not None:
+            conn.execute(update(responses).where(responses.c.id == response_id).values(plan=finish.plan))
         _, conversation_id, stored, readable = ended[response_id]
         if not stored:
             conn.execute(delete(responses).where(responses.c.id == response_id))

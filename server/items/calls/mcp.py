@@ -1,6 +1,7 @@
 """Calls of tools behind the Model Context Protocol, their listings and approvals.
 
-The one MCP server that can be reached is in this process: `{"type": "mcp", "server_url": "builtin:"}`.
+One MCP server is in this process: `{"type": "mcp", "server_url": "builtin:"}`. The tools of others are known
+once a listing among the items of a conversation says them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 from server.ignored import ignore, unread
 from server.items.item_type import (
     Call,
+    Elsewhere,
     Execution,
     Item,
     ItemType,
@@ -21,7 +23,8 @@ from server.items.item_type import (
     unspoken,
 )
 from server.items.parts import PLACE, STATUSES, item_shape
-from server.items.transcript import Transcript, text_of
+from server.items.transcript import Transcript, speakable, text_of
+from server.mcp_servers import BUILTIN_URL, Reach
 from server.shapes import (
     NAME,
     STRING,
@@ -37,13 +40,22 @@ from server.shapes import (
     tagged,
     whole,
 )
+from tools import Listing as ServerListing
 from tools import Registry, ToolResult, execute
 
-BUILTIN_URL = "builtin:"
-"""The `server_url` of the MCP server that lives in this process."""
+SECRETS = ("authorization", "headers")
 
 # ------------------------------------------------------------------------------------------------------------
 # The tool of a request
+
+_FILTER = record({}, {"tool_names": array(STRING), "read_only": boolean})
+
+
+def _allowed(value: Any, path: str) -> Any:
+    return _FILTER(value, path) if isinstance(value, dict) else array(STRING)(value, path)
+
+
+described(_allowed, lambda: {"anyOf": [schema_of(array(STRING)), schema_of(_FILTER)]})
 
 _TOOL = record(
     {"server_label": NAME},
@@ -54,7 +66,7 @@ _TOOL = record(
         "authorization": STRING,
         "server_description": STRING,
         "headers": map_of(STRING),
-        "allowed_tools": anything,
+        "allowed_tools": _allowed,
         "require_approval": anything,
         "defer_loading": boolean,
     },
@@ -68,15 +80,9 @@ def _tool(value: Any, path: str) -> Tool:
         message = f"Invalid '{path}': exactly one of server_url, connector_id and tunnel_id must be given."
         code = "mutually_exclusive_parameters" if places else "missing_required_parameter"
         refuse(f"{path}.server_url", message, code)
-    url = tool.get("server_url", BUILTIN_URL)
-    if url != BUILTIN_URL and not url.lower().startswith(("http://", "https://")):
-        message = f"Invalid '{path}.server_url': expected a URL that begins with https:// or http://, or"
-        refuse(
-            f"{path}.server_url", f"{message} '{BUILTIN_URL}' (with its colon) for this server's own tools."
-        )
-    # Credentials for a server that is never called must not be stored or echoed.
-    for name in ("authorization", "headers"):
-        if tool.pop(name, None) is not None:
+    _require_url(tool.get("server_url", BUILTIN_URL), f"{path}.server_url")
+    for name in SECRETS:  # they are no part of the tool, which is echoed and stored
+        if tool.pop(name, None) is not None and not _is_elsewhere(tool):
             ignore(f"{path}.{name}")
     if isinstance(allowed := tool.get("allowed_tools"), dict):
         unread(allowed, ("tool_names", "read_only"), f"{path}.allowed_tools")
@@ -86,11 +92,19 @@ def _tool(value: Any, path: str) -> Tool:
 described(_tool, lambda: schema_of(_TOOL))
 
 
-def _takes(tool: Tool) -> bool:
-    return tool.get("server_url") == BUILTIN_URL
+def _require_url(url: str, path: str) -> None:
+    if not url.lower().startswith(("http://", "https://", BUILTIN_URL)):
+        message = f"Invalid '{path}': expected a URL that begins with https:// or http://, or '{BUILTIN_URL}'"
+        refuse(path, f"{message} (with its colon) for this server's own tools.")
+
+
+def _is_elsewhere(tool: Tool) -> bool:
+    return tool.get("server_url") != BUILTIN_URL
 
 
 def _offers(tool: Tool, registry: Registry, path: str) -> Sequence[Tool]:
+    if _is_elsewhere(tool):
+        return []  # listings offer them
     if tool.get("require_approval", "never") != "never":
         message = "This server does not ask for approval; 'require_approval' can only be 'never'."
         refuse(f"{path}.require_approval", message, "unsupported_parameter")
@@ -104,6 +118,26 @@ def _offers(tool: Tool, registry: Registry, path: str) -> Sequence[Tool]:
         message = f"There is no tool {unknown[0]!r}. The tools of {BUILTIN_URL!r} are: {', '.join(specs)}."
         refuse(f"{path}.allowed_tools", message)
     return [function_of(spec) for spec in specs.values() if names is None or spec.name in names]
+
+
+def _offers_listed(tool: Tool, listing: Item) -> Sequence[tuple[Tool, Mapping[str, Any]]]:
+    allowed = tool.get("allowed_tools")
+    names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
+    reads = allowed.get("read_only") if isinstance(allowed, dict) else None
+    found = []
+    for listed in listing["tools"]:
+        hint = (listed.get("annotations") or {}).get("readOnlyHint") is True
+        if (names is not None and listed["name"] not in names) or reads not in (None, hint):
+            continue
+        function = {
+            "type": "function",
+            "name": speakable(listed["name"]),
+            "description": listed.get("description"),
+            "parameters": listed["input_schema"],
+            "strict": False,
+        }
+        found.append((function, {**_fields(tool), "name": listed["name"]}))
+    return found
 
 
 def _fields(tool: Tool) -> Mapping[str, Any]:
@@ -126,8 +160,17 @@ def _filled_listing(functions: Sequence[Tool]) -> Item:
     return {"tools": listed, "error": None}
 
 
+def _listed(listing: ServerListing) -> Item:
+    tools = []
+    for tool in listing.tools:
+        said = {"name": tool.name, "description": tool.description, "input_schema": dict(tool.input_schema)}
+        tools.append(said if tool.annotations is None else {**said, "annotations": dict(tool.annotations)})
+    return {"tools": tools, "error": listing.error}
+
+
 def _shows(item: Item, fields: Mapping[str, Any]) -> bool:
-    return bool(item["type"] == "mcp_list_tools" and item["server_label"] == fields["server_label"])
+    listed = item["type"] == "mcp_list_tools" and item["server_label"] == fields["server_label"]
+    return bool(listed and item.get("error") is None)
 
 
 _LISTING = Listing(
@@ -166,7 +209,11 @@ def _finish(item: Item, result: ToolResult) -> str:
         return "response.mcp_call.completed"
     item["status"] = "failed"
     content = [{"type": "text", "text": result.error}]
-    item["error"] = {"type": "mcp_tool_execution_error", "content": content}
+    if result.source == "tool":
+        item["error"] = {"type": "mcp_tool_execution_error", "content": content}
+    else:
+        kind = "http_error" if result.source == "http" else "mcp_protocol_error"
+        item["error"] = {"type": kind, "code": result.code or 0, "message": result.error}
     return "response.mcp_call.failed"
 
 
@@ -175,8 +222,31 @@ def _repeatable(item: Item, registry: Registry) -> bool:
     return spec is not None and spec.idempotent
 
 
+def _is_held(item: Item, reach: Reach) -> bool:
+    return reach.has(item["server_label"])
+
+
+async def _run_elsewhere(item: Item, reach: Reach) -> ToolResult:
+    return await reach.call(item["server_label"], item["name"], item["arguments"], item["id"])
+
+
+def _repeatable_elsewhere(item: Item, reach: Reach) -> bool:
+    return reach.may_repeat(item["server_label"], item["name"])
+
+
+_ELSEWHERE = Elsewhere(
+    _is_elsewhere,
+    _offers_listed,
+    _listed,
+    failed=("response.mcp_list_tools.in_progress", "response.mcp_list_tools.failed"),
+    holds=_is_held,
+    run=_run_elsewhere,
+    repeatable=_repeatable_elsewhere,
+)
+
+
 def _say(item: Item, transcript: Transcript) -> None:
-    transcript.call(item["id"], item["name"], item["arguments"])
+    transcript.call(item["id"], transcript.name(item["server_label"], item["name"]), item["arguments"])
     transcript.answer(item["id"], _outcome(item))
 
 
@@ -241,10 +311,12 @@ ROWS = (
             Stream("arguments", "response.mcp_call_arguments"),
             opens=("response.mcp_call.in_progress",),
             offers=_offers,
-            takes=_takes,
             fields=_fields,
-            execution=Execution("calling", _run, _finish, _repeatable, listing=_LISTING),
+            execution=Execution(
+                "calling", _run, _finish, _repeatable, listing=_LISTING, elsewhere=_ELSEWHERE
+            ),
         ),
+        secrets=SECRETS,
     ),
     ItemType(
         "mcp_approval_request",

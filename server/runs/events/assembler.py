@@ -20,6 +20,7 @@ from server.items import (
     ArgumentReader,
     Call,
     Item,
+    Listing,
     Route,
     Tool,
     broken_in_a_row,
@@ -27,6 +28,7 @@ from server.items import (
     execution_of,
     is_running,
 )
+from tools import Listing as ServerListing
 from tools import ToolResult
 
 if TYPE_CHECKING:
@@ -185,6 +187,7 @@ class Assembler:
         opened.item = {"id": self._id(route.type), "type": route.type, "status": "in_progress"}
         opened.item |= route.fields
         opened.item |= call.opened(name, _call_id(self._secret, opened.index), arguments)
+        opened.item |= route.fields  # the name that the call has elsewhere may be another one
         self._add(opened, drafts)
         drafts += [opened.at(event) for event in call.opens]
 
@@ -195,7 +198,8 @@ class Assembler:
             return self._routes[name]
         # Where the server has tools of its own, it tells the model that there is none of this name.
         own = (route for route in self._routes.values() if ITEM_TYPES[route.type].execution is not None)
-        return next(own, CLIENT)
+        route = next(own, CLIENT)
+        return Route(route.type, {key: value for key, value in route.fields.items() if key != "name"})
 
     def _is_offered(self, name: str | None) -> bool:
         return self._routes is None or name is None or name in self._routes
@@ -222,17 +226,35 @@ class Assembler:
 
     def tools_listed(self, route: Route, functions: Sequence[Tool]) -> list[Draft]:
         """Drafts of a finished listing of the functions that lead to a route."""
-        drafts: list[Draft] = []
+        listing = self._listing(route)
+        return self._listed(listing, route, listing.filled(functions), listing.events)
+
+    def server_listed(self, route: Route, answer: ServerListing) -> list[Draft]:
+        """Drafts of the listing of another server's tools, by what the server answered."""
+        listing, execution = self._listing(route), ITEM_TYPES[route.type].execution
+        assert execution is not None and execution.elsewhere is not None, "other servers have such tools"
+        elsewhere = execution.elsewhere
+        events = listing.events if answer.error is None else elsewhere.failed
+        return self._listed(listing, route, elsewhere.listed(answer), events)
+
+    def _listing(self, route: Route) -> Listing:
         execution = ITEM_TYPES[route.type].execution
         assert execution is not None and execution.listing is not None, "only what has a listing is listed"
-        listing = execution.listing
+        return execution.listing
+
+    def _listed(self, listing: Listing, route: Route, filled: Item, events: Sequence[str]) -> list[Draft]:
+        drafts: list[Draft] = []
         self._close(drafts, "completed")
         item = {"id": self._id(listing.type), "type": listing.type, **listing.opened(route.fields)}
         opened = self._add(_Open(len(self.output), item), drafts)
-        item |= listing.filled(functions)
-        drafts += [opened.at(event) for event in listing.events]
+        item |= filled
+        drafts += [opened.at(event) for event in events]
         self._item_done(opened, drafts)
         return drafts
+
+    def lead(self, routes: Mapping[str, Route]) -> None:
+        """Where calls lead from now on, by the names of functions."""
+        self._routes = routes
 
     def call_finished(self, item_id: str, result: ToolResult) -> list[Draft]:
         """Drafts of the outcome of a call that this server has carried out."""

@@ -17,17 +17,27 @@ from typing import Any
 
 import orjson
 
-from engine import CallEnd, Chunk, ConstraintError, Done, EngineDead, EngineError, PromptTooLong, RequestError
+from engine import (
+    CallEnd,
+    Chunk,
+    ConstraintError,
+    Done,
+    EngineDead,
+    EngineError,
+    Prompt,
+    PromptTooLong,
+    RequestError,
+)
 from server.clock import now_us
-from server.errors import to_api_error
-from server.items import Item, Route, execution_of
+from server.errors import ApiError, to_api_error
+from server.items import Execution, Item, Route, execution_of
 from server.limits import Limiter
-from server.prompting import to_messages
+from server.prompting import Offer, to_messages
 from server.runs.events import Draft, Journal
 from server.runs.execution.recovery_probation import Probation
 from server.runs.execution.recovery_replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
-from server.runs.planning import spent, steps
+from server.runs.planning import drop_oldest, enforced, fit, spent, steps
 from server.telemetry import Asked, RequestRecord, Telemetry, current
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
@@ -86,6 +96,8 @@ class Loop:
             if isinstance(failure, ConstraintError):
                 error = run.plan.named(failure, run.functions)
             self.fail(run, error.message, code=_code(failure))
+        except ApiError as refusal:  # what a request said of tools that nobody knew when it came
+            self.fail(run, refusal.message, code="invalid_prompt")
         except RunLost as lost:  # deleted, or another's, before an engine was given it
             run.entry.lose(lost)
         except Diverged as why:
@@ -96,6 +108,8 @@ class Loop:
             self.fail(run, "The server had an error while processing the run.")
         finally:
             self._probation.leave(run)
+            if run.reach is not None:
+                await run.reach.close()
             if record.owned and self._telemetry.tracing is not None:
                 self._telemetry.tracing.left(record)
 
@@ -123,7 +137,8 @@ class Loop:
             )
             match step:
                 case steps.ListTools(routes):
-                    self._list_tools(run, routes)
+                    if not await self._list_tools(run, routes):
+                        return
                 case steps.Generate(generation, max_tokens):
                     await self._generate(run, generation, max_tokens)
                 case steps.CallTools(calls):
@@ -137,21 +152,42 @@ class Loop:
 
     # -- steps -----------------------------------------------------------------------------------------------
 
-    def _list_tools(self, run: Run, routes: Sequence[Route]) -> None:
+    async def _list_tools(self, run: Run, routes: Sequence[Route]) -> bool:
+        """List tools; False where a server could not be asked for its own, which ends the run."""
         for route in routes:
-            self._write(run, run.assembler.tools_listed(route, run.functions.of(route)))
+            if route not in run.functions.unlisted:
+                self._write(run, run.assembler.tools_listed(route, run.functions.of(route)))
+                continue
+            assert run.reach is not None, "tools of other servers are listed where these can be reached"
+            answer = await run.reach.list_tools(route.fields["server_label"])
+            self._write(run, run.assembler.server_listed(route, answer))
+            if answer.error is not None:
+                self.fail(run, answer.error)
+                return False
+        if run.functions.unlisted:
+            # Whoever takes the run over finds the same tools, among the same items.
+            items = [*run.functions.listings, *run.assembler.output]
+            known = await aside(in_large_request(), run.plan.functions, self._registry, items)
+            run.learn(await enforced(known, run.served, run.plan.owner))
+            run.first = None
         run.unlisted = ()
+        return True
 
     async def _generate(self, run: Run, generation: int, max_tokens: int | None) -> None:
         replay = None if run.unfinished is None else Replay(run.unfinished)
         output = run.assembler.output if replay is None else replay.assembler.output
         first_item = len(output)
         request, run.first = run.first, None
+        num_dropped = 0
         if request is None:
             large = in_large_request()
             offer = partial(run.plan.offer, run.functions, forced=generation == 0)
             offered = await aside(large, offer)
-            prompt = await run.plan.rendered(run.served, [*run.context, *output], offered)
+            if generation == 0 and replay is None:
+                prompt, num_dropped = await self._first_prompt(run, offered)
+            else:
+                items = [*run.context, *output]
+                prompt = await run.plan.rendered(run.served, items, offered, run.functions)
             try:
                 make = partial(run.plan.request, generation=generation, max_tokens=max_tokens)
                 request = await aside(large, make, run.served, prompt, offered)
@@ -166,6 +202,8 @@ class Loop:
         else:
             facts: dict[str, Any] = {"generation": generation, "first_item": first_item}
             facts |= {"input_tokens": len(request.prompt_ids), "cached_tokens": 0}
+            if num_dropped:
+                facts["num_dropped"] = num_dropped
             long = len(request.prompt_ids) > THREADED_TOKENS
             facts["prompt"] = await aside(long, fingerprint, request.prompt_ids)
             run.unlogged = Unlogged(generation, facts=facts)
@@ -175,7 +213,7 @@ class Loop:
             request,
             response_id=run.plan.response_id,
             conversation_id=run.plan.conversation_id,
-            messages=lambda: to_messages([*run.context, *output], run.plan.instructions),
+            messages=lambda: to_messages([*run.context, *output], run.plan.instructions, run.functions.names),
         )
         async with aclosing(self._telemetry.generate(asked, run.place)) as chunks:
             async for chunk in chunks:
@@ -187,6 +225,17 @@ class Loop:
                     self._write(run)
                     await self._journal.has_room(run.entry)
                     self._probation.look(run)
+
+    async def _first_prompt(self, run: Run, offered: Offer) -> tuple[Prompt, int]:
+        """The prompt of a run's first generation, where it was not made with the plan, and how many more of
+        the oldest items it leaves out than the plan does."""
+        output = run.assembler.output
+        items = [*run.context, *output]
+        num_dropped, prompt = await fit(
+            run.plan, run.served, items, offered, run.functions, kept=len(output) + 1
+        )
+        run.context = drop_oldest(run.context, num_dropped)
+        return prompt, num_dropped
 
     def _take(self, run: Run, chunk: Chunk, first_item: int) -> bool:
         """Take an engine chunk in; True when a record is to be made of what was taken since the last one."""
@@ -218,9 +267,8 @@ class Loop:
 
     async def _outcome(self, run: Run, call: Item) -> ToolResult:
         """Run a call, or say why not: it may have run before a crash, or a limit is reached."""
-        execution, limit = execution_of(call), run.plan.max_tool_calls
-        assert execution is not None, "the plan's steps run calls that this server carries out"
-        if call["id"] in run.uncertain and not execution.repeatable(call, self._registry):
+        limit = run.plan.max_tool_calls
+        if call["id"] in run.uncertain and not self._repeatable(run, call):
             return ToolResult(error=UNCERTAIN)
         if limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
             return ToolResult(error=f"This response may make no more than {limit} tool calls.")
@@ -228,14 +276,34 @@ class Loop:
             return ToolResult(error=refusal)
         tracing, name = self._telemetry.tracing, call.get("name") or call["type"]
         if tracing is None:
-            result = self._bounded(await execution.run(call, self._registry))
+            result = self._bounded(await self._carry_out(run, call))
         else:
             with tracing.tool(name, call["type"], call["id"], call.get("arguments", "")) as told:
-                result = self._bounded(await execution.run(call, self._registry))
+                result = self._bounded(await self._carry_out(run, call))
                 told(result.output, result.error)
         known = name if self._registry.get(name) is not None else call["type"]
         self._telemetry.tool_called(run.plan.model, known, "ok" if result.error is None else "error")
         return result
+
+    async def _carry_out(self, run: Run, call: Item) -> ToolResult:
+        execution = self._execution(call)
+        elsewhere = execution.elsewhere
+        if run.reach is not None and elsewhere is not None and elsewhere.holds(call, run.reach):
+            return await elsewhere.run(call, run.reach)
+        return await execution.run(call, self._registry)
+
+    def _repeatable(self, run: Run, call: Item) -> bool:
+        execution = self._execution(call)
+        elsewhere = execution.elsewhere
+        if run.reach is not None and elsewhere is not None and elsewhere.holds(call, run.reach):
+            return elsewhere.repeatable(call, run.reach)
+        return execution.repeatable(call, self._registry)
+
+    @staticmethod
+    def _execution(call: Item) -> Execution:
+        execution = execution_of(call)
+        assert execution is not None, "the plan's steps run calls that this server carries out"
+        return execution
 
     def _bounded(self, result: ToolResult) -> ToolResult:
         """What a tool said, unless that is larger than the operator takes."""
@@ -309,6 +377,8 @@ class Loop:
         if append and not run.plan.store:  # the conversation is the only store that these items have
             inputs, outputs = tuple(map(new_item, run.input)), tuple(map(new_item, run.assembler.output))
             finish = replace(finish, inputs=inputs, outputs=outputs)
+        if run.plan.secrets is not None:
+            finish = replace(finish, plan=replace(run.plan, secrets=None).dump())
         if run.plan.background:
             finish = replace(finish, notice=notice(run.plan.response_id, status, ended_at))
         self._journal.write(

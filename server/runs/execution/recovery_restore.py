@@ -13,11 +13,12 @@ import orjson
 from server.items import is_running
 from server.runs.events import Journal, fold
 from server.runs.execution.run import Run, Unfinished, assembler_of
-from server.runs.planning import Progress, RunPlan, drop_oldest, read_items, replayable
+from server.runs.planning import Progress, RunPlan, drop_oldest, enforced, read_items, replayable
 from storage import ECHO_MARK, Record, RunClaim
 
 if TYPE_CHECKING:
     from server.encrypted_reasoning import Sealing
+    from server.mcp_servers import Directory, Reach
     from server.model_registry import Models
     from server.runs.events import Feed
     from storage import Storage
@@ -35,6 +36,7 @@ class Restorer:
         journal: Journal,
         feed: Feed,
         registry: Registry,
+        directory: Directory,
     ) -> None:
         self._storage = storage
         self._models = models
@@ -42,6 +44,7 @@ class Restorer:
         self._journal = journal
         self._feed = feed
         self._registry = registry
+        self._directory = directory
 
     async def run(self, claim: RunClaim) -> Run:
         """A run that this process has claimed. Raises NotFound for a deleted one."""
@@ -57,15 +60,19 @@ class Restorer:
             owner, previous_response_id=response_id, as_of=plan.created_at, hidden=True
         )
         before = [e for e in history if not (e.response_id == response_id and e.direction == "out")]
-        context = drop_oldest(replayable(read_items(before), ()), plan.num_dropped)
         records = await self.records(response_id)
+        past = replayable(read_items(before), ())
+        context = drop_oldest(drop_oldest(past, plan.num_dropped), _num_dropped(records))
         output, unfinished = fold(_events(records))
         # A model that is served no more still has runs to end; whether one may go on is for its fingerprint
         # to say.
         served = self._models.get(plan.model if plan.model in self._models else None)
-        functions = plan.functions(self._registry)
+        functions = plan.functions(self._registry, [*past, *output])
+        functions = await enforced(functions, served, owner)
         seal = await self._sealing.seal(owner, plan.sealed_by)
         run = Run.of(plan, served, functions, context, seal, output, unfinished)
+        run.reach = await self._reach(plan)
+        run.learn(functions)
         run.queued = stored.status == "queued"
         run.progress = Progress.of((len(record.token_ids), record.facts) for record in records)
         if run.progress.ended is not None:
@@ -78,6 +85,11 @@ class Restorer:
         channel = self._feed.open(response_id, stored.echo, stored=True, next_seq=next_seq)
         run.entry = self._journal.resume(channel, fence, next_seq)
         return run
+
+    async def _reach(self, plan: RunPlan) -> Reach:
+        """The MCP servers of a plan."""
+        secrets = await self._sealing.opened_secrets(plan.owner, plan.response_id, plan.secrets)
+        return self._directory.reach(plan.tools, secrets, plan.owner)
 
     async def records(self, response_id: str) -> Sequence[Record]:
         """The whole log of a response."""
@@ -93,6 +105,11 @@ def _events(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
     for record in records:
         for event in record.events.split(b"\n"):
             yield orjson.loads(event.replace(b"," + ECHO_MARK, b""))
+
+
+def _num_dropped(records: Sequence[Record]) -> int:
+    """How many items the first prompt left out besides those that the plan does."""
+    return sum(_facts(record).get("num_dropped", 0) for record in records)
 
 
 def _facts(record: Record) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from storage import NewItem, Record, RunClaim
 
 if TYPE_CHECKING:
     from server.encrypted_reasoning import Seal
+    from server.mcp_servers import Reach
 
 
 @dataclass(slots=True)
@@ -77,6 +78,7 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     unlogged: Unlogged = field(default_factory=Unlogged)
     entry: RunLog = field(init=False)  # its place in the journal, given once it has one
+    reach: Reach | None = None  # the MCP servers of its tools
     place: Place | None = None  # in the engine's queue, from before its start until its task is over
     visit: Visit | None = None  # the request that waits for it, one of those at once until its task is over
     counted: int | None = None  # tokens that its limits have counted already; None: those of its charge
@@ -96,13 +98,20 @@ class Run:
     ) -> Run:  # fmt: skip
         """A run with what `fold` made of its events, if there are any, and no place in the journal yet."""
         assembler = assembler_of(plan, functions, seal, output, unfinished)
-        unlisted = _unlisted(functions.routes.values(), (*context, *output))
+        unlisted = (*_unlisted(functions.local, (*context, *output)), *functions.unlisted)
         return cls(plan, served, functions, assembler, context, unlisted=unlisted)
 
     @property
     def num_tokens(self) -> int:
         """Output tokens so far."""
         return self.progress.output_tokens + len(self.unlogged.token_ids)
+
+    def learn(self, functions: Functions) -> None:
+        """Go on with the tools of all servers that are known by now."""
+        self.functions = functions
+        self.assembler.lead(functions.routes)
+        if self.reach is not None:
+            functions.teach(self.reach)
 
     def take_unlogged(self) -> tuple[list[Draft], Tokens]:
         """What is not in the log yet, counted, for the record that is about to be written."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from server.runs.planning import steps
+from server.runs.planning.functions import Functions, enforced
 from server.runs.planning.history import Turn, drop_oldest, not_found, replayable
 from server.runs.planning.pasts import Pasts, read_items
-from server.runs.planning.plan import Functions, Planned, RunPlan, count_input, make_plan
+from server.runs.planning.plan import Planned, RunPlan, count_input, fit, make_plan
 from server.runs.planning.spending import spent, spent_so_far
 from server.runs.planning.steps import TERMINAL, Progress, pending_calls
 
@@ -19,6 +20,8 @@ __all__ = [
     "Turn",
     "count_input",
     "drop_oldest",
+    "enforced",
+    "fit",
     "make_plan",
     "not_found",
     "pending_calls",

@@ -11,13 +11,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from engine import ConstraintError, GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.errors import ApiError
-from server.items import ITEM_TYPES, Item, Route, Tool, type_of_calls
+from server.items import ITEM_TYPES, Item, Route, type_of_calls
 from server.limits import Charge
 from server.prompting import (
     Offer,
@@ -31,6 +32,7 @@ from server.prompting import (
     to_messages,
     words_of_field,
 )
+from server.runs.planning.functions import Functions, enforced, functions_of
 from server.runs.planning.history import Turn, drop_oldest, load_context
 from server.schema import SamplingFields, num_parts, refuse
 from server.telemetry import current
@@ -45,21 +47,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Functions:
-    """Flat tools that the model may be offered: functions, and customs that take a text.
-
-    routes: name -> where calls of it lead, for each of them.
-    """
-
-    tools: tuple[Tool, ...]
-    routes: Mapping[str, Route]
-
-    def of(self, route: Route) -> list[Tool]:
-        """The tools that lead to a route."""
-        return [tool for tool in self.tools if self.routes[tool["name"]] == route]
-
-
-@dataclass(frozen=True, slots=True)
 class RunPlan:
     """Everything a run needs besides items; stored at its start, so that a run is pinned to its inputs.
 
@@ -69,7 +56,8 @@ class RunPlan:
     answer: kind and source of the shape that an answer must have. sealed_by: what seals its reasoning, where
     that is wanted. key_id: of the API key that started it, None without one. trace: of the request that began
     it (`RequestRecord.dump`); None in plans of earlier versions. charge: what its start took of limits, None
-    where there are none.
+    where there are none. truncates: whether the oldest items may be left out. secrets: what its tools said
+    besides, sealed, as long as the run is not over.
     """
 
     response_id: str
@@ -106,6 +94,8 @@ class RunPlan:
     key_id: str | None = None
     trace: dict[str, str] | None = None
     charge: Charge | None = None
+    truncates: bool = False
+    secrets: str | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -124,28 +114,14 @@ class RunPlan:
         """Key of the ids of the output items."""
         return bytes.fromhex(self.secret)
 
-    def functions(self, registry: Registry) -> Functions:
-        """All functions and customs of the request's tools, those that this server runs last.
-
-        Raises ApiError 400 when two share a name, or when a tool asks for what this server has not.
-        """
-        clients: list[Tool] = []
-        own: list[Tool] = []
-        routes: dict[str, Route] = {}
-        for index, tool in enumerate(self.tools):
-            row = type_of_calls(tool["type"])
-            if row is None or row.call is None or not row.call.takes(tool):
-                continue
-            for function in row.call.offers(tool, registry, f"tools[{index}]"):
-                if function["name"] in routes:
-                    refuse("tools", f"Two tools are named {function['name']!r}.")
-                routes[function["name"]] = Route(row.type, row.call.fields(tool))
-                (clients if row.execution is None else own).append(function)
-        return Functions((*clients, *own), routes)
+    def functions(self, registry: Registry, items: Sequence[Item] = ()) -> Functions:
+        """All functions and customs of the request's tools; see `functions_of`."""
+        return functions_of(self.tools, registry, items)
 
     def offer(self, functions: Functions, *, forced: bool) -> Offer:
         """What the model is offered in a generation: a forced tool choice holds for the first one only."""
-        choice = _of_functions(self.tool_choice, functions)
+        # As long as a server has not listed its tools, nobody can say which of them are meant.
+        choice = "auto" if functions.unlisted else _of_functions(self.tool_choice, functions)
         if not forced and isinstance(choice, dict) and choice["type"] == "allowed_tools":
             choice = {**choice, "mode": "auto"}
         elif not forced and choice != "none":
@@ -158,15 +134,17 @@ class RunPlan:
         constraint = self.offer(functions, forced=True).constraint
         return naming_source(error, constraint, self.tools, self.answer_param)
 
-    async def rendered(self, served: ServedModel, context: Sequence[Item], offered: Offer) -> Prompt:
+    async def rendered(
+        self, served: ServedModel, context: Sequence[Item], offered: Offer, functions: Functions
+    ) -> Prompt:
         """A context as the model is shown it. Raises the engine's RequestErrors."""
         much = in_large_request() or num_parts(context) > THREADED_PARTS
-        return await served.engine.render(await aside(much, self._render_input, context, offered))
+        return await served.engine.render(await aside(much, self._render_input, context, offered, functions))
 
-    def _render_input(self, context: Sequence[Item], offered: Offer) -> RenderInput:
+    def _render_input(self, context: Sequence[Item], offered: Offer, functions: Functions) -> RenderInput:
         """The template's input for a context."""
         return RenderInput(
-            to_messages(context, self.instructions),
+            to_messages(context, self.instructions, functions.names),
             tools=offered.tools,
             template_kwargs=self.template_kwargs,
             effort=self.effort,
@@ -201,7 +179,8 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, with what was needed to make it and its first generation's request."""
+    """A plan, with what was needed to make it and its first generation's request. That is not what will be
+    asked as long as other servers have to list their tools, but it counts against limits."""
 
     plan: RunPlan
     functions: Functions
@@ -242,7 +221,7 @@ def _is_run_here(ref: Mapping[str, Any]) -> bool:
 
 def _means(ref: Mapping[str, Any], name: str, route: Route) -> bool:
     """Whether a tool choice refers to a function: it says nothing else than the function's calls do."""
-    said = {**route.fields, "name": name}
+    said = {"name": name, **route.fields}
     same = all(ref.get(key, value) == value for key, value in said.items())
     return same and ref["type"] in ITEM_TYPES[route.type].tools
 
@@ -272,12 +251,10 @@ async def make_plan(
     plan = _resolve(turn, tool_timeout_s)
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)
-    functions, offered = await aside(in_large_request(), _offered, plan, registry)
+    functions, offered = await _offered(plan, registry, context.items, served)
     await check(offered, served, plan.tools, request.shape_param, turn.principal.owner)
     with words_of_field("input"):
-        num_dropped, prompt = await fit(
-            plan, served, context.items, offered, truncate=request.truncation == "auto"
-        )
+        num_dropped, prompt = await fit(plan, served, context.items, offered, functions)
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=turn.principal.key_id)
 
     def finished() -> Planned:
@@ -297,16 +274,20 @@ async def count_input(turn: Turn, storage: Storage, registry: Registry) -> int:
     """How many prompt tokens a turn would have, through the same rendering. Raises ApiError 400/404."""
     context = await load_context(turn, storage)
     plan = _resolve(turn, tool_timeout_s=0.0)
-    _, offered = await aside(in_large_request(), _offered, plan, registry)
+    functions, offered = await _offered(plan, registry, context.items, turn.served)
     with words_of_field("input"):
-        prompt = await plan.rendered(turn.served, context.items, offered)
+        prompt = await plan.rendered(turn.served, context.items, offered, functions)
     return len(prompt.ids)
 
 
-def _offered(plan: RunPlan, registry: Registry) -> tuple[Functions, Offer]:
-    """All functions of a plan, and what of them the first generation is offered. Raises ApiError 400."""
-    functions = plan.functions(registry)
-    return functions, plan.offer(functions, forced=True)
+async def _offered(
+    plan: RunPlan, registry: Registry, items: Sequence[Item], served: ServedModel
+) -> tuple[Functions, Offer]:
+    """All functions of a plan that are known, and what of them the first generation is offered. Raises
+    ApiError 400."""
+    functions = await aside(in_large_request(), plan.functions, registry, items)
+    functions = await enforced(functions, served, plan.owner)
+    return functions, await aside(in_large_request(), partial(plan.offer, functions, forced=True))
 
 
 def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
@@ -351,12 +332,19 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         weight=turn.principal.service.weight,
         answer=None if request.shape is None else (request.shape.kind, request.shape.source),
         answer_param=request.shape_param,
+        truncates=request.truncation == "auto",
         trace=None if (record := current.get()) is None else record.dump(),
     )
 
 
 async def fit(
-    plan: RunPlan, served: ServedModel, context: Sequence[Item], offered: Offer, *, truncate: bool
+    plan: RunPlan,
+    served: ServedModel,
+    context: Sequence[Item],
+    offered: Offer,
+    functions: Functions,
+    *,
+    kept: int = 1,
 ) -> tuple[int, Prompt]:
     """How many of the oldest items must go for the prompt to fit, and the prompt.
 
@@ -367,9 +355,9 @@ async def fit(
 
     async def without(count: int) -> Prompt:
         kept = context if not count else await aside(in_large_request(), drop_oldest, context, count)
-        return await plan.rendered(served, kept, offered)
+        return await plan.rendered(served, kept, offered, functions)
 
-    if not truncate:
+    if not plan.truncates:
         prompt = await without(0)
         if len(prompt.ids) >= limit:
             raise PromptTooLong(len(prompt.ids), limit)
@@ -386,7 +374,7 @@ async def fit(
 
     if (whole := await fits(0)) is not None:
         return 0, whole
-    too_few, enough = 0, max(len(context) - 1, 0)  # the newest item always stays
+    too_few, enough = 0, max(len(context) - kept, 0)  # the newest items always stay
     fitting = await without(enough)
     if len(fitting.ids) >= limit:
         raise PromptTooLong(len(fitting.ids), limit)

@@ -114,12 +114,17 @@ async def test_models_and_tools_of_a_key(server_app: Running, client: httpx.Asyn
         assert "Missing scopes: model:antiphon-scripted." in refused.json()["error"]["message"]
     function = {"type": "function", "name": "f", "parameters": {}}
     builtin = {"type": "mcp", "server_label": "here", "server_url": "builtin:"}
-    remote = {**builtin, "server_url": "https://mcp.example.com"}  # it is echoed, never called
-    body = {"input": "say hi", "tools": [function, remote]}
+    body = {"input": "say hi", "tools": [function]}
     assert (await client.post("/v1/responses", json=body, headers=bound)).status_code == 200
-    refused = await client.post("/v1/responses", json={**body, "tools": [function, builtin]}, headers=bound)
-    assert refused.status_code == 403
-    assert "Missing scopes: tool:mcp:builtin." in refused.json()["error"]["message"]
+    for url, scope in (
+        ("builtin:", "builtin"),
+        ("builtin:desk", "builtin:desk"),
+        ("https://mcp.example.com", "mcp.example.com"),
+    ):
+        body["tools"] = [function, {**builtin, "server_url": url}]
+        refused = await client.post("/v1/responses", json=body, headers=bound)
+        assert refused.status_code == 403
+        assert f"Missing scopes: tool:mcp:{scope}." in refused.json()["error"]["message"]
 
 
 async def test_a_refused_repeat_shows_nothing(server_app: Running, client: httpx.AsyncClient) -> None:

@@ -246,7 +246,8 @@ def test_every_official_tool_is_taken_and_echoed() -> None:
     for tool in tools:
         wire.validate("Tool", tool)
     assert parse_tools(tools) == tools
-    unheard = [index for index, tool in enumerate(TOOLS) if tool["type"] not in ("function", "custom")]
+    offered = ("function", "custom", "mcp")
+    unheard = [index for index, tool in enumerate(TOOLS) if tool["type"] not in offered]
     assert unoffered(tools) == [f"tools[{index}]" for index in unheard]
 
 
@@ -277,13 +278,16 @@ def test_another_version_of_a_known_tool_passes_and_is_named() -> None:
     assert unoffered([FUNCTION, later]) == ["tools[1]"]
 
 
-def test_mcp_keeps_no_credentials_and_knows_the_builtin_server() -> None:
+def test_mcp_keeps_no_credentials() -> None:
     builtin = {"type": "mcp", "server_label": "antiphon", "server_url": "builtin:"}
     remote = {"type": "mcp", "server_label": "s", "server_url": "https://x", "authorization": "secret"}
-    tools = parse_tools([builtin, {**remote, "headers": {"x-key": "secret"}}])
-    assert [is_offered(tool) for tool in tools] == [True, False]
+    given = [builtin, {**remote, "headers": {"x-key": "secret"}}]
+    tools = parse_tools(given)
+    assert [is_offered(tool) for tool in tools] == [True, True]
     assert "secret" not in str(tools)
-    assert unoffered(tools) == ["tools[1]"]
+    request = parse_create({"input": "x", "tools": given})
+    assert '"secret"' not in repr(request) and "'secret'" not in repr(request)
+    assert request.secrets == {"1": {"authorization": "secret", "headers": {"x-key": "secret"}}}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -14,6 +15,7 @@ from engine import Prompt, PromptTooLong, RenderInput, ScriptedEngine, Shape
 from server.errors import ApiError
 from server.model_registry import Models
 from server.prompting.tool_offer import Offer
+from server.runs.planning.functions import Functions
 from server.runs.planning.history import check_calls, drop_oldest, replayable
 from server.runs.planning.pasts import read_items
 from server.runs.planning.plan import RunPlan, fit
@@ -142,7 +144,8 @@ async def fitted(sizes: Sequence[int], limit: int, *, truncate: bool) -> tuple[i
     models = Models()
     models.add(engine)
     items = [user(size) for size in sizes]
-    dropped, prompt = await fit(PLAN, models.get(None), items, Offer(), truncate=truncate)
+    plan = replace(PLAN, truncates=truncate)
+    dropped, prompt = await fit(plan, models.get(None), items, Offer(), Functions((), {}))
     return dropped, len(prompt.ids), engine.renders
 
 

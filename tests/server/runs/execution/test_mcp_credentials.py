@@ -1,0 +1,137 @@
+"""Credentials for MCP servers: sent to the server, sealed while the run needs them, and nowhere after its
+end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from engine import ScriptedEngine
+from server.config import ConfigError, load
+from server.runs.planning import RunPlan
+from tests.server.runs.execution.test_mcp_servers import DESK, LOOK_UP, settings
+from tests.support.mcp_servers import Seen, mcp_server
+from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.talk import Api
+
+TOKEN = "tk-0123456789abcdef"
+KEY = "hk-fedcba9876543210"
+SECRET = {**DESK, "authorization": TOKEN, "headers": {"X-Desk-Key": KEY}}
+
+
+async def plan(server: Running, response_id: str) -> RunPlan:
+    stored = await server.context.storage.get_response("local", response_id)
+    return RunPlan.load(stored.plan)
+
+
+def written(folder: Path) -> bytes:
+    """All that lies in the database and beside it."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert any(file.name == "antiphon.db" for file in files)
+    return b"".join(file.read_bytes() for file in files)
+
+
+async def test_credentials_are_sent_and_left_nowhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Seen()
+    caplog.set_level("DEBUG")
+    async with (
+        mcp_server(seen) as url,
+        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        stream = await Api(client).stream(LOOK_UP, tools=[SECRET])
+        response_id = stream.response["id"]
+        kept = await plan(server, response_id)
+        found = [written(tmp_path), stream.raw, (await client.get(f"/v1/responses/{response_id}")).content]
+    assert {(each["authorization"], each["x-desk-key"]) for each in seen.headers} == {
+        (f"Bearer {TOKEN}", KEY)
+    }
+    assert stream.response["tools"] == [DESK]
+    assert kept.secrets is None
+    for text in (*found, written(tmp_path), caplog.text.encode()):
+        assert TOKEN.encode() not in text and KEY.encode() not in text
+
+
+async def test_credentials_outlive_the_process_sealed_to_their_run(tmp_path: Path) -> None:
+    seen = Seen()
+    async with mcp_server(seen) as url:
+        known = settings(desk={"url": url})
+        async with live_app(tmp_path, **known) as server, http_client(server) as client:
+            body = {"input": "call hold {}", "tools": [SECRET], "background": True}
+            begun = (await client.post("/v1/responses", json=body)).json()
+            await asyncio.wait_for(seen.held.wait(), 20)
+            held = await plan(server, begun["id"])
+            sealing = server.context.sealing
+            opened = await sealing.opened_secrets("local", begun["id"], held.secrets)
+            elsewhere = [
+                await sealing.opened_secrets("other", begun["id"], held.secrets),
+                await sealing.opened_secrets("local", "resp_other", held.secrets),
+            ]
+            assert TOKEN.encode() not in written(tmp_path)
+            await server.context.runs.drain(0.0)
+        assert opened == {"0": {"authorization": TOKEN, "headers": {"X-Desk-Key": KEY}}}
+        assert elsewhere == [{}, {}]
+        num_before = len(seen.headers)
+        async with running_app(tmp_path, ScriptedEngine(), **known) as server, http_client(server) as client:
+            ended = await Api(client).ended(begun["id"])
+            assert (await plan(server, begun["id"])).secrets is None
+            again = await Api(client).create(LOOK_UP, tools=[SECRET], previous_response_id=begun["id"])
+    assert ended["status"] == "completed"
+    assert again["output"][0]["output"] == "home means much"
+    assert {each["authorization"] for each in seen.headers[num_before:]} == {f"Bearer {TOKEN}"}
+    assert TOKEN.encode() not in written(tmp_path)
+
+
+async def test_what_the_operator_configured_holds(tmp_path: Path) -> None:
+    seen = Seen()
+    (tmp_path / "token").write_text("from-a-file\n")
+    (tmp_path / "antiphon.toml").write_text(
+        "[mcp.servers.desk]\n"
+        'url = "http://127.0.0.1:9/mcp"\n'
+        f'token = {{ file = "{tmp_path / "token"}" }}\n'
+        'headers = { X-Desk-Key = { env = "DESK_KEY" } }\n'
+    )
+    loaded = load({"data": tmp_path}, {"DESK_KEY": "from-a-variable"}).config
+    assert "from-a" not in repr(loaded)
+    async with mcp_server(seen) as url:
+        desk = loaded.mcp.servers["desk"].model_copy(update={"url": url})
+        mcp = loaded.mcp.model_copy(update={"servers": {"desk": desk}})
+        async with running_app(tmp_path, mcp=mcp) as server, http_client(server) as client:
+            await Api(client).create(LOOK_UP, tools=[SECRET])
+    assert {(each["authorization"], each["x-desk-key"]) for each in seen.headers} == {
+        ("Bearer from-a-file", "from-a-variable")
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("[mcp.servers.desk]\n", "mcp.servers.desk: give exactly one of url and command"),
+        ('[mcp.servers.desk]\nurl = "desk"', "mcp.servers.desk.url: 'desk' is no address"),
+        ('[mcp.servers."a b"]\nurl = "http://x"', "is no name"),
+        ('[mcp.servers.desk]\nurl = "http://x"\ntoken = { env = "NONE" }', "no variable 'NONE'"),
+        ('[mcp.servers.desk]\nurl = "http://x"\ntoken = { file = "/none" }', "mcp.servers.desk.token: "),
+        ('[mcp.servers.desk]\ncommand = ["x"]\ntoken = "y"', "headers and token are for a url"),
+        ('[mcp.servers.desk]\nurl = "http://x"\ncolour = 1', "mcp.servers.desk.colour: "),
+        ('[mcp.servers.desk]\nurl = "http://x"\nconnector = "x"', "mcp.servers.desk.connector: "),
+        ("mcp = 1", "mcp: "),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(tmp_path: Path, table: str, told: str) -> None:
+    (tmp_path / "antiphon.toml").write_text(table)
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load({"data": tmp_path}, {})
+
+
+async def test_credentials_for_the_builtin_tools_are_named_as_ignored(client: httpx.AsyncClient) -> None:
+    tool = {**SECRET, "server_url": "builtin:"}
+    reply = await client.post("/v1/responses", json={"input": "say hi", "tools": [tool]})
+    assert reply.headers["x-antiphon-ignored"] == "tools[0].authorization,tools[0].headers"
+    assert TOKEN.encode() not in orjson.dumps(reply.json())

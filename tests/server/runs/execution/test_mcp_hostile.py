@@ -1,0 +1,213 @@
+"""MCP servers that a request names: only where the operator lets it, and whatever they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tests.support.mcp_servers import Seen, mcp_server, serving
+from tests.support.running import http_client, running_app
+from tests.support.talk import Api
+from tests.support.wire import Json
+from tools.mcp import connections
+from tools.mcp.arguments import read_arguments
+from tools.spec import ToolError
+
+TOOL: Json = {
+    "name": "look",
+    "description": "Looks\x1b[31m\x00 around",
+    "inputSchema": {"type": "object", "properties": {}},
+}
+Answer = Callable[[Json], Awaitable[Response] | Response]
+
+
+def remote(url: str) -> Json:
+    return {"type": "mcp", "server_label": "theirs", "server_url": url, "require_approval": "never"}
+
+
+def rogue(**answers: Any) -> Starlette:
+    """A server of the handshake era, each of whose methods answers with a result, or with a response that is
+    made for its message."""
+
+    async def post(request: Request) -> Response:
+        message = await request.json()
+        method = message.get("method", "").replace("/", "_")
+        if "id" not in message:
+            return Response(status_code=202)
+        if method == "initialize" and method not in answers:
+            server = {"name": "rogue", "version": "1"}
+            result: Any = {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": server,
+            }
+        elif method not in answers:
+            error = {"code": -32601, "message": "unknown"}
+            return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        else:
+            result = answers[method]
+        if callable(result):
+            made: Response = result(message)
+            return made
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    return Starlette(routes=[Route("/mcp", post, methods=["POST"])])
+
+
+async def asked(folder: Path, app: Any, said: str = "call look {}", **settings: Any) -> Json:
+    """What a server answers to a request that names this one."""
+    async with (
+        serving(app) as url,
+        running_app(folder, egress_allow=(url.removeprefix("http://"),), **settings) as server,
+        http_client(server) as client,
+    ):
+        return (await Api(client).stream(said, tools=[remote(f"{url}/mcp")])).response
+
+
+async def test_a_server_that_a_request_names_is_reached_where_the_operator_lets_it(tmp_path: Path) -> None:
+    async with mcp_server(Seen()) as url:
+        place = url.removeprefix("http://").removesuffix("/mcp")
+        async with (
+            running_app(tmp_path, egress_allow=(place,)) as server,
+            http_client(server) as client,
+        ):
+            response = await Api(client).create('call look_up {"word": "home"}', tools=[remote(url)])
+            elsewhere = remote("http://127.0.0.2:1/mcp")
+            refused = await client.post("/v1/responses", json={"input": "hi", "tools": [elsewhere]})
+    assert response["output"][1]["output"] == "home means much"
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools[0].server_url")
+
+
+def large(message: Json) -> Response:
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"' % message["id"]
+        for _ in range(1024):
+            yield b"a" * (1 << 20)
+            await asyncio.sleep(0)  # which is where it ends when nobody reads
+
+    return StreamingResponse(body(), media_type="application/json")
+
+
+def endless(message: Json) -> Response:
+    async def body() -> AsyncIterator[bytes]:
+        notice = {
+            "jsonrpc": "2.0",
+            "method": "notifications/message",
+            "params": {"level": "info", "data": "x"},
+        }
+        while True:
+            yield b"event: message\ndata: %b\n\n" % json.dumps(notice).encode()
+            await asyncio.sleep(0.01)
+
+    return StreamingResponse(body(), media_type="text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        pytest.param(large, "larger than", id="a gigabyte"),
+        pytest.param(endless, "in time", id="endless events"),
+        pytest.param(lambda _: Response("no", 503), "HTTP status 503", id="an error"),
+        pytest.param(lambda _: RedirectResponse("http://127.0.0.1:1/x", 307), "307", id="a redirect inward"),
+        pytest.param(lambda _: Response("<html>", media_type="text/html"), "content type", id="no MCP"),
+        pytest.param({"content": "no list"}, "understood", id="no result"),
+        pytest.param({"content": [], "isError": True}, "did not say why", id="an empty error"),
+    ],
+)
+async def test_a_call_ends_whatever_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, told: str
+) -> None:
+    monkeypatch.setattr(connections, "CALL_S", 2.0)
+    response = await asked(tmp_path, rogue(tools_list={"tools": [TOOL]}, tools_call=answer))
+    listing, made, *_ = response["output"]
+    assert (response["status"], made["status"], made["output"]) == ("completed", "failed", None)
+    assert told in json.dumps(made["error"])
+    assert listing["tools"][0]["description"] == "Looks [31m  around"
+
+
+def tools(count: int) -> Json:
+    return {"tools": [{**TOOL, "name": f"look_{number}"} for number in range(count)]}
+
+
+def pages(message: Json) -> Response:
+    result = {**tools(1), "nextCursor": "more"}
+    return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        pytest.param({"tools_list": tools(10_000)}, "more than 1000 tools", id="10,000 tools"),
+        pytest.param({"tools_list": pages}, "more than 100 pages", id="endless pages"),
+        pytest.param(
+            {"tools_list": {"tools": [{**TOOL, "description": "x" * (2 << 20)}]}}, "bytes", id="2 MiB"
+        ),
+        pytest.param({"tools_list": large}, "larger than", id="a gigabyte"),
+        pytest.param({"tools_list": endless}, "in time", id="endless events"),
+        pytest.param({"tools_list": {"tools": 7}}, "understood", id="no list"),
+        pytest.param({"initialize": lambda _: Response("", 401)}, "401", id="no credentials"),
+        pytest.param(
+            {"initialize": lambda _: RedirectResponse("http://127.0.0.1:1/x", 307)},
+            "could not",
+            id="a redirect",
+        ),
+    ],
+)
+async def test_a_listing_fails_whatever_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Json, told: str
+) -> None:
+    monkeypatch.setattr(connections, "CONNECT_S", 3.0)
+    response = await asked(tmp_path, rogue(**answers))
+    assert response["status"] == "failed"
+    assert told in response["output"][0]["error"] == response["error"]["message"]
+
+
+async def test_tools_whose_names_are_none_are_left_out(tmp_path: Path) -> None:
+    odd = [{**TOOL, "name": name} for name in ("a\x1b[31mb", "", "a b", "x" * 200, "look\n", "<|im_end|>")]
+    result = {"content": [{"type": "text", "text": "seen"}]}
+    response = await asked(tmp_path, rogue(tools_list={"tools": [*odd, TOOL]}, tools_call=result))
+    assert [tool["name"] for tool in response["output"][0]["tools"]] == ["look"]
+    assert response["output"][1]["output"] == "seen"
+
+
+def doubled(number: int) -> Json:
+    """A schema that is twice another one."""
+    return {"allOf": [{"$ref": f"#/$defs/a{number}"}] * 2}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "string", "pattern": "(a+)+$"}}},
+        {"patternProperties": {"(a+)+$": {}}, "additionalProperties": False},
+        {"$ref": "#/$defs/a0", "$defs": {f"a{n}": doubled(n + 1) for n in range(60)} | {"a60": {}}},
+        {"$ref": "http://127.0.0.1:1/schema"},
+        {"$ref": "#"},
+        {"type": 7, "properties": 3},
+        {"properties": {"a": {"type": "teapot"}}},
+    ],
+)
+def test_a_check_of_arguments_ends_whatever_the_schema_says(schema: Json) -> None:
+    given = {"a": f"{'a' * 60}!", f"{'a' * 60}!": 1}
+    assert read_arguments(schema, json.dumps(given)) == given
+
+
+def test_arguments_that_do_not_fit_are_told() -> None:
+    schema = {"properties": {"a": {"type": "array", "items": {"enum": [1, 2]}}}, "required": ["b"]}
+    with pytest.raises(ToolError, match=r"'b' is a required property"):
+        read_arguments(schema, '{"a": [1]}')
+    with pytest.raises(ToolError, match=r"at \['a'\]\[1\]: 3 is not one of"):
+        read_arguments(schema, '{"a": [1, 3], "b": 1}')
+    with pytest.raises(ToolError, match="not valid JSON"):
+        read_arguments(schema, "{")
+    with pytest.raises(ToolError, match="object"):
+        read_arguments(schema, "[]")

@@ -1,0 +1,305 @@
+"""Tools of MCP servers elsewhere: the SDK's own server on loopback, over every transport."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import ScriptedEngine
+from server.mcp_servers import read_mcp_settings
+from tests.support.mcp_servers import Kind, Seen, mcp_server, stdio_command
+from tests.support.running import http_client, live_app, running_app
+from tests.support.talk import BUILTIN, WEATHER, Api, loose, prompts, text
+from tests.support.wire import Json
+
+DESK: Json = {
+    "type": "mcp",
+    "server_label": "desk",
+    "server_url": "builtin:desk",
+    "require_approval": "never",
+}
+LOOK_UP = 'call look_up {"word": "home"}'
+
+
+def settings(**servers: Mapping[str, Any]) -> dict[str, Any]:
+    """The setting that has these servers."""
+    return {"mcp": read_mcp_settings({"servers": servers}, {})}
+
+
+def kinds(response: Json) -> list[str]:
+    return [item["type"] for item in response["output"]]
+
+
+@pytest.mark.parametrize("kind", ["http", "sse"])
+async def test_a_server_is_listed_once_and_its_tools_are_called(tmp_path: Path, kind: Kind) -> None:
+    seen = Seen()
+    async with (
+        mcp_server(seen, kind) as url,
+        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        stream = await api.stream(LOOK_UP, tools=[DESK])
+        again = await api.create(
+            'call files_list {}\ncall book {"room": 12}',
+            tools=[DESK],
+            previous_response_id=stream.response["id"],
+        )
+        assert await api.ended(stream.response["id"]) == stream.response
+    listing, made, _ = stream.response["output"]
+    assert (listing["type"], listing["server_label"], listing["error"]) == ("mcp_list_tools", "desk", None)
+    names = [tool["name"] for tool in listing["tools"]]
+    assert names == ["look_up", "book", "files.list", "picture", "hold"]
+    assert listing["tools"][0]["annotations"]["readOnlyHint"] is True
+    assert (made["name"], made["status"], made["output"]) == ("look_up", "completed", "home means much")
+    assert json.loads(made["arguments"]) == {"word": "home"}
+    assert [t for t in stream.types if t.startswith("mcp_")] == [
+        "mcp_list_tools.in_progress",
+        "mcp_list_tools.completed",
+        "mcp_call.in_progress",
+        *[t for t in stream.types if t == "mcp_call_arguments.delta"],
+        "mcp_call_arguments.done",
+        "mcp_call.completed",
+    ]
+    assert text(stream.response) == "The tool said: home means much"
+    assert kinds(again) == ["mcp_call", "mcp_call", "message"], "it is listed once in a conversation"
+    files, booked = again["output"][:2]
+    assert (files["name"], files["output"]) == ("files.list", "a.txt")
+    assert (booked["status"], booked["error"]["type"]) == ("failed", "mcp_tool_execution_error")
+    assert seen.called == ["look_up", "files.list", "book"]
+    assert seen.metas[0]["antiphon/call"] == made["id"]
+
+
+async def test_a_program_is_a_server_over_its_standard_streams(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    desk = {"command": stdio_command(log), "env": {"DESK": "seven"}}
+    async with running_app(tmp_path, **settings(desk=desk)) as server, http_client(server) as client:
+        response = await Api(client).create('call append {"line": "hello"}', tools=[DESK])
+    assert response["output"][1]["output"] == "hello seven"
+    assert log.read_text() == "hello\n"
+
+
+async def test_what_does_not_fit_a_schema_is_told_and_never_sent(tmp_path: Path) -> None:
+    seen, engine = Seen(), loose()
+    async with (
+        mcp_server(seen) as url,
+        running_app(tmp_path, engine, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        response = await Api(client).create('call book {"room": "three"}', tools=[DESK])
+    made = response["output"][1]
+    assert (made["status"], seen.called) == ("failed", [])
+    assert "is not of type 'integer'" in made["error"]["content"][0]["text"]
+    assert "is not of type 'integer'" in prompts(engine)[-1]
+
+
+async def test_arguments_are_under_the_grammar_where_the_engine_takes_the_schema(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with (
+        mcp_server(Seen()) as url,
+        running_app(tmp_path, engine, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        await Api(client).create("say hi", tools=[DESK])
+    constraint = engine.requests[-1].constraint
+    assert constraint is not None
+    schemas = {shape.name: json.loads(shape.parameters) for shape in constraint.tools}
+    assert schemas["book"]["required"] == ["room"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "offered"),
+    [
+        (["book"], {"book"}),
+        ({"tool_names": ["book", "look_up"]}, {"book", "look_up"}),
+        ({"read_only": True}, {"look_up"}),
+        ({"read_only": False, "tool_names": ["book", "look_up"]}, {"book"}),
+    ],
+)
+async def test_allowed_tools(tmp_path: Path, allowed: Any, offered: set[str]) -> None:
+    engine = ScriptedEngine()
+    async with (
+        mcp_server(Seen()) as url,
+        running_app(tmp_path, engine, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        await Api(client).create("say hi", tools=[{**DESK, "allowed_tools": allowed}])
+    constraint = engine.requests[-1].constraint
+    assert constraint is not None
+    assert {shape.name for shape in constraint.tools} == offered
+
+
+async def test_names_that_collide_are_told_apart(tmp_path: Path) -> None:
+    """A client's function keeps its name; the second server's tools are shown with its label."""
+    seen, other = Seen(), Seen()
+    mine = {**WEATHER, "name": "book"}
+    second = {**DESK, "server_label": "other", "server_url": "builtin:other"}
+    async with (
+        mcp_server(seen) as url,
+        mcp_server(other) as other_url,
+        running_app(tmp_path, **settings(desk={"url": url}, other={"url": other_url})) as server,
+        http_client(server) as client,
+    ):
+        asked = f'{LOOK_UP}\ncall other__look_up {{"word": "away"}}\ncall desk__book {{"room": 1}}'
+        response = await Api(client).create(asked, tools=[DESK, second, mine])
+    made = [(item["server_label"], item["name"], item["output"]) for item in response["output"][2:5]]
+    assert made == [
+        ("desk", "look_up", "home means much"),
+        ("other", "look_up", "away means much"),
+        ("desk", "book", "booked 1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"type": "mcp", "server_label": "desk"}, {"type": "mcp", "server_label": "desk", "name": "files.list"}],
+)
+async def test_a_server_can_be_forced_before_it_was_listed(tmp_path: Path, choice: Json) -> None:
+    async with (
+        mcp_server(seen := Seen()) as url,
+        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        response = await Api(client).create("call files_list {}", tools=[DESK], tool_choice=choice)
+        none = {"type": "mcp", "server_label": "desk", "name": "nothing"}
+        failed = await Api(client).create("say hi", tools=[DESK], tool_choice=none)
+    assert seen.called == ["files.list"] and response["status"] == "completed"
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_prompt")
+    assert "was not found" in failed["error"]["message"]
+
+
+async def test_a_server_that_cannot_be_reached_fails_the_response(tmp_path: Path) -> None:
+    nobody = {"url": "http://127.0.0.1:9/mcp"}
+    async with running_app(tmp_path, **settings(desk=nobody)) as server, http_client(server) as client:
+        stream = await Api(client).stream(LOOK_UP, tools=[DESK])
+        refused = await client.post("/v1/responses", json={"input": LOOK_UP, "tools": [DESK]})
+    [listing] = stream.response["output"]
+    assert stream.types[-4:] == [
+        "mcp_list_tools.in_progress",
+        "mcp_list_tools.failed",
+        "output_item.done",
+        "failed",
+    ]
+    assert "could not be reached" in listing["error"] and listing["tools"] == []
+    assert stream.response["error"]["message"] == listing["error"]
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"]) == (424, "external_connector_error")
+    assert "'desk'" in error["message"] and refused.headers["x-should-retry"] == "false"
+
+
+async def test_after_a_failed_listing_the_server_is_asked_again(tmp_path: Path) -> None:
+    seen = Seen()
+    async with mcp_server(seen) as url:
+        port = int(url.split(":")[2].split("/")[0])
+    nobody = settings(desk={"url": f"http://127.0.0.1:{port}/mcp"})
+    async with running_app(tmp_path, **nobody) as server, http_client(server) as client:
+        conversation = await Api(client).conversation()
+        failed = await Api(client).stream("say hi", tools=[DESK], conversation=conversation)
+    async with (
+        mcp_server(seen) as url,
+        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        response = await Api(client).create(LOOK_UP, tools=[DESK], conversation=conversation)
+    assert failed.response["status"] == "failed"
+    assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
+
+
+@pytest.mark.parametrize(
+    ("offered", "param", "told"),
+    [
+        ([{**DESK, "server_url": "https://mcp.example/mcp"}], "tools[0].server_url", "--egress-allow"),
+        ([{**DESK, "server_url": "builtin:shop"}], "tools[0].server_url", "[mcp.servers.shop]"),
+        ([{**DESK, "server_url": "builtin:theirs"}], "tools[0].server_url", "There are: desk."),
+        ([{**DESK, "server_url": "ftp://x/y"}], "tools[0].server_url", "http(s)://"),
+        ([BUILTIN, {**DESK, "server_label": "antiphon"}], "tools[1].server_label", "labelled"),
+        ([{**DESK, "headers": {"Host": "x"}}], "tools[0].headers", "'Host'"),
+        ([{**DESK, "headers": {"x": "a\nb"}}], "tools[0].headers", "printable"),
+        ([{**DESK, "allowed_tools": 7}], "tools[0].allowed_tools", ""),
+        (
+            [{"type": "mcp", "server_label": "m", "connector_id": "connector_gmail"}],
+            "tools[0].connector_id",
+            'connector = "connector_gmail"',
+        ),
+        (
+            [{"type": "mcp", "server_label": "m", "tunnel_id": f"tunnel_{'a' * 32}"}],
+            "tools[0].tunnel_id",
+            "no tunnels",
+        ),
+    ],
+)
+async def test_what_cannot_be_reached_is_refused(
+    tmp_path: Path, offered: list[Json], param: str, told: str
+) -> None:
+    nobody = {"url": "http://127.0.0.1:9/mcp"}
+    known = settings(desk=nobody, theirs={**nobody, "owners": ["somebody-else"]})
+    async with running_app(tmp_path, **known) as server, http_client(server) as client:
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            reply = await client.post(path, json={"input": "say hi", "tools": offered})
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+            assert told in reply.json()["error"]["message"]
+
+
+async def test_a_connector_is_what_the_operator_makes_it(tmp_path: Path) -> None:
+    tool = {
+        "type": "mcp",
+        "server_label": "mail",
+        "connector_id": "connector_gmail",
+        "require_approval": "never",
+    }
+    async with (
+        mcp_server(Seen()) as url,
+        running_app(tmp_path, **settings(desk={"url": url, "connector": "connector_gmail"})) as server,
+        http_client(server) as client,
+    ):
+        response = await Api(client).create(LOOK_UP, tools=[tool])
+    assert response["output"][1]["output"] == "home means much"
+
+
+async def test_a_cancelled_response_cancels_its_call(tmp_path: Path) -> None:
+    seen = Seen()
+    async with (
+        mcp_server(seen) as url,
+        live_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        body = {"input": "call hold {}", "tools": [DESK], "background": True}
+        begun = (await client.post("/v1/responses", json=body)).json()
+        await asyncio.wait_for(seen.held.wait(), 20)
+        ended = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
+        await asyncio.wait_for(seen.cancelled.wait(), 20)
+    assert ended["status"] == "cancelled"
+    assert ended["output"][1]["error"]["content"][0]["text"] == "The response ended before the tool did."
+
+
+async def test_a_limit_of_time_begins_anew_with_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tools.mcp import connections
+
+    monkeypatch.setattr(connections, "CALL_S", 1.0)
+    async with (
+        mcp_server(Seen()) as url,
+        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        asked = 'call hold {"seconds": 2.4, "steps": 6}\ncall hold {"seconds": 30, "steps": 1}'
+        response = await Api(client).create(asked, tools=[DESK])
+    lively, silent = response["output"][1:3]
+    assert lively["output"] == "held"
+    assert silent["error"] == {"type": "http_error", "code": 504, "message": "it did not answer in time"}
+
+
+async def test_input_tokens_are_counted_without_asking_a_server(tmp_path: Path) -> None:
+    async with (
+        mcp_server(seen := Seen()) as url,
+        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        reply = await client.post("/v1/responses/input_tokens", json={"input": "hi", "tools": [DESK]})
+    assert reply.status_code == 200 and seen.headers == []

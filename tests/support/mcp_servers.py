@@ -1,0 +1,121 @@
+"""MCP servers on loopback for tests: the SDK's own over every transport, which count what is asked of
+them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import uvicorn
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.types import ImageContent, ToolAnnotations
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+Kind = Literal["http", "sse"]
+
+
+@dataclass
+class Seen:
+    """What a server was asked. asked: methods of the protocol, in order, where they could be read."""
+
+    asked: list[str] = field(default_factory=list)
+    called: list[str] = field(default_factory=list)
+    metas: list[Any] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    held: asyncio.Event = field(default_factory=asyncio.Event)  # set when `hold` has begun
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # set when `hold` was cancelled
+
+
+def make_server(seen: Seen) -> MCPServer:
+    """A server with tools of every sort."""
+    server = MCPServer("desk")
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True))
+    def look_up(word: str, ctx: Context[Any, Any]) -> str:
+        """Look up a word."""
+        seen.called.append("look_up")
+        seen.metas.append(ctx.request_context.meta)
+        return f"{word} means much"
+
+    @server.tool()
+    def book(room: int) -> str:
+        """Book a room."""
+        seen.called.append("book")
+        if room > 9:
+            raise ValueError(f"there is no room {room}")
+        return f"booked {room}"
+
+    @server.tool(name="files.list")
+    def list_files() -> str:
+        """List files."""
+        seen.called.append("files.list")
+        return "a.txt"
+
+    @server.tool()
+    def picture() -> ImageContent:
+        """Draw a picture."""
+        return ImageContent(type="image", data="A" * 4000, mime_type="image/png")
+
+    @server.tool()
+    async def hold(seconds: float = 3600.0, steps: int = 1, ctx: Context[Any, Any] | None = None) -> str:
+        """Take a while, with notices of progress."""
+        seen.called.append("hold")
+        seen.held.set()
+        try:
+            for step in range(steps):
+                await asyncio.sleep(seconds / steps)
+                if ctx is not None:
+                    await ctx.report_progress(step, steps)
+        except asyncio.CancelledError:
+            seen.cancelled.set()
+            raise
+        return "held"
+
+    return server
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[str]:
+    """An ASGI application on a free port of loopback; yields its address, without a slash."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # which gets TCP_NODELAY
+    sock.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+        sock.close()
+
+
+def noting(app: ASGIApp, seen: Seen) -> ASGIApp:
+    """The same application; the headers of its requests are kept."""
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            seen.headers.append({key.decode(): value.decode() for key, value in scope["headers"]})
+        await app(scope, receive, send)
+
+    return asked
+
+
+@asynccontextmanager
+async def mcp_server(seen: Seen, kind: Kind = "http", **options: Any) -> AsyncIterator[str]:
+    """The server over one of the transports; yields the URL to give to clients."""
+    server = make_server(seen)
+    app = server.streamable_http_app(**options) if kind == "http" else server.sse_app(**options)
+    async with serving(noting(app, seen)) as url:
+        yield f"{url}/mcp" if kind == "http" else f"{url}/sse"
+
+
+def stdio_command(log: Path) -> tuple[str, ...]:
+    """A command that is the server over its standard streams; what is called is appended to a file."""
+    return (sys.executable, "-m", "tests.support.mcp_program", str(log))
