@@ -25,6 +25,7 @@ AuditType = Literal[
     "webhook.deleted",
     "webhook.disabled",
     "sealing_key.created",
+    "database.copied",
 ]
 AUDIT_TYPES: tuple[str, ...] = get_args(AuditType)
 """The types of entries that this server writes; the official API has more."""

@@ -55,7 +55,7 @@ async def note_backup(request: Request) -> Response:
     """Write down that the command copies the database, which it does by itself."""
     body = await read_body(request)
     unread(body, ("file",))
-    file = text(1)(body.get("file") or missing("file"), "file")
+    file = label(1)(body.get("file") or missing("file"), "file")
     return json_reply(orjson.dumps(await backup.note(context(request).storage, actor(request), file)))
 
 

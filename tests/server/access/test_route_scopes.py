@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -114,7 +115,7 @@ async def test_models_and_tools_of_a_key(server_app: Running, client: httpx.Asyn
         assert "Missing scopes: model:antiphon-scripted." in refused.json()["error"]["message"]
     function = {"type": "function", "name": "f", "parameters": {}}
     builtin = {"type": "mcp", "server_label": "here", "server_url": "builtin:"}
-    body = {"input": "say hi", "tools": [function]}
+    body: dict[str, Any] = {"input": "say hi", "tools": [function]}
     assert (await client.post("/v1/responses", json=body, headers=bound)).status_code == 200
     for url, scope in (
         ("builtin:", "builtin"),
