@@ -20,16 +20,18 @@ from server.limits.tier_shape import ServiceShape
 _WHOLE, _DECIMAL = re.compile(r"\d{1,20}", re.ASCII), re.compile(r"\d{1,20}(\.\d{1,9})?", re.ASCII)
 
 MINUTE, DAY = 60 * SECOND, 86_400 * SECOND
+PERIODS = (("_per_second", SECOND), ("_per_minute", MINUTE), ("_per_day", DAY))
 
 Count = Annotated[int | None, Field(ge=1, le=10**12, strict=True)]
 Money = Annotated[float | None, Field(gt=0, le=10**12, strict=True, allow_inf_nan=False)]
 
 
 class ModelLimits(BaseModel):
-    """What may be used of one model. Those that end in `_per_minute` and `_per_day` are rates."""
+    """What may be used of one model. Those with `_per_` in their names are rates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    requests_per_second: Count = None
     requests_per_minute: Count = None
     requests_per_day: Count = None
     tokens_per_minute: Count = None
@@ -39,10 +41,10 @@ class ModelLimits(BaseModel):
     def rates(self, unit: str) -> dict[str, Rate]:
         """The rates of `requests`, `tokens` or `tool_calls`, by the names of their limits."""
         found = {}
-        for name, period in ((f"{unit}_per_minute", MINUTE), (f"{unit}_per_day", DAY)):
-            limit = getattr(self, name, None)
+        for per, period in PERIODS:
+            limit = getattr(self, unit + per, None)
             if limit is not None:
-                found[name] = Rate(limit, period)
+                found[unit + per] = Rate(limit, period)
         return found
 
     def given(self) -> dict[str, Any]:

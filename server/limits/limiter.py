@@ -32,6 +32,7 @@ MAX_OWNERS = 10_000
 """Owners whose answers are remembered."""
 
 WHAT = {
+    "requests_per_second": "requests a second",
     "requests_per_minute": "requests a minute",
     "requests_per_day": "requests a day",
     "tokens_per_minute": "tokens a minute",

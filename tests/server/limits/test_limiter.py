@@ -276,6 +276,27 @@ async def test_keys_owners_and_models_each_have_their_limits(tmp_path: Path) -> 
             assert headers["x-ratelimit-remaining-requests"] == "0"
 
 
+async def test_a_limit_of_a_second_comes_back_within_it(tmp_path: Path) -> None:
+    limits = ("requests_per_second=2", "requests_per_day=1000")
+    async with running_app(tmp_path, owner_limit=limits) as server, http_client(server) as client:
+        limiter = server.context.limiter
+        subjects = [Subject("owner", "x", LimitSet(requests_per_second=2))]
+        with pytest.raises(ApiError) as refusal:
+            for _ in range(50):
+                (await limiter.enter(subjects, MODEL)).leave()
+        assert refusal.value.headers["retry-after"] == "1" and refusal.value.code == "rate_limit_exceeded"
+        assert "requests a second" in refusal.value.message
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    (await limiter.enter(subjects, MODEL)).leave()
+                    break
+                except ApiError:
+                    await asyncio.sleep(0.05)
+        reply = await client.post("/v1/responses", json={"input": "say hi"})
+        assert reply.headers["x-ratelimit-limit-requests"] == "2"
+
+
 async def test_ids_with_colons_have_limits_of_their_own(tmp_path: Path) -> None:
     async with running_app(tmp_path) as server:
         limiter, one = server.context.limiter, {"requests_per_minute": 1, "concurrent_requests": 1}
