@@ -2,8 +2,8 @@
 
 Every operation is limited to the rows of one `owner`, except the operations of the process that runs a
 response. The id of another owner's row raises the same NotFound as an unknown id. What was written survives a
-loss of power when the call returns, except the appends of running text, which reach the disk within 50 ms. Any operation may raise
-StorageUnavailable; `append` waits instead.
+loss of power when the call returns, except the appends of running text, which reach the disk within 50 ms.
+Any operation may raise StorageUnavailable; `append` waits instead.
 
 A read sees every write that had returned before the read began, and all of its rows are of the same moment.
 """
