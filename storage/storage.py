@@ -1,11 +1,11 @@
 """The class `Storage`: every operation of the server on its database, each one a transaction.
 
-Every operation is limited to the rows of one `owner`, except those of whoever runs a response; another
-owner's id raises the NotFound of an unknown one. What was written survives a loss of power when the call
-returns, except the appends of running text, which reach the disk within 50 ms. Any operation may raise
-StorageUnavailable; `append` waits instead.
+Every operation is limited to the rows of one `owner`, except the operations of the process that runs a
+response. The id of another owner's row raises the same NotFound as an unknown id. What was written survives a
+loss of power when the call returns, except the appends of running text, which reach the disk within 50 ms.
+Any operation may raise StorageUnavailable; `append` waits instead.
 
-Reads see every write that returned before they began, and each sees one moment.
+A read sees every write that had returned before the read began, and all of its rows are of the same moment.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Storage:
         return await self._writer.submit(job, durable=True)
 
     async def _write_late(self, job: Callable[[Connection], T]) -> T:
-        """For what may be lost with the machine, because it will be done again."""
+        """For writes that a loss of power may undo, because they will be repeated."""
         return await self._writer.submit(job, durable=False)
 
     async def _audited(self, job: Callable[[Connection], T], entry: AuditEntry) -> T:
@@ -290,7 +290,8 @@ class Storage:
         return await self._write(partial(fleet.release_runs, runner=runner, beat=beat))
 
     async def free_all(self) -> None:
-        """The same with every run; only at the start, by the holder of the folder."""
+        """Takes the runs from all processes, as `release_runs` does from one. Called once, at the start, by
+        the process that holds the data folder."""
         await self._write(fleet.free_all)
 
     async def take(self, limit: int) -> tuple[RunClaim, ...]:

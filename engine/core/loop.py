@@ -153,9 +153,10 @@ class EngineLoop:
     def step(self) -> bool:
         """One step; False when nothing could be computed.
 
-        An exception that belongs to one sequence ends that one. What does not say whose it is, is computed
-        again in halves until it does: up to the draw nothing is booked, so a step can be done again. Raises
-        what keeps the engine from computing anything.
+        An exception that belongs to one sequence ends that sequence alone. Where an exception does not tell
+        which sequence caused it, the batch is computed again in halves, until the culprit stands alone. A
+        step can be repeated because nothing is booked before its draw. Raises what keeps the engine from
+        computing anything.
         """
         began = time.perf_counter()
         outputs: list[RowOutput] = []
@@ -205,7 +206,7 @@ class EngineLoop:
             self._probe_device()
 
     def _schedule(self, outputs: list[RowOutput]) -> Batch | None:
-        """The next batch, without those for whom there can be none."""
+        """The next batch. A sequence that cannot be scheduled is ended, and the others are scheduled anew."""
         while True:
             try:
                 return self.scheduler.schedule()
@@ -218,7 +219,8 @@ class EngineLoop:
     def _compute(
         self, batch: Batch, forwarded: Forwarded | None
     ) -> tuple[list[Computed], list[tuple[Sequence, Exception]]]:
-        """Compute and draw a batch: its parts, one unless something raised, and for whom it did."""
+        """Compute and draw a batch. Returns its parts, which are several where something raised, and the
+        sequences that failed, each with what was raised for it."""
         try:
             return [self._draw(batch, forwarded)], []
         except Exception as error:
@@ -295,7 +297,8 @@ class EngineLoop:
         outputs.append(RowOutput(sequence.handle, error=_failure(error)))
 
     def _launch_ahead(self, batch: Batch, plan: StepPlan) -> InFlightStep | None:
-        """Launch the next step's forward before this step's draws are read, if it needs nothing else.
+        """Launch the next step's forward before this step's draws are read, if those draws are all that the
+        next step still lacks.
 
         That is so where every running sequence decodes, none could be admitted, blocks are at hand and no
         drafts are to be expected. The next step leaves out sequences that this one ends by their length, or

@@ -8,7 +8,8 @@ began to decode after it had arrived are not spared: of a crowd that arrives at 
 first.
 
 Prompts are computed in the order of their arrival, but a long one leaves half of each step to the shorter
-prompts behind it. So a prompt that takes half a minute does not hold up those that take a moment.
+prompts behind it, and spares those of them that decode. So a prompt that takes half a minute does not hold
+up requests that take a moment.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import insort
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,6 +82,9 @@ class Filling:
     left: int
     beside: int  # tokens of `left` that late prompts may have, which came after others had begun to decode
     newest: int | None = None  # prompts with handles above this one are late; None: nothing decodes
+    long: frozenset[int] = frozenset()  # handles of long prompts,
+    last: int = -1  # which are late as well where one that came later, up to this one, decodes
+    halved: frozenset[int] = frozenset()  # those of them that leave half of their room to shorter prompts
     chosen: dict[int, tuple[Sequence, int]] = field(default_factory=dict)
 
     def room(self, sequence: Sequence) -> int:
@@ -99,6 +103,7 @@ class Filling:
         if sequence.began is None:
             sequence.began = newest
         self.newest = sequence.began if self.newest is None else min(self.newest, sequence.began)
+        self.last = max(self.last, sequence.handle)
 
     def batch(self) -> Batch:
         """The step."""
@@ -109,7 +114,9 @@ class Filling:
         return Batch(sequences, slots, counts, None if self.newest is None else sum(beside), len(beside))
 
     def _is_late(self, sequence: Sequence) -> bool:
-        return sequence.began is None and self.newest is not None and sequence.handle > self.newest
+        if sequence.began is not None or self.newest is None:
+            return False
+        return sequence.handle > self.newest or (sequence.handle in self.long and sequence.handle < self.last)
 
 
 class Scheduler:
@@ -254,20 +261,22 @@ class Scheduler:
         long = {sequence.handle for sequence, wanted in prefills if self._is_long(sequence, wanted)}
         # the ranks at which shorter prompts stand behind long ones
         short = {self.waiting.rank(sequence) for sequence, _ in prefills if sequence.handle not in long}
-        short |= set() if before is None else {before}
+        if newcomer is not None and not self._is_long(newcomer, len(newcomer.tokens)):
+            short.add(self.waiting.rank(newcomer))
         halved = {sequence.handle for sequence, _ in prefills if self.waiting.rank(sequence) in short} & long
         num_prompts = len(prefills) + min(len(self.waiting), self.rows.num_free)
-        filling = Filling(self._budget, self.pace.allowance(num_prompts))
+        beside = self.pace.allowance(num_prompts)
+        filling = Filling(self._budget, beside, long=frozenset(long), halved=frozenset(halved))
         self._go_on(filling, decodes)
         for sequence, _ in filling.chosen.values():
             filling.decoding(sequence, self._newest)
         if self.rows.num_drafts[slots].any():
             # half of what is left is for those that have yet to begin, however many drafts there are
             self._add_drafts(filling, filling.left // 2 if prefills or self.waiting else filling.left)
-        self._go_on(filling, prefills[: len(prefills) - len(later)], halved)
+        self._go_on(filling, prefills[: len(prefills) - len(later)])
         self._admit(filling, self.waiting.rank(later[0][0]) if later else None)
         if later:
-            self._go_on(filling, later, halved)
+            self._go_on(filling, later)
             self._admit(filling)
         self._top_up(filling, [row for row in prefills if row[0].handle in halved])
         self.considered = None
@@ -286,10 +295,7 @@ class Scheduler:
         whose log probabilities are wanted has small chunks anyway."""
         return wanted > LONG * self._budget and not sequence.wants_prompt_logprobs
 
-    def _go_on(
-        self, filling: Filling, begun: list[tuple[Sequence, int]], halved: Collection[int] = ()
-    ) -> None:
-        """Add sequences that run already; those in `halved` (handles) take half of the room at most."""
+    def _go_on(self, filling: Filling, begun: list[tuple[Sequence, int]]) -> None:
         for sequence, wanted in begun:
             self.considered = sequence
             # a slot below 0: preempted for one that came before, and perhaps admitted anew
@@ -301,7 +307,9 @@ class Scheduler:
             ):
                 continue
             room = filling.room(sequence)
-            count = self._chunk(sequence, wanted, -(-room // 2) if sequence.handle in halved else room)
+            count = self._chunk(
+                sequence, wanted, -(-room // 2) if sequence.handle in filling.halved else room
+            )
             if count and self._grow(sequence, count, filling):
                 filling.put(sequence, count)
 
@@ -407,6 +415,8 @@ class Scheduler:
             room = filling.room(sequence)
             if room <= 0 or (before is not None and self.waiting.rank(sequence) >= before):
                 break
+            if filling.halved and self._is_long(sequence, len(sequence.tokens)):
+                break  # what long prompts leave is for shorter ones
             yields = self.lender()
             held_back = self._held_back == (sequence.handle, self.kv.num_releases)
             if yields is None and (held_back or not self.rows.num_free):

@@ -256,9 +256,9 @@ class Matcher:
     def _spell(self, mask: NDArray[np.int32]) -> None:
         """Where the text to come is certain, llguidance 1.9 allows its first canonical token only; if that
         text contains a tag (a property named "</tool_call>"), this is the tag's token, which it then
-        refuses."""
+        refuses. `validate_tokens` would refuse the end of the turn, too, which a grammar may name."""
         for token_id in allowed_ids(mask):
-            if not self._inner.validate_tokens([int(token_id)]):
+            if not self._inner.deep_copy().consume_token(int(token_id)):
                 mask.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (int(token_id) & 31)) & 0xFFFFFFFF)
         if not mask.any():
             forced = self._inner.compute_ff_bytes().decode(errors="ignore")

@@ -106,7 +106,8 @@ TAKE_UP_AT_ONCE = 8
 """Runs whose records are read side by side."""
 
 MAX_AHEAD = 8
-"""Requests that wait in the engine before background runs wait outside of it, where others can take them."""
+"""How many requests may wait in the engine. While as many wait, background runs stay in the database, where
+other processes can take them, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +175,12 @@ class Runs:
             due=self._end_due,
         )
         self._chores: list[asyncio.Task[None]] = []
-        # Held from a claim until its run is at work or has ended: who looks meanwhile would see neither.
+        # Held from the claim of a run until the run is at work or has ended. In between, the run is claimed
+        # but not yet among the tasks, so whoever looks for it has to wait.
         self._claiming = asyncio.Lock()
         self._num_starting = 0  # not at work yet, but about to be
         self._draining = False  # what is queued is left to others, or to the next process
-        self._stopped = False  # so is whatever else comes to be runnable
+        self._stopped = False  # no run is claimed any more, whatever becomes runnable
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -525,7 +527,7 @@ class Runs:
 
         hidden: it may be one that is stored for the repeats of its request alone.
         """
-        # Before anything is opened.
+        # An unknown id is refused here, before a feed is opened for it.
         stored = await self._storage.get_response(owner, response_id, hidden=hidden)
         reader = self.feed.join(response_id, stored.echo)
         try:

@@ -67,6 +67,27 @@ def test_a_long_prompt_leaves_half_of_each_step_to_shorter_ones_behind_it() -> N
     assert bench.step() == {short: 1, long: 19}  # nobody else wants its half
 
 
+def test_a_long_prompt_spares_those_who_came_after_it_and_decode() -> None:
+    bench = Bench(budget=20, max_len=200)
+    bench.scheduler.pace = Fixed(3)
+    first, second = bench.add(50), bench.add(100)
+    assert bench.step() == {first: 20}
+    assert bench.step() == {first: 20}
+    assert bench.step() == {first: 10, second: 10}
+    assert bench.step() == {first: 1, second: 19}  # which waits for nobody who came before it
+    short = bench.add(6)
+    assert bench.step() == {first: 1, second: 13, short: 6}
+    assert bench.step() == {first: 1, short: 1, second: 3}
+
+
+def test_long_prompts_are_computed_one_after_another() -> None:
+    bench = Bench(budget=20, max_len=200)
+    first, second = bench.add(70), bench.add(90)
+    for _ in range(3):
+        assert bench.step() == {first: 20}
+    assert bench.step() == {first: 10, second: 10}
+
+
 def test_a_long_prompt_leaves_nothing_to_lower_priorities() -> None:
     bench = Bench(budget=20, max_len=200)
     long = bench.add(150)

@@ -32,6 +32,7 @@ from engine.types import (
     ReaderParams,
     Reasoning,
     SamplingParams,
+    Shape,
     ToolShape,
 )
 
@@ -186,6 +187,19 @@ def test_tags_within_names_and_values_are_text(kind: str) -> None:
         ids.append(next(each for each in allowed if each != own.token_id("<think>") or ids))
         matcher.advance(ids[-1])
     assert calls_of(deltas_of(kind, ids)) == [("f", '{"</tool_call>": "<think>"}')]
+
+
+@pytest.mark.parametrize(
+    "grammar", ['start: "a" <|im_end|>', 'start: "a" <[3065]>', 'start: "a" <|im_end|> "b"']
+)
+def test_a_grammar_may_name_the_end_of_the_turn(grammar: str) -> None:
+    """Nothing else may come there, and least of all the name that the grammar library has for it."""
+    own = tokenizer("tiny")
+    constraint = Constraint(answer=Shape("lark", grammar))
+    matcher = grammars("tiny").compile(constraint, ReaderParams()).matcher(100)
+    matcher.advance(*own.encode("a"))
+    assert allowed_ids(mask_of(matcher, own.vocab_size)).tolist() == own.encode("<|im_end|>")
+    matcher.advance(*own.encode("<|im_end|>"))
 
 
 def test_a_schema_that_refers_to_itself() -> None:
