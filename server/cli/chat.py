@@ -89,6 +89,8 @@ def _trouble(error: Exception, url: str) -> str:
     match error:
         case ChatError():
             return f"{at}: {error}"
+        case httpx.ConnectError() if "[SSL" in str(error) and "VERIFY" not in str(error):
+            return f"{at}: {error}; does the server speak http:// instead?"
         case httpx.ConnectError() | httpx.ConnectTimeout():
             told = f"no server answers at {at} ({error})"
             return f"{told}: start one with `antiphon serve`, or name another with --url"

@@ -292,6 +292,9 @@ def _near(scope: Scope) -> str:
     def matches(other: str) -> bool:
         return bool(allowed_methods(scope["app"].routes, {**scope, "path": other, "root_path": ""}))
 
+    if path.strip("/") in ("", "v1"):
+        told = "the endpoints are under /v1"
+        return f"{told}, and the page /docs lists them." if matches("/docs") else f"{told}."
     family = path.removeprefix("/v1/").partition("/")[0]
     if path.startswith("/v1/") and family in UNBUILT_FAMILIES:
         told = f"this server does not have the endpoints under /v1/{family}."

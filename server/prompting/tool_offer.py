@@ -157,7 +157,7 @@ def naming_source(
         param, name = "tools", error.tool or (shapes[0].name if len(shapes) == 1 else None)
         return _naming(error, name, tools, param)
     is_schema = constraint is not None and constraint.answer is not None and constraint.answer.kind == "json"
-    if error.tool is None and error.place and is_schema:
+    if error.tool is None and error.place is not None and is_schema:
         schema = path_of(error.place, SCHEMAS.get(param, param))
         message = f"Invalid schema at '{schema}': {error.reason}."
         return ApiError(400, message, code="invalid_schema", param=param)

@@ -300,6 +300,16 @@ def test_a_url_without_a_scheme_is_told(url: str, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == told
 
 
+async def test_a_server_without_tls_is_told_from_one_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live_app(tmp_path) as running:
+        url = running.base_url.replace("http:", "https:")
+        assert await asyncio.to_thread(chat.chat, options("--url", url)) == 1
+    told = capsys.readouterr().err
+    assert told.endswith("; does the server speak http:// instead?\n") and "no server" not in told
+
+
 async def test_a_server_that_wants_a_key_says_how_to_give_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,9 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
     ):
         error = (await client.post(path)).json()["error"]
         assert error["message"] == f"Invalid URL (POST {path}): did you mean {meant}?"
+    for path in ("/", "/v1"):
+        told = "the endpoints are under /v1, and the page /docs lists them."
+        assert (await client.get(path)).json()["error"]["message"] == f"Invalid URL (GET {path}): {told}"
     wrong = await client.put("/v1/responses/resp_1")
     assert wrong.status_code == 405
     assert wrong.headers["allow"] == "GET, DELETE"

@@ -220,6 +220,16 @@ async def test_what_cannot_be_honoured_is_named(api: Api, body: Json, param: str
     assert (error["param"], error["code"]) == (param, code), error
 
 
+async def test_a_required_property_that_is_not_allowed_is_told_with_its_place(api: Api) -> None:
+    closed = {"properties": {}, "required": ["b"], "additionalProperties": False, "type": "object"}
+    outer = {"type": "object", "properties": {"a": closed}, "required": ["a"]}
+    for schema, place in ((closed, ""), (outer, ".properties.a")):
+        error = await api.refused(400, "hi", **shaped({**FORMAT, "schema": schema}))
+        assert f"at 'text.format.schema{place}': nothing fits it: 'required' names 'b'" in error["message"]
+        error = await api.refused(400, "hi", guided_json=schema)
+        assert f"at 'guided_json{place}': nothing fits it" in error["message"]
+
+
 async def test_a_refused_schema_is_told_where(api: Api) -> None:
     """Strict parameters: the keyword, and where it stands; and how deep a call can be read."""
     misspelled = {"type": "object", "properties": {"a": {"type": "strnig"}}}
