@@ -26,10 +26,10 @@ test: $(DEVEL) ## run all tests, several at once (make test ARGS="-k sse")
 test-js: $(DEVEL) ## the JavaScript SDKs against this server (needs Node 20 or later, and the npm registry once)
 	cd tests/sdk/js && npm ci --no-audit --no-fund && npm run --silent check
 
-chaos: $(DEVEL) ## what RELIABILITY.md is made of, 40 minutes (make chaos ARGS="--rows 1,3 --seed 7")
+chaos: $(DEVEL) ## what RELIABILITY.md is made of, 3 hours (make chaos ARGS="--rows 1,3 --seed 7")
 	$(BIN)/python -m tests.chaos.run $(or $(ARGS),--full)
 
-fuzz: $(DEVEL) ## hostile fields, grammars and HTTP, from a seed (make fuzz ARGS="--requests 50000 --seed 7")
+fuzz: $(DEVEL) ## hostile fields, grammars, admin requests and HTTP, from a seed (make fuzz ARGS="--requests 50000 --seed 7")
 	$(BIN)/python -m tests.fuzz.sampling $(or $(ARGS),--requests 20000)
 	$(BIN)/python -m tests.fuzz.grammars $(or $(ARGS),--requests 20000)
 	$(BIN)/python -m tests.fuzz.organization $(or $(ARGS),--requests 20000)

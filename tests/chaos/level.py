@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.chaos.database import FILES
 from tests.chaos.driver import Server
@@ -88,6 +89,12 @@ async def sampled(
         [ended] = await asyncio.gather(looking, return_exceptions=True)
     if not isinstance(ended, asyncio.CancelledError):
         raise ended if isinstance(ended, BaseException) else AssertionError("it looked no more")
+
+
+def processor_s(server: Server) -> tuple[float, float]:
+    """Seconds for which a server's main thread, its loop, has run, and has waited for a processor."""
+    ran, waited, _ = Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
 
 
 def in_words(samples: Samples, unit: float, name: str) -> str:

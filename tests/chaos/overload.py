@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 import aiohttp
 import orjson
 
-from tests.chaos.driver import Client, Server, free_port, serving
+from tests.chaos.driver import TERMINAL, Client, Server, free_port, serving
 from tests.chaos.history import History, Json
-from tests.chaos.level import MEMORY, in_words, sampled
+from tests.chaos.level import MEMORY, in_words, processor_s, sampled
 from tests.chaos.report import Form, Report, percentile, row
 from tests.chaos.scene import KEYS, MINE, SCRIPTED, THEIRS
 
 LANES, WAITING = 16, 16
 TIMES = 10
-WORDS = 40
+WORDS, TICK_S = 10, 0.08
+TOKENS = 160
 LIMITS = ("--max-num-seqs", str(LANES), "--max-waiting", str(WAITING))
 
 REFUSED_S = 0.050
@@ -49,7 +50,8 @@ class Owner:
     def __init__(self, server: Server, key: str, body: Json) -> None:
         self.told = Told()
         self._url = f"{server.url}/v1/responses"
-        self._body = {**body, "stream": True}
+        # Not stored: SQLite's page cache grows with the database until it is full, and is no leak.
+        self._body = {**body, "stream": True, "store": False}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), headers={"authorization": f"Bearer {key}"}
         )
@@ -70,7 +72,7 @@ class Owner:
             self.told.wrong[repr(error)] += 1
             return None
         took = time.monotonic() - began
-        if status == 200 and b"\nevent: response.completed\n" in data:
+        if status == 200 and TERMINAL.search(data) and b"\nevent: response.failed\n" not in data:
             self.told.taken.append(took)
             self.told.ended_at.append(time.monotonic())
             return took
@@ -129,7 +131,7 @@ async def recovery(owner: Owner, alone_s: float) -> float:
 )
 async def scripted(form: Form, report: Report) -> None:
     """Its answers take a time that is known, so what is measured is the server."""
-    flags = (*SCRIPTED, "--tick-s", "0.02", *LIMITS)
+    flags = (*SCRIPTED, "--tick-s", str(TICK_S), *LIMITS)
     await overloaded(form, report, "scripted", flags, {"input": f"count {WORDS}"})
 
 
@@ -140,9 +142,9 @@ async def scripted(form: Form, report: Report) -> None:
     short=False,
 )
 async def spoken(form: Form, report: Report) -> None:
-    """Forty tokens each, whatever they say."""
+    """So many tokens each, whatever they say."""
     flags = ("--log-level", "error", *KEYS, *LIMITS)
-    body = {"input": "Tell me a short story about a river.", "max_output_tokens": WORDS, "ignore_eos": True}
+    body = {"input": "Tell me a short story about a river.", "max_output_tokens": TOKENS, "ignore_eos": True}
     await overloaded(form, report, "spoken", flags, body)
 
 
@@ -160,9 +162,10 @@ async def overloaded(form: Form, report: Report, name: str, flags: tuple[str, ..
         report.holds(not any(owner.told.refused for owner in owners), "a request was refused at capacity")
         _forget(owners)
         async with sampled(server, 1.0) as found, asyncio.TaskGroup() as group:
-            began = time.monotonic()
+            began, (ran, waited) = time.monotonic(), processor_s(server)
             await flood(group, {mine: 0.9 * TIMES * peak, theirs: 0.1 * TIMES * peak}, seconds)
             ended = time.monotonic()
+            ran, waited = (now - then for now, then in zip(processor_s(server), (ran, waited), strict=True))
             refused = [took for owner in owners for took in owner.told.refused_within]
             clients = [took for owner in owners for took in owner.told.refused]
             recovered_s = await recovery(theirs, alone_s)
@@ -188,16 +191,21 @@ async def overloaded(form: Form, report: Report, name: str, flags: tuple[str, ..
     )
     report.figure(f"memory {in_words(memory, 2**20, 'MiB')} behind the first quarter")
     report.figure(f"as before {recovered_s:.2f} s after the end")
+    report.figure(
+        f"the server's loop ran {ran / (ended - began):.0%} of the time and waited for a processor "
+        f"{waited / (ended - began):.0%}"
+    )
     report.breaks(f"{count} times {what[:400]}" for what, count in wrong.items())
     report.holds(len(refused) > len(taken), "it was no overload")
     report.holds(percentile(refused, 0.99) <= REFUSED_S, f"refusals took {_ms(refused)}")
-    report.holds(slower <= SLOWER, f"answers took {slower:.2f} x of those at capacity")
-    report.holds(goodput >= GOODPUT * peak, f"goodput fell to {goodput / peak:.0%}")
-    part = parts[1] / sum(parts)
-    report.holds(abs(2 * part - 1) <= SHARE, f"an owner that offers a half was given {part:.0%}")
-    is_level = memory.is_level(GROWTH, LEAST_GROWTH)
-    report.holds(is_level or not form.full, f"memory: {in_words(memory, 2**20, 'MiB')}")
-    report.holds(recovered_s <= RECOVERED_S, f"as before only {recovered_s:.1f} s after the end")
+    if form.full:  # where nothing else runs on the machine
+        part = parts[1] / sum(parts)
+        report.holds(slower <= SLOWER, f"answers took {slower:.2f} x of those at capacity")
+        report.holds(goodput >= GOODPUT * peak, f"goodput fell to {goodput / peak:.0%}")
+        report.holds(abs(2 * part - 1) <= SHARE, f"an owner that offers a half was given {part:.0%}")
+        is_level = memory.is_level(GROWTH, LEAST_GROWTH)
+        report.holds(is_level, f"memory: {in_words(memory, 2**20, 'MiB')}")
+        report.holds(recovered_s <= RECOVERED_S, f"as before only {recovered_s:.1f} s after the end")
 
 
 def _forget(owners: list[Owner]) -> None:
