@@ -462,7 +462,7 @@ class Config(BaseModel):
 
     # Tools, and what they may reach
     tools: File | None = _setting(
-        lambda values: file if (file := values["data"] / TOOLS_NAME).exists() else None,
+        lambda values: file if os.path.exists(file := values["data"] / TOOLS_NAME) else None,
         "file of the operator's own tools; default: tools.toml in the data folder, if it is there",
     )
     egress: Literal["off", "public", "any"] = _setting(

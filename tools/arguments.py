@@ -69,7 +69,11 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     from referencing.jsonschema import DRAFT202012
 
     try:
-        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+        json.dumps(schema, allow_nan=False)
+        validator = validator_for(schema, default=Draft202012Validator)
+        validator.check_schema(schema, format_checker=validator.FORMAT_CHECKER)
+    except (TypeError, ValueError):
+        raise SchemaFault("it holds a value that JSON does not have, such as a date") from None
     except SchemaError as error:
         raise SchemaFault(f"{error.json_path}: {error.message}") from None
     if schema.get("type") != "object":

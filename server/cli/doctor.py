@@ -118,6 +118,8 @@ def _openings(config: Config) -> Iterator[Finding]:
     for file in files:
         if file.is_file() and file.stat().st_mode & 0o077:
             yield "FAIL", f"other users can open {file}: chmod 600 {shlex.quote(str(file))}"
+    if config.tools is not None and config.tools.is_file() and config.tools.stat().st_mode & 0o022:
+        yield "FAIL", f"other users can change {config.tools}: chmod go-w {shlex.quote(str(config.tools))}"
     for folder in sorted({*folders, *(file.parent for file in files)}):
         for place in (folder, *folder.parents):
             mode = place.stat().st_mode if place.is_dir() else 0
@@ -127,16 +129,17 @@ def _openings(config: Config) -> Iterator[Finding]:
             yield "note", f"other users can look into {folder}: chmod 700 {shlex.quote(str(folder))}"
 
 
+_SECRET = re.compile(r"^\s*((upstream_)?api_key|headers)\s*[.=]|^\s*\[[^]]*\bheaders\s*\]", re.MULTILINE)
+"""A key in `antiphon.toml`, or headers in `tools.toml`."""
+
+
 def _holds_secrets(file: Path) -> bool:
     """Whether a file of settings says what other users should not read."""
     try:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         return False
-    return (
-        masked(text) != text
-        or re.search(r"^\s*((upstream_)?api_key|headers)\s*=", text, re.MULTILINE) is not None
-    )
+    return masked(text) != text or _SECRET.search(text) is not None
 
 
 async def _port(config: Config) -> Finding:

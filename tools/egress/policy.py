@@ -47,8 +47,8 @@ class Caps:
     """What one exchange may take.
 
     max_bytes: of a reply's body, both as it arrives and unpacked. total_s: seconds from the request to the
-    last byte of its reply, redirects included; None: no limit. connect_s: seconds for a connection to one
-    address.
+    last byte of its reply, redirects included; None: no limit. connect_s: seconds for finding
+    a name's addresses, and for a connection to one of them.
     """
 
     max_bytes: int = 5 << 20

@@ -55,7 +55,8 @@ class _JudgedConnections(httpcore2.AsyncNetworkBackend):
     ) -> httpcore2.AsyncNetworkStream:
         host = host.lower().rstrip(".")
         try:
-            addresses = await self._resolver(host, port)
+            async with asyncio.timeout(self._connect_s):
+                addresses = await self._resolver(host, port)
         except (OSError, UnicodeError):
             addresses = ()
         if not addresses:

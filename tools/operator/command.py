@@ -28,6 +28,9 @@ MAX_COMPLAINT = 2000
 LOOK_S = 0.02
 """Pause between looks whether a program has ended that writes nothing."""
 
+END_S = 5.0
+"""How long the end of a killed program is awaited."""
+
 
 def command_tool(command: Sequence[str], folder: Path) -> Function:
     """A function that runs a program in a folder, with the server's environment less its own settings.
@@ -57,8 +60,7 @@ def command_tool(command: Sequence[str], folder: Path) -> Function:
             output, complaint = await _outputs(process)
         finally:
             if process.returncode is None:
-                _kill_group(process.pid)
-                process.wait()  # at once: nothing outlives this signal
+                await _end(process)
         if process.returncode:
             raise ToolError(_failure(process.returncode, complaint))
         return output.decode("utf-8", "replace").rstrip("\n")
@@ -110,6 +112,15 @@ async def _read(pipe: asyncio.StreamReader) -> bytes:
             raise ToolError(f"the program wrote more than {MAX_WRITTEN} bytes and was stopped")
         kept += part[: MAX_KEPT - len(kept)]
     return bytes(kept)
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a program's group, and wait until it is dead, which only a broken disk can put off."""
+    _kill_group(process.pid)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            while process.poll() is None:
+                await asyncio.sleep(LOOK_S)
 
 
 def _kill_group(pid: int) -> None:

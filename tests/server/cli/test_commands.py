@@ -602,6 +602,30 @@ def test_doctor_tells_who_else_can_read(capsys: pytest.CaptureFixture[str], tmp_
     assert told.startswith("FAIL") and "antiphon.toml" in told and "sk-hush" not in told
 
 
+@pytest.mark.parametrize("headers", ["headers = {a = 'b'}", "headers.a = 'b'", "[tools.x.headers]\na = 'b'"])
+def test_doctor_tells_who_else_can_get_at_tools(
+    headers: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Who changes the file has the server run what they like, and headers are there to be secret."""
+    tmp_path.chmod(0o700)
+    file = tmp_path / "tools.toml"
+
+    def access() -> str:
+        main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"])
+        return next(line for line in capsys.readouterr().out.splitlines() if line[6:12] == "access")
+
+    file.write_text("[tools.x]\ndescription = 'x'\nurl = 'http://127.0.0.1:1/'\n")
+    file.chmod(0o644)
+    assert access().startswith("ok")
+    file.chmod(0o664)
+    assert access().startswith("FAIL") and f"chmod go-w {file}" in access()
+    file.write_text(f"{file.read_text()}{headers}\n")
+    file.chmod(0o644)
+    assert access().startswith("FAIL") and f"chmod 600 {file}" in access()
+    file.chmod(0o600)
+    assert access().startswith("ok")
+
+
 def test_doctor_tells_the_dialect(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     doctor = ["doctor", "--data", str(tmp_path), "--port", "0"]
     template = tmp_path / "own.jinja"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,6 +162,38 @@ def test_hostile_urls_are_refused_as_they_are_written(url: str) -> None:
 )
 def test_ordinary_urls_pass(url: str) -> None:
     PUBLIC.check(url)
+
+
+PIECES = st.one_of(
+    st.sampled_from(
+        ["http://", "https://", "@", ":", "[", "]", "%", "\\", "/", ".", "0x7f", "127", "::1", "①", "。"]
+    ),
+    st.characters(),
+    st.integers(0, 1 << 33).map(str),
+)
+
+
+@given(st.lists(PIECES, max_size=12).map("".join), st.booleans())
+def test_any_text_is_refused_or_a_url_of_a_host_that_may_be_reached(text: str, with_scheme: bool) -> None:
+    text = f"http://{text}" if with_scheme else text
+    try:
+        PUBLIC.check(text)
+    except EgressError:
+        return
+    host = httpx2.URL(text).host.rstrip(".")
+    try:
+        assert special_range(ipaddress.ip_address(host)) is None
+    except ValueError:
+        assert not host.rpartition(".")[2].isdecimal(), "resolvers may read it as an address"
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_rule_or_a_value_error(text: str) -> None:
+    try:
+        read_rule(text)
+    except ValueError:
+        return
+    assert text.strip()
 
 
 def test_one_bad_address_among_good_ones_is_enough() -> None:

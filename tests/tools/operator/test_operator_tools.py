@@ -212,6 +212,18 @@ GOOD = 'description = "It is good."\ncommand = ["true"]\n'
             + "parameters = {type = 'object', allOf = [{'$ref' = 'http://127.0.0.1:1/s'}]}",
             "'http://127.0.0.1:1/s' refers to nothing in the schema",
         ),
+        (
+            "[tools.x]\n" + GOOD + "parameters = {type = 'object', properties = {a = {pattern = '('}}}",
+            "$.properties.a.pattern: '(' is not a 'regex'",
+        ),
+        (
+            "[tools.x]\n" + GOOD + "parameters = {type = 'object', default = 1979-05-27}",
+            "it holds a value that JSON does not have",
+        ),
+        (
+            "[tools.x]\n" + GOOD + "parameters = {type = 'object', maxProperties = inf}",
+            "it holds a value that JSON does not have",
+        ),
         ("[tools.calculator]\n" + GOOD, "there are two tools named 'calculator'"),
     ],
 )
