@@ -95,11 +95,12 @@ def _is_elsewhere(tool: Tool) -> bool:
 
 
 def _offers(tool: Tool, registry: Registry, path: str) -> Sequence[Tool]:
-    if _is_elsewhere(tool):
-        return []  # listings offer them
-    if tool.get("require_approval", "never") != "never":
+    # The official default is to ask. Calls of other servers' tools are never made without, unless told so.
+    if tool.get("require_approval", "always" if _is_elsewhere(tool) else "never") != "never":
         message = "This server does not ask for approval; 'require_approval' can only be 'never'."
         refuse(f"{path}.require_approval", message, "unsupported_parameter")
+    if _is_elsewhere(tool):
+        return []  # listings offer them
     allowed = tool.get("allowed_tools")
     if isinstance(allowed, dict) and allowed.get("read_only") is not None:
         message = "This server does not tell tools that only read from others."

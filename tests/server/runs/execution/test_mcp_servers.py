@@ -54,7 +54,7 @@ async def test_a_server_is_listed_once_and_its_tools_are_called(tmp_path: Path, 
     listing, made, _ = stream.response["output"]
     assert (listing["type"], listing["server_label"], listing["error"]) == ("mcp_list_tools", "desk", None)
     names = [tool["name"] for tool in listing["tools"]]
-    assert names == ["look_up", "book", "files.list", "picture", "hold"]
+    assert names == ["look_up", "book", "files.list", "picture", "hold", "hold_safely"]
     assert listing["tools"][0]["annotations"]["readOnlyHint"] is True
     assert (made["name"], made["status"], made["output"]) == ("look_up", "completed", "home means much")
     assert json.loads(made["arguments"]) == {"word": "home"}
@@ -221,6 +221,8 @@ async def test_after_a_failed_listing_the_server_is_asked_again(tmp_path: Path) 
         ([{**DESK, "headers": {"Host": "x"}}], "tools[0].headers", "'Host'"),
         ([{**DESK, "headers": {"x": "a\nb"}}], "tools[0].headers", "printable"),
         ([{**DESK, "allowed_tools": 7}], "tools[0].allowed_tools", ""),
+        ([{**DESK, "require_approval": None}], "tools[0].require_approval", "can only be 'never'"),
+        ([{**DESK, "require_approval": "always"}], "tools[0].require_approval", "can only be 'never'"),
         (
             [{"type": "mcp", "server_label": "m", "connector_id": "connector_gmail"}],
             "tools[0].connector_id",
@@ -303,3 +305,43 @@ async def test_input_tokens_are_counted_without_asking_a_server(tmp_path: Path) 
     ):
         reply = await client.post("/v1/responses/input_tokens", json={"input": "hi", "tools": [DESK]})
     assert reply.status_code == 200 and seen.headers == []
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The end of the process in the middle of a call
+
+
+@pytest.mark.parametrize(
+    ("rights", "tool", "repeated"),
+    [
+        pytest.param({}, "hold", False, id="anybody's"),
+        pytest.param({"trust": True}, "hold", False, id="a trusted server's that says nothing"),
+        pytest.param({"trust": True}, "hold_safely", True, id="a trusted server's that may run twice"),
+        pytest.param({}, "hold_safely", False, id="what a server says that is not trusted"),
+        pytest.param({"idempotent": ["hold"]}, "hold", True, id="what the operator says"),
+    ],
+)
+async def test_a_call_is_repeated_only_where_it_may_be(
+    tmp_path: Path, rights: Json, tool: str, repeated: bool
+) -> None:
+    seen = Seen()
+    async with mcp_server(seen) as url:
+        known = settings(desk={"url": url, **rights})
+        async with live_app(tmp_path, **known) as server, http_client(server) as client:
+            body = {"input": f"call {tool} {{}}", "tools": [DESK], "background": True}
+            begun = (await client.post("/v1/responses", json=body)).json()
+            await asyncio.wait_for(seen.held.wait(), 20)
+            await server.context.runs.drain(0.0)
+        listed = len(seen.listings)
+        seen.free.set()
+        async with running_app(tmp_path, ScriptedEngine(), **known) as server, http_client(server) as client:
+            ended = await Api(client).ended(begun["id"])
+    made = ended["output"][1]
+    assert (ended["status"], seen.called) == ("completed", [tool] * (1 + repeated))
+    assert {meta["antiphon/call"] for meta in seen.metas} == {made["id"]}
+    assert len(seen.listings) == listed, "the prompt is made of items, not of what the server says now"
+    if repeated:
+        assert made["output"] == "held"
+    else:
+        assert "not known" in made["error"]["content"][0]["text"]
+        assert "not known" in text(ended)
