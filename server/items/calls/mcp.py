@@ -82,6 +82,9 @@ def _tool(value: Any, path: str) -> Tool:
     for name in SECRETS:  # they are no part of the tool, which is echoed and stored
         if tool.pop(name, None) is not None and not _is_elsewhere(tool):
             ignore(f"{path}.{name}")
+    for name in ("defer_loading", "server_description"):  # every tool is offered at once, by its own words
+        if tool.get(name):
+            ignore(f"{path}.{name}")
     if isinstance(allowed := tool.get("allowed_tools"), dict):
         unread(allowed, ("tool_names", "read_only"), f"{path}.allowed_tools")
     return tool
@@ -95,12 +98,11 @@ def _is_elsewhere(tool: Tool) -> bool:
 
 
 def _offers(tool: Tool, registry: Registry, path: str) -> Sequence[Tool]:
-    # The official default is to ask. Calls of other servers' tools are never made without, unless told so.
-    if tool.get("require_approval", "always" if _is_elsewhere(tool) else "never") != "never":
-        message = "This server does not ask for approval; 'require_approval' can only be 'never'."
-        refuse(f"{path}.require_approval", message, "unsupported_parameter")
     if _is_elsewhere(tool):
         return []  # listings offer them
+    if tool.get("require_approval", "never") != "never":
+        message = "This server does not ask for approval; 'require_approval' can only be 'never'."
+        refuse(f"{path}.require_approval", message, "unsupported_parameter")
     allowed = tool.get("allowed_tools")
     if isinstance(allowed, dict) and allowed.get("read_only") is not None:
         message = "This server does not tell tools that only read from others."

@@ -14,7 +14,7 @@ from engine import ScriptedEngine
 from server.mcp_servers import read_mcp_settings
 from tests.support.mcp_servers import Kind, Seen, mcp_server, stdio_command
 from tests.support.running import http_client, live_app, running_app
-from tests.support.talk import BUILTIN, WEATHER, Api, loose, prompts, text
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, gated, loose, prompts, text
 from tests.support.wire import Json
 
 DESK: Json = {
@@ -23,6 +23,7 @@ DESK: Json = {
     "server_url": "builtin:desk",
     "require_approval": "never",
 }
+ELSE: Json = {"type": "mcp", "server_label": "m", "require_approval": "never"}
 LOOK_UP = 'call look_up {"word": "home"}'
 
 
@@ -224,12 +225,12 @@ async def test_after_a_failed_listing_the_server_is_asked_again(tmp_path: Path) 
         ([{**DESK, "require_approval": None}], "tools[0].require_approval", "can only be 'never'"),
         ([{**DESK, "require_approval": "always"}], "tools[0].require_approval", "can only be 'never'"),
         (
-            [{"type": "mcp", "server_label": "m", "connector_id": "connector_gmail"}],
+            [{**ELSE, "connector_id": "connector_gmail"}],
             "tools[0].connector_id",
             'connector = "connector_gmail"',
         ),
         (
-            [{"type": "mcp", "server_label": "m", "tunnel_id": f"tunnel_{'a' * 32}"}],
+            [{**ELSE, "tunnel_id": f"tunnel_{'a' * 32}"}],
             "tools[0].tunnel_id",
             "no tunnels",
         ),
@@ -345,3 +346,27 @@ async def test_a_call_is_repeated_only_where_it_may_be(
     else:
         assert "not known" in made["error"]["content"][0]["text"]
         assert "not known" in text(ended)
+
+
+async def test_a_generation_goes_on_with_its_prompt_when_the_server_is_gone(tmp_path: Path) -> None:
+    """The tools are those that were listed, and what the first prompt left out stays left out."""
+    gate = Gate()
+    engine = ScriptedEngine(gated(gate), max_model_len=3000)
+    history = [{"role": "user", "content": f"{number} {'word ' * 300}"} for number in range(8)]
+    async with mcp_server(Seen()) as url:
+        known = settings(desk={"url": url})
+        async with live_app(tmp_path, engine, **known) as server, http_client(server) as client:
+            api = Api(client)
+            asked: Json = {"tools": [DESK], "truncation": "auto", "background": True}
+            begun = await api.create(history, **asked)
+            await asyncio.wait_for(gate.reached.wait(), 20)
+            await server.context.runs.drain(0)
+    other = ScriptedEngine(gated(Gate(release=gate.release)), max_model_len=3000)
+    gate.release.set()
+    async with running_app(tmp_path, other, **known) as server, http_client(server) as client:
+        ended = await Api(client).ended(begun["id"])
+    assert (ended["status"], text(ended)) == ("completed", "one two three four")
+    assert len(engine.requests) == len(other.requests) == 1
+    assert other.requests[0].prompt_ids == engine.requests[0].prompt_ids
+    [shown] = prompts(engine)
+    assert "hold_safely" in shown and "7 word" in shown and "0 word" not in shown
