@@ -194,6 +194,12 @@ async def _egress(config: Config) -> Finding:
     return ("note" if config.egress == "any" else "ok"), f"{config.egress}: {reached}{allowed}"
 
 
+async def _mcp(config: Config) -> Finding:
+    servers = config.mcp.servers.items()
+    places = [f"{name} ({server.url or server.command[0]})" for name, server in servers]
+    return "ok", ", ".join(places) or "no MCP server is configured"
+
+
 async def _model(config: Config) -> Finding:
     began = time.perf_counter()
     try:
@@ -226,5 +232,6 @@ CHECKS: dict[str, Check] = {
     "port": _port,
     "tools": _tools,
     "egress": _egress,
+    "mcp": _mcp,
     "model": _model,
 }

@@ -67,6 +67,10 @@ class Directory:
 
     def _find(self, tool: Mapping[str, Any], secret: Mapping[str, Any], owner: str, path: str) -> McpServer:
         url, connector = tool.get("server_url", ""), tool.get("connector_id")
+        # The official default is to ask. Nothing is called without approval unless the request says so.
+        if tool.get("require_approval", "always") != "never":
+            message = "This server does not ask for approval; 'require_approval' can only be 'never'."
+            raise _refused(f"{path}.require_approval", message)
         if tool.get("tunnel_id") is not None:
             raise _refused(f"{path}.tunnel_id", "This server has no tunnels. Give a server_url.")
         if connector is not None:

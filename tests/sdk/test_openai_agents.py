@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from agents import (
     Agent,
+    HostedMCPTool,
     ModelSettings,
     OpenAIChatCompletionsModel,
     OpenAIConversationsSession,
@@ -18,6 +20,9 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
+from server.mcp_servers import read_mcp_settings
+from tests.support.mcp_servers import Seen, mcp_server
+from tests.support.running import live_app
 from tests.support.talk import call
 
 MODEL = "antiphon-scripted"
@@ -140,3 +145,32 @@ async def test_a_forced_tool(live_sdk: AsyncOpenAI) -> None:
     forced = agent(live_sdk, tool_choice="required")
     result = await Runner.run(forced, "say I would rather not")
     assert [item.type for item in result.new_items][:2] == ["tool_call_item", "tool_call_output_item"]
+
+
+async def test_tools_of_an_mcp_server(tmp_path: Path) -> None:
+    """The SDK hands the server on; Antiphon lists its tools and calls them, in one request."""
+    seen = Seen()
+    desk = HostedMCPTool(
+        tool_config={
+            "type": "mcp",
+            "server_label": "desk",
+            "server_url": "builtin:desk",
+            "require_approval": "never",
+        }
+    )
+    async with mcp_server(seen) as url:
+        known = read_mcp_settings({"servers": {"desk": {"url": url}}}, {})
+        async with (
+            live_app(tmp_path, mcp=known) as server,
+            AsyncOpenAI(api_key="unused", base_url=f"{server.base_url}/v1", max_retries=0) as sdk,
+        ):
+            model = OpenAIResponsesModel(model=MODEL, openai_client=sdk)
+            desk_agent = Agent(name="Assistant", model=model, tools=[desk])
+            result = await Runner.run(desk_agent, 'call look_up {"word": "home"}')
+            again = await Runner.run(
+                desk_agent,
+                [*result.to_input_list(), {"role": "user", "content": 'call book {"room": 3}'}],
+            )
+    assert result.final_output == "The tool said: home means much"
+    assert again.final_output == "The tool said: booked 3"
+    assert (seen.called, len(seen.listings)) == (["look_up", "book"], 1)

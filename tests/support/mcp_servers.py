@@ -22,13 +22,15 @@ Kind = Literal["http", "sse"]
 
 @dataclass
 class Seen:
-    """What a server was asked. asked: methods of the protocol, in order, where they could be read."""
+    """What a server was asked. listings: when its tools were listed, one entry each time. called: the names
+    of tools. metas: what came with calls besides arguments, of some tools. headers: of all requests."""
 
-    asked: list[str] = field(default_factory=list)
+    listings: list[str] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     metas: list[Any] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     held: asyncio.Event = field(default_factory=asyncio.Event)  # set when `hold` has begun
+    free: asyncio.Event = field(default_factory=asyncio.Event)  # `hold` does not wait once it is set
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # set when `hold` was cancelled
 
 
@@ -63,21 +65,32 @@ def make_server(seen: Seen) -> MCPServer:
         return ImageContent(type="image", data="A" * 4000, mime_type="image/png")
 
     @server.tool()
-    async def hold(seconds: float = 3600.0, steps: int = 1, ctx: Context[Any, Any] | None = None) -> str:
+    async def hold(ctx: Context[Any, Any], seconds: float = 3600.0, steps: int = 1) -> str:
         """Take a while, with notices of progress."""
         seen.called.append("hold")
-        seen.held.set()
-        try:
-            for step in range(steps):
-                await asyncio.sleep(seconds / steps)
-                if ctx is not None:
-                    await ctx.report_progress(step, steps)
-        except asyncio.CancelledError:
-            seen.cancelled.set()
-            raise
-        return "held"
+        return await _hold(seen, ctx, seconds, steps)
+
+    @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+    async def hold_safely(ctx: Context[Any, Any]) -> str:
+        """Take a while, as often as is wanted."""
+        seen.called.append("hold_safely")
+        return await _hold(seen, ctx, 3600.0, 1)
 
     return server
+
+
+async def _hold(seen: Seen, ctx: Context[Any, Any], seconds: float, steps: int) -> str:
+    seen.metas.append(ctx.request_context.meta)
+    seen.held.set()
+    try:
+        for step in range(steps):
+            if not seen.free.is_set():
+                await asyncio.sleep(seconds / steps)
+            await ctx.report_progress(step, steps)
+    except asyncio.CancelledError:
+        seen.cancelled.set()
+        raise
+    return "held"
 
 
 @asynccontextmanager
@@ -101,7 +114,10 @@ def noting(app: ASGIApp, seen: Seen) -> ASGIApp:
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            seen.headers.append({key.decode(): value.decode() for key, value in scope["headers"]})
+            headers = {key.decode(): value.decode() for key, value in scope["headers"]}
+            seen.headers.append(headers)
+            if (method := headers.get("mcp-method")) == "tools/list":
+                seen.listings.append(method)
         await app(scope, receive, send)
 
     return asked

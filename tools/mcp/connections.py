@@ -98,12 +98,12 @@ class Connections:
             until = clock() + MOST_CALL_S
             async with asyncio.timeout(CALL_S) as limit:
 
-                async def progress(_done: float, _total: float | None, _message: str | None) -> None:
+                async def on_progress(progress: float, total: float | None, message: str | None) -> None:
                     if not limit.expired():
                         limit.reschedule(min(clock() + CALL_S, until))
 
                 meta: Any = {CALL_KEY: call_id}
-                result = await client.call_tool(name, given, progress_callback=progress, meta=meta)
+                result = await client.call_tool(name, given, progress_callback=on_progress, meta=meta)
             return read_result(result)
 
         try:
@@ -187,7 +187,7 @@ class _Connection:
             try:
                 async with asyncio.timeout(CONNECT_S) as limit, Client(way(), cache=None) as client:
                     # Checking results against the server's schemas would run the server's patterns.
-                    client.session.validate_tool_result = _taken_as_it_is  # type: ignore
+                    client.session.validate_tool_result = _taken_as_it_is  # type: ignore[assignment, method-assign]
                     limit.reschedule(None)
                     self._client.set_result(client)
                     await self._closing.wait()

@@ -84,6 +84,9 @@ def _tool(value: Any, path: str) -> Tool:
     for name in SECRETS:  # they are no part of the tool, which is echoed and stored
         if tool.pop(name, None) is not None and not _is_elsewhere(tool):
             ignore(f"{path}.{name}")
+    for name in ("defer_loading", "server_description"):  # every tool is offered at once, by its own words
+        if tool.get(name):
+            ignore(f"{path}.{name}")
     if isinstance(allowed := tool.get("allowed_tools"), dict):
         unread(allowed, ("tool_names", "read_only"), f"{path}.allowed_tools")
     return tool

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +18,7 @@ from server.errors import ApiError
 from server.http import OPEN_PATHS, Admission, declared_scope
 from server.routes import REFERENCE, ROUTERS
 from tests.support.running import Running, running_app
+from tests.support.wire import Json
 
 ROUTES: list[BaseRoute] = [route for router in (*ROUTERS, REFERENCE) for route in router.routes]
 
@@ -115,15 +115,15 @@ async def test_models_and_tools_of_a_key(server_app: Running, client: httpx.Asyn
         assert "Missing scopes: model:antiphon-scripted." in refused.json()["error"]["message"]
     function = {"type": "function", "name": "f", "parameters": {}}
     builtin = {"type": "mcp", "server_label": "here", "server_url": "builtin:"}
-    body: dict[str, Any] = {"input": "say hi", "tools": [function]}
-    assert (await client.post("/v1/responses", json=body, headers=bound)).status_code == 200
+    asked: Json = {"input": "say hi", "tools": [function]}
+    assert (await client.post("/v1/responses", json=asked, headers=bound)).status_code == 200
     for url, scope in (
         ("builtin:", "builtin"),
         ("builtin:desk", "builtin:desk"),
         ("https://mcp.example.com", "mcp.example.com"),
     ):
-        body["tools"] = [function, {**builtin, "server_url": url}]
-        refused = await client.post("/v1/responses", json=body, headers=bound)
+        asked["tools"] = [function, {**builtin, "server_url": url}]
+        refused = await client.post("/v1/responses", json=asked, headers=bound)
         assert refused.status_code == 403
         assert f"Missing scopes: tool:mcp:{scope}." in refused.json()["error"]["message"]
 

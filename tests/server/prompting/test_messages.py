@@ -74,6 +74,7 @@ def test_a_server_call_is_a_call_and_its_answer() -> None:
     item: Json = {
         "type": "mcp_call",
         "id": "m",
+        "server_label": "s",
         "name": "calc",
         "arguments": "{}",
         "output": "4",

@@ -14,7 +14,7 @@ from engine import ScriptedEngine
 from server.mcp_servers import read_mcp_settings
 from tests.support.mcp_servers import Kind, Seen, mcp_server, stdio_command
 from tests.support.running import http_client, live_app, running_app
-from tests.support.talk import BUILTIN, WEATHER, Api, loose, prompts, text
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, gated, loose, prompts, text
 from tests.support.wire import Json
 
 DESK: Json = {
@@ -23,6 +23,7 @@ DESK: Json = {
     "server_url": "builtin:desk",
     "require_approval": "never",
 }
+ELSE: Json = {"type": "mcp", "server_label": "m", "require_approval": "never"}
 LOOK_UP = 'call look_up {"word": "home"}'
 
 
@@ -54,7 +55,7 @@ async def test_a_server_is_listed_once_and_its_tools_are_called(tmp_path: Path, 
     listing, made, _ = stream.response["output"]
     assert (listing["type"], listing["server_label"], listing["error"]) == ("mcp_list_tools", "desk", None)
     names = [tool["name"] for tool in listing["tools"]]
-    assert names == ["look_up", "book", "files.list", "picture", "hold"]
+    assert names == ["look_up", "book", "files.list", "picture", "hold", "hold_safely"]
     assert listing["tools"][0]["annotations"]["readOnlyHint"] is True
     assert (made["name"], made["status"], made["output"]) == ("look_up", "completed", "home means much")
     assert json.loads(made["arguments"]) == {"word": "home"}
@@ -221,13 +222,15 @@ async def test_after_a_failed_listing_the_server_is_asked_again(tmp_path: Path) 
         ([{**DESK, "headers": {"Host": "x"}}], "tools[0].headers", "'Host'"),
         ([{**DESK, "headers": {"x": "a\nb"}}], "tools[0].headers", "printable"),
         ([{**DESK, "allowed_tools": 7}], "tools[0].allowed_tools", ""),
+        ([{**DESK, "require_approval": None}], "tools[0].require_approval", "can only be 'never'"),
+        ([{**DESK, "require_approval": "always"}], "tools[0].require_approval", "can only be 'never'"),
         (
-            [{"type": "mcp", "server_label": "m", "connector_id": "connector_gmail"}],
+            [{**ELSE, "connector_id": "connector_gmail"}],
             "tools[0].connector_id",
             'connector = "connector_gmail"',
         ),
         (
-            [{"type": "mcp", "server_label": "m", "tunnel_id": f"tunnel_{'a' * 32}"}],
+            [{**ELSE, "tunnel_id": f"tunnel_{'a' * 32}"}],
             "tools[0].tunnel_id",
             "no tunnels",
         ),
@@ -303,3 +306,67 @@ async def test_input_tokens_are_counted_without_asking_a_server(tmp_path: Path) 
     ):
         reply = await client.post("/v1/responses/input_tokens", json={"input": "hi", "tools": [DESK]})
     assert reply.status_code == 200 and seen.headers == []
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The end of the process in the middle of a call
+
+
+@pytest.mark.parametrize(
+    ("rights", "tool", "repeated"),
+    [
+        pytest.param({}, "hold", False, id="anybody's"),
+        pytest.param({"trust": True}, "hold", False, id="a trusted server's that says nothing"),
+        pytest.param({"trust": True}, "hold_safely", True, id="a trusted server's that may run twice"),
+        pytest.param({}, "hold_safely", False, id="what a server says that is not trusted"),
+        pytest.param({"idempotent": ["hold"]}, "hold", True, id="what the operator says"),
+    ],
+)
+async def test_a_call_is_repeated_only_where_it_may_be(
+    tmp_path: Path, rights: Json, tool: str, repeated: bool
+) -> None:
+    seen = Seen()
+    async with mcp_server(seen) as url:
+        known = settings(desk={"url": url, **rights})
+        async with live_app(tmp_path, **known) as server, http_client(server) as client:
+            body = {"input": f"call {tool} {{}}", "tools": [DESK], "background": True}
+            begun = (await client.post("/v1/responses", json=body)).json()
+            await asyncio.wait_for(seen.held.wait(), 20)
+            await server.context.runs.drain(0.0)
+        listed = len(seen.listings)
+        seen.free.set()
+        async with running_app(tmp_path, ScriptedEngine(), **known) as server, http_client(server) as client:
+            ended = await Api(client).ended(begun["id"])
+    made = ended["output"][1]
+    assert (ended["status"], seen.called) == ("completed", [tool] * (1 + repeated))
+    assert {meta["antiphon/call"] for meta in seen.metas} == {made["id"]}
+    assert len(seen.listings) == listed, "the prompt is made of items, not of what the server says now"
+    if repeated:
+        assert made["output"] == "held"
+    else:
+        assert "not known" in made["error"]["content"][0]["text"]
+        assert "not known" in text(ended)
+
+
+async def test_a_generation_goes_on_with_its_prompt_when_the_server_is_gone(tmp_path: Path) -> None:
+    """The tools are those that were listed, and what the first prompt left out stays left out."""
+    gate = Gate()
+    engine = ScriptedEngine(gated(gate), max_model_len=3000)
+    history = [{"role": "user", "content": f"{number} {'word ' * 300}"} for number in range(8)]
+    async with mcp_server(Seen()) as url:
+        known = settings(desk={"url": url})
+        async with live_app(tmp_path, engine, **known) as server, http_client(server) as client:
+            api = Api(client)
+            asked: Json = {"tools": [DESK], "truncation": "auto", "background": True}
+            begun = await api.create(history, **asked)
+            await asyncio.wait_for(gate.reached.wait(), 20)
+            await server.context.runs.drain(0)
+    other = ScriptedEngine(gated(Gate(release=gate.release)), max_model_len=3000)
+    gate.release.set()
+    async with running_app(tmp_path, other, **known) as server, http_client(server) as client:
+        ended = await Api(client).ended(begun["id"])
+    assert (ended["status"], text(ended)) == ("completed", "one two three four")
+    assert len(engine.requests) == len(other.requests) == 1
+    assert other.requests[0].prompt_ids == engine.requests[0].prompt_ids
+    [shown] = prompts(engine)
+    assert "hold_safely" in shown and "7 word" in shown and "0 word" not in shown

@@ -1,0 +1,48 @@
+"""A `kill -9` of the server in the middle of a call of an MCP server that counts what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.server.items.test_new_item_type_after_kill import ROOT, serving
+from tests.server.runs.execution.test_mcp_servers import DESK
+from tests.support.mcp_servers import Seen, mcp_server
+from tests.support.wire import Json
+
+TOKEN = "tk-0123456789abcdef"
+
+
+@pytest.mark.parametrize("repeated", [False, True], ids=["may not run twice", "may run twice"])
+async def test_a_killed_call_is_told_or_repeated(tmp_path: Path, repeated: bool) -> None:
+    seen, data = Seen(), tmp_path / "data"
+    data.mkdir(mode=0o700)
+    async with mcp_server(seen) as url:
+        rights = 'idempotent = ["hold"]\n' if repeated else ""
+        (data / "antiphon.toml").write_text(f'[mcp.servers.desk]\nurl = "{url}"\n{rights}')
+        async with serving(ROOT, data, 0) as (pid, client):
+            tool = {**DESK, "authorization": TOKEN}
+            body: Json = {"input": "call hold {}", "tools": [tool], "background": True}
+            begun = (await client.post("/v1/responses", json=body)).json()
+            await asyncio.wait_for(seen.held.wait(), 30)
+            os.kill(pid, 9)
+            await asyncio.wait_for(seen.cancelled.wait(), 30)  # the server at the other end sees the loss
+        seen.free.set()
+        async with serving(ROOT, data, 0) as (_, client):
+            done = (await client.get(f"/v1/responses/{begun['id']}", params={"wait": "30"})).json()
+    listing, made, message = done["output"]
+    assert (done["status"], listing["type"]) == ("completed", "mcp_list_tools")
+    assert seen.called == ["hold"] * (1 + repeated)
+    assert {meta["antiphon/call"] for meta in seen.metas} == {made["id"]}
+    assert {each.get("authorization") for each in seen.headers} == {f"Bearer {TOKEN}"}
+    assert len(seen.listings) == 1, "after the crash the offer is made of items"
+    if repeated:
+        assert (made["status"], made["output"]) == ("completed", "held")
+    else:
+        assert made["status"] == "failed" and "not known" in made["error"]["content"][0]["text"]
+        assert "not known" in message["content"][0]["text"]
+    for file in data.rglob("*"):
+        assert not file.is_file() or TOKEN.encode() not in file.read_bytes()
