@@ -78,7 +78,11 @@ async def test_tools_are_listed_once_per_conversation(api: Api) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [('{"expression": "1/0"}', "cannot compute"), ('{"expr": "1"}', "missing"), ("{}", "missing")],
+    [
+        ('{"expression": "1/0"}', "cannot compute"),
+        ('{"expr": "1"}', "'expression' is a required property"),
+        ("{}", "'expression' is a required property"),
+    ],
 )
 async def test_errors_are_told_to_the_model(tmp_path: Path, arguments: str, told: str) -> None:
     engine = loose()
