@@ -47,7 +47,7 @@ def guarded_client(
 
 
 def prepare_egress() -> None:
-    """Load what the first client would otherwise load on the event loop, for [measured] 0.25 s."""
+    """Load what the first client would otherwise load on the event loop, for 0.25 s (measured)."""
     from tools.egress.transport import system_certificates
 
     system_certificates()

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @cache
 def system_certificates() -> ssl.SSLContext:
-    """What the system trusts; [measured] the first call takes a tenth of a second."""
+    """What the system trusts. The first call takes a tenth of a second."""
     return httpx2.create_ssl_context(trust_env=False)
 
 

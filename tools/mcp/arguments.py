@@ -7,10 +7,10 @@ at most; and nothing is fetched.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tools.arguments import load_arguments
 from tools.spec import ToolError
 
 MAX_REFERENCES = 10_000
@@ -19,12 +19,7 @@ MAX_REFERENCES = 10_000
 
 def read_arguments(schema: Mapping[str, Any], arguments: str) -> dict[str, Any]:
     """The arguments as a mapping that fits the schema; ToolError tells the model what does not."""
-    try:
-        given = json.loads(arguments or "{}")
-    except (ValueError, RecursionError) as exc:
-        raise ToolError(f"the arguments are not valid JSON: {exc}") from None
-    if not isinstance(given, dict):
-        raise ToolError("the arguments must be a JSON object")
+    given = load_arguments(arguments)
     if (misfit := _misfit(schema, given)) is not None:
         raise ToolError(misfit)
     return given
