@@ -186,7 +186,7 @@ async def test_a_server_that_cannot_be_reached_fails_the_response(tmp_path: Path
         "output_item.done",
         "failed",
     ]
-    assert "could not be reached" in listing["error"] and listing["tools"] == []
+    assert "accepts no connection" in listing["error"] and listing["tools"] == []
     assert stream.response["error"]["message"] == listing["error"]
     error = refused.json()["error"]
     assert (refused.status_code, error["type"]) == (424, "external_connector_error")
