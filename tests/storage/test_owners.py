@@ -40,9 +40,10 @@ UNSCOPED = {
 """What only the runner calls, with an id that it was given by a scoped verb or a claim."""
 
 ELSEWHERE = {
-    "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "open", "ready",  # of no owner
+    "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "num_bytes", "num_live_runs",
+    "open", "ready",  # of no owner
     "create_key", "find_key", "list_keys", "revoke_key",  # the administrator's
-    "any_key", "change_key", "get_key", "page_of_keys", "rotate_key", "touch_keys",
+    "any_key", "change_key", "get_key", "key_family", "page_of_keys", "rotate_key", "touch_keys",
     "archive_owner", "create_owner", "ensure_owners", "get_owner", "limit_owner", "list_owners",
     "rename_owner", "add_audit", "audit_hash", "examine_audit", "list_audit",
     "add_sealing_key", "sealing_keys",  # the server's own

@@ -96,7 +96,7 @@ described(_tool, lambda: schema_of(_TOOL))
 
 
 def _require_url(url: str, path: str) -> None:
-    if not url.lower().startswith(("http://", "https://", BUILTIN_URL)):
+    if not (url.startswith(BUILTIN_URL) or url.lower().startswith(("http://", "https://"))):
         message = f"Invalid '{path}': expected a URL that begins with https:// or http://, or '{BUILTIN_URL}'"
         refuse(path, f"{message} (with its colon) for this server's own tools.")
 

@@ -217,7 +217,7 @@ async def test_after_a_failed_listing_the_server_is_asked_again(tmp_path: Path) 
         ([{**DESK, "server_url": "https://mcp.example/mcp"}], "tools[0].server_url", "--egress-allow"),
         ([{**DESK, "server_url": "builtin:shop"}], "tools[0].server_url", "[mcp.servers.shop]"),
         ([{**DESK, "server_url": "builtin:theirs"}], "tools[0].server_url", "There are: desk."),
-        ([{**DESK, "server_url": "ftp://x/y"}], "tools[0].server_url", "http(s)://"),
+        ([{**DESK, "server_url": "ftp://x/y"}], "tools[0].server_url", "https:// or http://"),
         ([BUILTIN, {**DESK, "server_label": "antiphon"}], "tools[1].server_label", "labelled"),
         ([{**DESK, "headers": {"Host": "x"}}], "tools[0].headers", "'Host'"),
         ([{**DESK, "headers": {"x": "a\nb"}}], "tools[0].headers", "printable"),
