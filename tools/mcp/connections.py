@@ -118,9 +118,15 @@ class Connections:
         return known
 
     async def close(self) -> None:
-        """End all connections. Never raises, except when it is cancelled."""
+        """End all connections. Never raises, except when it is cancelled, and then only once they have ended:
+        a process may end next, and would leave programs behind."""
         open_, self._open = list(self._open.values()), {}
-        await asyncio.gather(*(connection.close() for connection in open_))
+        ending = asyncio.gather(*(connection.close() for connection in open_))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await ending
+            raise
 
 
 class _Connection:
