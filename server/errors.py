@@ -92,6 +92,17 @@ class ApiError(Exception):
         return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 
+def insufficient_quota(status: int, message: str, headers: Mapping[str, str] | None = None) -> ApiError:
+    """What is allowed is used up, for longer than a client waits: SDKs are told not to try again.
+
+    status: 429, or 403 where nothing of it ever comes back.
+    """
+    code = "insufficient_quota"
+    return ApiError(
+        status, message, code=code, type=code, headers={**(headers or {}), "x-should-retry": "false"}
+    )
+
+
 def _type_of(status: int) -> str:
     if status == 429:
         return "rate_limit_exceeded"

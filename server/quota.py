@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from server.clock import now_us
-from server.errors import ApiError
+from server.errors import ApiError, insufficient_quota
 from storage import Limits, Storage, Usage
 
 FRESH_S = 60.0
@@ -128,8 +128,7 @@ def _store_full(total: int, limit: int) -> ApiError:
         f"This server stores {total} bytes of all its users, and may store {limit}. Delete what you no "
         "longer want, or ask its operator for room."
     )
-    headers = {"x-should-retry": "false"}  # it does not get better by waiting
-    return ApiError(429, message, code="insufficient_quota", type="insufficient_quota", headers=headers)
+    return insufficient_quota(429, message)
 
 
 def _used_up(usage: Usage, limit: int) -> ApiError:
@@ -137,5 +136,4 @@ def _used_up(usage: Usage, limit: int) -> ApiError:
         f"You store {usage.total} bytes, and may store {limit}. {usage.held} of them are conversations and "
         "items that later responses need: delete what you no longer want."
     )
-    headers = {"x-should-retry": "false"}  # it does not get better by waiting
-    return ApiError(429, message, code="insufficient_quota", type="insufficient_quota", headers=headers)
+    return insufficient_quota(429, message)

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from server.clock import now_us
-from server.errors import ApiError
+from server.errors import ApiError, insufficient_quota
 from storage import Counts, UsageFilter
 
 if TYPE_CHECKING:
@@ -139,12 +139,5 @@ class Budgets:
 
 
 def _spent(told: str) -> ApiError:
-    """403 `insufficient_quota`: waiting does not help."""
     message = f"{told}. What is used of this budget does not come back: ask an administrator for more."
-    return ApiError(
-        403,
-        message,
-        code="insufficient_quota",
-        type="insufficient_quota",
-        headers={"x-should-retry": "false"},
-    )
+    return insufficient_quota(403, message)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from server.errors import ApiError
+from server.errors import ApiError, insufficient_quota
 from server.limits.budgets import Budgets
 from server.limits.gcra import SECOND, Rate
 from server.limits.limit_set import DAY, LimitSet, ModelLimits
@@ -165,12 +165,11 @@ class Limiter:
 
     async def _require_budgets(self, subjects: Sequence[Subject]) -> None:
         for subject in subjects:
-            owns = subject.kind == "owner"
-            limits = self._with_defaults(subject.limits) if owns else subject.limits
+            limits = self._limits_of(subject)
             tokens, cost = limits.total_tokens, limits.total_cost
             if tokens is None and cost is None:
                 continue
-            key_id = None if owns else subject.id
+            key_id = None if subject.kind == "owner" else subject.id
             refusal = await self._budgets.require(_owner(subjects), key_id, tokens, cost)
             if refusal is not None:
                 self._refused(refusal[0])
@@ -263,18 +262,17 @@ class Limiter:
 
     def _sets(self, subjects: Sequence[Subject], model: str | None) -> Iterator[tuple[str, ModelLimits]]:
         for subject in subjects:
-            limits = subject.limits
-            if subject.kind == "owner":
-                limits = self._with_defaults(limits)
+            limits = self._limits_of(subject)
             prefix = f"{subject.kind}:{_without_colons(subject.id)}:"
             yield prefix, limits
             if model is not None and (own := limits.models.get(model)) is not None:
                 yield f"{prefix}{model}:", own
 
-    def _with_defaults(self, limits: LimitSet) -> LimitSet:
-        """An owner's limits over the defaults; computed once for limits that are the same object, as they are
-        for as long as a key is believed."""
-        if not self._any_defaults:
+    def _limits_of(self, subject: Subject) -> LimitSet:
+        """A key's limits; an owner's over the defaults. Computed once for limits that are the same object, as
+        they are for as long as a key is believed."""
+        limits = subject.limits
+        if subject.kind != "owner" or not self._any_defaults:
             return limits
         known = self._merged.get(id(limits))
         if known is None or known[0] is not limits:
@@ -340,8 +338,7 @@ def _refusal(name: str, model: str, found: tuple[Meter, int, int | None], now: i
     headers["retry-after"] = str(math.ceil(wait / SECOND))
     if rate.period == DAY:
         message = f"You have used up your {told}. Try again in {_duration(wait)}."
-        headers["x-should-retry"] = "false"  # not within the time for which a client waits
-        return ApiError(429, message, code="insufficient_quota", type="insufficient_quota", headers=headers)
+        return insufficient_quota(429, message, headers)
     message = f"Rate limit reached on {told}. Try again in {_duration(wait)}."
     return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
 

@@ -61,7 +61,6 @@ class LiveRuns:
         self._most = most
         self._refused = refused
         self._states: Mapping[str, int] = {}  # in the database, when it was last asked
-        self._found = 0  # all of these
         self._begun = 0  # in the database since then, as far as it is this process's doing
         self._ended = 0
         self._unstored = 0
@@ -70,21 +69,23 @@ class LiveRuns:
     @property
     def num(self) -> int:
         """How many there are; rather too many than too few, where this process alone begins them."""
-        return max(0, self._found + self._begun - self._ended) + self._unstored + self._starting
+        found = sum(self._states.values())
+        return max(0, found + self._begun - self._ended) + self._unstored + self._starting
 
     def readings(self) -> dict[str, int]:
         """How many responses the database had in each state when it was last asked, for metrics."""
         return {state: self._states.get(state, 0) for state in STATES}
 
-    def enter(self, retry_after_s: int) -> Entrance:
-        """Count a response that is about to begin. ApiError 429 `queue_full` where it is one too many."""
+    def enter(self, wait_s: Callable[[], int]) -> Entrance:
+        """Count a response that is about to begin. wait_s: the seconds after which a client may try
+        again, asked for only at a refusal. ApiError 429 `queue_full` where it is one too many."""
         if self._most is not None and self.num >= self._most:
             self._refused("max_live_runs")
             message = (
                 f"{self._most} responses are under way at this server, which takes no more at once. Try "
                 "again once some of them have ended."
             )
-            raise ApiError(429, message, code="queue_full", headers={"retry-after": str(retry_after_s)})
+            raise ApiError(429, message, code="queue_full", headers={"retry-after": str(wait_s())})
         self._starting += 1
         return Entrance(self._entered)
 
@@ -106,7 +107,6 @@ class LiveRuns:
         """Ask the database. Raises StorageUnavailable."""
         begun = self._begun
         self._states = await self._storage.num_live_runs()
-        self._found = sum(self._states.values())
         self._begun -= begun  # what began meanwhile may be in both: rather one too many
         self._ended = 0
 

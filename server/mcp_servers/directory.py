@@ -114,7 +114,7 @@ class Directory:
             host, _ = parts.hostname, parts.port
         except ValueError:
             parts, host = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc or not url.isprintable():
+        if not host or "@" in parts.netloc or not url.isprintable():
             message = f"Invalid '{path}.server_url': give http(s)://HOST/PATH, or builtin:NAME."
             raise _refused(f"{path}.server_url", message, "invalid_value")
         try:

@@ -262,7 +262,7 @@ class Runs:
         visit = await self._limiter.enter(principal.subjects, served.name)
         with ExitStack() as stack:
             stack.callback(visit.leave)
-            entrance = self._live.enter(served.engine.admission.wait_s())
+            entrance = self._live.enter(served.engine.admission.wait_s)
             stack.callback(entrance.leave)
             # Before anything is read or written for it: a refusal must cost next to nothing, and what was
             # begun must not be refused. A background response waits in the database where no place is free.

@@ -30,7 +30,7 @@ from engine import (
 )
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
-from server.items import Execution, Item, Route, execution_of
+from server.items import Elsewhere, Execution, Item, Route, execution_of
 from server.limits import Limiter
 from server.prompting import Offer, to_messages
 from server.runs.events import Draft, Journal
@@ -286,24 +286,21 @@ class Loop:
         return result
 
     async def _carry_out(self, run: Run, call: Item) -> ToolResult:
-        execution = self._execution(call)
-        elsewhere = execution.elsewhere
-        if run.reach is not None and elsewhere is not None and elsewhere.holds(call, run.reach):
-            return await elsewhere.run(call, run.reach)
-        return await execution.run(call, self._registry)
+        execution, tools = self._execution(run, call)
+        return await execution.run(call, tools)
 
     def _repeatable(self, run: Run, call: Item) -> bool:
-        execution = self._execution(call)
-        elsewhere = execution.elsewhere
-        if run.reach is not None and elsewhere is not None and elsewhere.holds(call, run.reach):
-            return elsewhere.repeatable(call, run.reach)
-        return execution.repeatable(call, self._registry)
+        execution, tools = self._execution(run, call)
+        return execution.repeatable(call, tools)
 
-    @staticmethod
-    def _execution(call: Item) -> Execution:
+    def _execution(self, run: Run, call: Item) -> tuple[Execution | Elsewhere, Any]:
+        """How a call is carried out, and with whose tools: this server's, or those that the run reaches."""
         execution = execution_of(call)
         assert execution is not None, "the plan's steps run calls that this server carries out"
-        return execution
+        elsewhere = execution.elsewhere
+        if run.reach is not None and elsewhere is not None and elsewhere.holds(call, run.reach):
+            return elsewhere, run.reach
+        return execution, self._registry
 
     def _bounded(self, result: ToolResult) -> ToolResult:
         """What a tool said, unless that is larger than the operator takes."""

@@ -34,9 +34,9 @@ async def test_the_count_is_never_short_of_what_this_process_has_begun() -> None
     store = Store()
     refused: list[str] = []
     live = LiveRuns(store, 100, refused.append)  # type: ignore[arg-type]
-    live.enter(1).begun(in_database=True)
-    given_up = live.enter(1)
-    starting = live.enter(1)
+    live.enter(lambda: 1).begun(in_database=True)
+    given_up = live.enter(lambda: 1)
+    starting = live.enter(lambda: 1)
     assert live.num == 3
     given_up.leave()
     given_up.leave()
@@ -55,7 +55,7 @@ async def test_the_count_is_never_short_of_what_this_process_has_begun() -> None
     assert live.num == 5
     await live.look()
     assert live.num == 6
-    live.enter(1).begun(in_database=False)
+    live.enter(lambda: 1).begun(in_database=False)
     await live.look()
     assert live.num == 7
     live.ended(in_database=False)
