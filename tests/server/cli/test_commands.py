@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from server import __version__
 from server.cli.commands import COMMANDS, main
 from server.config import SUBJECTS, settings
 from storage import open_storage
+from tests.support.processes import server_process
 
 ROOT = Path(__file__).parents[3]
 
@@ -506,10 +507,10 @@ async def test_doctor_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_pa
     assert await asyncio.to_thread(main, doctor) == 0
     assert "has this version's schema, is held by nobody and has 1 keys" in database_line(capsys)
     assert {file.name: file.read_bytes() for file in data.iterdir()} == before
-    async with served(data) as server:
+    async with server_process(data) as server:
         assert await asyncio.to_thread(main, doctor) == 1, "a second server would be refused"
         told = database_line(capsys)
-        assert told.startswith("FAIL") and f"another server (pid {server.inner.pid}) holds" in told
+        assert told.startswith("FAIL") and f"another server (pid {server.child.pid}) holds" in told
         assert f"listens on {server.url}" in told
 
 
@@ -651,28 +652,10 @@ def test_doctor_tells_the_dialect(capsys: pytest.CaptureFixture[str], tmp_path: 
 # The process
 
 
-@dataclass
-class Process:
-    """A server process that is ready."""
-
-    inner: asyncio.subprocess.Process
-    url: str
-    banner: str
-
-    async def ended(self) -> int:
-        return await asyncio.wait_for(self.inner.wait(), 20)
-
-    def signal(self, number: signal.Signals) -> None:
-        self.inner.send_signal(number)
-
-
 @asynccontextmanager
-async def start(*argv: str, code: str | None = None) -> AsyncIterator[asyncio.subprocess.Process]:
-    command = ["-c", code] if code else ["-m", "server.cli"]
+async def start(*argv: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        *argv,
+        *(sys.executable, "-m", "server.cli", *argv),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
@@ -686,26 +669,15 @@ async def start(*argv: str, code: str | None = None) -> AsyncIterator[asyncio.su
         await process.communicate()
 
 
-@asynccontextmanager
-async def served(folder: Path, *argv: str, code: str | None = None) -> AsyncIterator[Process]:
-    flags = ("serve", "--engine", "scripted", "--port", "0", "--data", str(folder), *argv)
-    async with start(*flags, code=code) as process:
-        assert process.stdout is not None
-        banner = (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
-        assert "listens on" in banner, (await process.communicate())[1].decode()
-        yield Process(process, banner.split("listens on ")[1].split()[0], banner)
-
-
 async def errors_of(process: asyncio.subprocess.Process) -> tuple[int, list[str]]:
     _, err = await asyncio.wait_for(process.communicate(), 20)
     return process.returncode or 0, err.decode().splitlines()
 
 
 async def test_serve_and_stop(tmp_path: Path) -> None:
-    async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url) as client:
+    async with server_process(tmp_path) as server, server.client() as client:
         assert "antiphon-scripted" in server.banner
-        assert server.inner.stdout is not None
-        hint = (await server.inner.stdout.readline()).decode()
+        hint = await server.printed()
         assert hint.startswith(f"Try: curl {server.url}/v1/responses")
         body = json.loads(hint[hint.index("-d '") + 4 : hint.rindex("'")])
         assert (await client.post("/v1/responses", json=body)).json()["status"] == "completed"
@@ -716,15 +688,13 @@ async def test_serve_and_stop(tmp_path: Path) -> None:
 
 async def test_serve_says_which_file_a_relative_database_is(tmp_path: Path) -> None:
     relative = os.path.relpath(tmp_path / "x.db", ROOT)
-    async with served(tmp_path, "--db", f"sqlite:///{relative}") as server:
-        assert server.inner.stderr is not None
-        line = (await asyncio.wait_for(server.inner.stderr.readline(), 20)).decode()
-        assert f"the database is the file {tmp_path / 'x.db'}" in line
+    async with server_process(tmp_path, "--db", f"sqlite:///{relative}") as server:
+        await server.logs(f"the database is the file {tmp_path / 'x.db'}")
     assert (tmp_path / "x.db").exists()
 
 
 async def test_the_first_signal_drains(tmp_path: Path) -> None:
-    async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+    async with server_process(tmp_path) as server, server.client() as client:
         body = {"input": "tick 20\ncount 40", "stream": True}
         async with client.stream("POST", "/v1/responses", json=body) as reply:
             lines = reply.aiter_lines()
@@ -742,27 +712,27 @@ async def test_the_first_signal_drains(tmp_path: Path) -> None:
 
 
 async def test_a_second_signal_a_second_later_ends_at_once(tmp_path: Path) -> None:
-    async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+    async with server_process(tmp_path) as server, server.client() as client:
         body = {"input": "tick 50\ncount 1000", "stream": True}
         async with client.stream("POST", "/v1/responses", json=body) as reply:
             await anext(reply.aiter_lines())
             server.signal(signal.SIGINT)
             await asyncio.sleep(1.1)  # what is measured is the clock
-            assert server.inner.returncode is None
+            assert server.child.returncode is None
             server.signal(signal.SIGINT)
             assert await asyncio.wait_for(server.ended(), 2) == 130
 
 
 async def test_work_that_outlasts_the_grace_goes_on_after_the_restart(tmp_path: Path) -> None:
     async with (
-        served(tmp_path, "--drain-grace-s", "0.2") as server,
-        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+        server_process(tmp_path, "--drain-grace-s", "0.2") as server,
+        server.client() as client,
     ):
         made = await client.post("/v1/responses", json={"input": "tick 50\ncount 40", "background": True})
         response_id = made.json()["id"]
         server.signal(signal.SIGTERM)
         assert await server.ended() == 0
-    async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url) as client:
+    async with server_process(tmp_path) as server, server.client() as client:
         done = (await client.get(f"/v1/responses/{response_id}?wait=20")).json()
         assert (done["status"], done["output"][0]["content"][0]["text"]) == (
             "completed",
@@ -771,7 +741,7 @@ async def test_work_that_outlasts_the_grace_goes_on_after_the_restart(tmp_path: 
 
 
 async def test_keys_at_a_running_server(tmp_path: Path) -> None:
-    async with served(tmp_path) as server, httpx.AsyncClient(base_url=server.url) as client:
+    async with server_process(tmp_path) as server, server.client() as client:
         left = list(tmp_path.glob("server-*.json"))
         assert [file.stat().st_mode & 0o777 for file in left] == [0o600]
         async with start("keys", "create", "--data", str(tmp_path)) as made:
@@ -794,9 +764,8 @@ async def test_the_banner_says_whether_a_key_is_needed(tmp_path: Path) -> None:
         if folder != tmp_path:  # one with a stored key
             async with start("keys", "create", "--data", str(folder)) as made:
                 assert (await errors_of(made))[0] == 0
-        async with served(folder, *flags) as server:
-            assert server.inner.stdout is not None
-            hints.append((await server.inner.stdout.readline()).decode())
+        async with server_process(folder, *flags) as server:
+            hints.append(await server.printed())
     assert ["authorization: Bearer YOUR_KEY" in hint for hint in hints] == [False, True, True]
 
 
@@ -808,16 +777,16 @@ async def test_a_file_of_keys_with_a_fault_keeps_the_server_from_starting(tmp_pa
 
 
 async def test_a_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:
-    async with served(tmp_path) as server:
+    async with server_process(tmp_path) as server:
         async with start("serve", "--engine", "scripted", "--port", "0", "--data", str(tmp_path)) as second:
             code, lines = await errors_of(second)
         assert code == 2
         told = [line for line in lines if line.startswith("antiphon: ")]
-        assert len(told) == 1 and str(server.inner.pid) in told[0]
+        assert len(told) == 1 and str(server.child.pid) in told[0]
 
 
 async def test_a_taken_port_is_refused(tmp_path: Path) -> None:
-    async with served(tmp_path / "a") as server:
+    async with server_process(tmp_path / "a") as server:
         port = server.url.rpartition(":")[2]
         async with start("serve", "--model", "/nowhere", "--port", port, "--data", str(tmp_path)) as second:
             code, lines = await errors_of(second)
@@ -834,7 +803,7 @@ async def test_a_public_address_needs_a_key(tmp_path: Path) -> None:
     assert [line for line in lines if line.startswith("antiphon: ")] == [
         line for line in lines if "no key is configured" in line
     ]
-    async with served(tmp_path, "--host", "0.0.0.0", "--api-key", "sk-1") as server:
+    async with server_process(tmp_path, "--host", "0.0.0.0", "--api-key", "sk-1") as server:
         assert "0.0.0.0" in server.banner
         server.signal(signal.SIGTERM)
         assert await server.ended() == 0
@@ -870,8 +839,8 @@ sys.exit(serve(load({"data": sys.argv[sys.argv.index("--data") + 1], "port": 0})
 
 async def test_engine_death_cuts_streams_and_ends_the_process(tmp_path: Path) -> None:
     async with (
-        served(tmp_path, code=DYING) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+        server_process(tmp_path, code=DYING) as server,
+        server.client() as client,
     ):
         seen: list[str] = []
         with pytest.raises(httpx.RemoteProtocolError):

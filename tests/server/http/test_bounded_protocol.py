@@ -7,7 +7,6 @@ import asyncio
 import gc
 import json
 import logging
-import os
 import resource
 import signal
 import socket
@@ -28,6 +27,7 @@ from server.process.log_lines import Lines
 from server.schema.items import MAX_ITEMS
 from tests.fuzz.shapes import fuzz
 from tests.server.runs.test_disconnect import eventually
+from tests.support.processes import server_process
 from tests.support.running import Running, http_client, live_app
 from tests.support.talk import Api, Gate, gated
 
@@ -565,49 +565,10 @@ async def test_the_access_log_shows_a_path_as_it_came(
 # The process
 
 
-@asynccontextmanager
-async def process(
-    folder: Path, *flags: str, descriptors: int | None = None
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, Running, list[str]]]:
-    """`antiphon serve` with the scripted engine, its address, and the lines that it logs."""
-
-    def fewer() -> None:
-        if descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
-
-    command = (sys.executable, "-m", "server.cli", "serve", "--engine", "scripted", "--port", "0", *flags)
-    child = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=ROOT,
-        env={**os.environ, "ANTIPHON_DATA": str(folder)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=fewer,
-    )
-    assert child.stdout is not None and child.stderr is not None
-    lines: list[str] = []
-
-    async def read(stream: asyncio.StreamReader) -> None:
-        async for line in stream:
-            lines.append(line.decode().rstrip("\n"))
-
-    reading = asyncio.create_task(read(child.stderr))
-    try:
-        async with asyncio.timeout(60):
-            banner = (await child.stdout.readline()).decode()
-        assert "listens on" in banner, lines
-        yield child, Running(None, None, banner.split("listens on ")[1].split()[0]), lines  # type: ignore[arg-type]
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
-        reading.cancel()
-
-
 async def test_sighup_reloads_and_harms_nothing(tmp_path: Path) -> None:
     settings = tmp_path / "antiphon.toml"
     settings.write_text('api_key = ["old-key", "kept-key"]\ntick_s = 0.05\n')
-    async with process(tmp_path) as (child, server, lines), http_client(server) as client:
+    async with server_process(tmp_path) as server, server.client() as client:
 
         async def status(key: str) -> int:
             headers = {"authorization": f"Bearer {key}"}
@@ -620,29 +581,31 @@ async def test_sighup_reloads_and_harms_nothing(tmp_path: Path) -> None:
             chunks = stream.aiter_bytes()
             seen = await anext(chunks)
             settings.write_text('api_key = ["new-key", "kept-key"]\ntick_s = 0.05\nlog_level = "debug"\n')
-            child.send_signal(signal.SIGHUP)
-            await eventually(lambda: any("SIGHUP" in line for line in lines))
+            server.signal(signal.SIGHUP)
+            told = await server.logs("SIGHUP")
             async for chunk in chunks:
                 seen += chunk
         assert b"event: response.completed" in seen
-        told = next(line for line in lines if "SIGHUP" in line)
         assert "log_level is now debug" in told and "1 added, 1 removed" in told
         assert "-key" not in told
         assert await status("old-key") == 401 and await status("new-key") == 200
         settings.write_text("api_key = 7\n")
-        child.send_signal(signal.SIGHUP)
-        await eventually(lambda: any("nothing was reloaded" in line for line in lines))
+        server.signal(signal.SIGHUP)
+        await server.logs("nothing was reloaded")
         assert await status("new-key") == 200
         settings.write_text('api_key = ["new-key"]\nport = 9\n')
-        child.send_signal(signal.SIGHUP)
-        await eventually(lambda: any("a restart is needed for" in line for line in lines))
+        server.signal(signal.SIGHUP)
+        await server.logs("a restart is needed for")
         assert await status("kept-key") == 401
 
 
 async def test_connections_never_take_the_last_descriptors(tmp_path: Path) -> None:
-    async with process(tmp_path, descriptors=300) as (_, server, lines), http_client(server) as client:
+    def fewer() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+
+    async with server_process(tmp_path, before=fewer) as server, server.client() as client:
         assert (await client.get("/health")).status_code == 200  # an older connection
-        url = urlsplit(server.base_url)
+        url = urlsplit(server.url)
         idle = []
         try:
             for _ in range(320):
@@ -651,19 +614,19 @@ async def test_connections_never_take_the_last_descriptors(tmp_path: Path) -> No
             for _ in range(5):
                 reply = await client.post("/v1/responses", json={"input": "say hi"})
                 assert reply.status_code == 200
-            assert any("turned away" in line for line in lines)
+            assert any("turned away" in line for line in server.log)
         finally:
             for sock in idle:
                 sock.close()
         async with asyncio.timeout(10):
             while True:  # until it has seen them go
                 try:
-                    async with httpx.AsyncClient(base_url=server.base_url) as new:
+                    async with server.client() as new:
                         if (await new.get("/health")).status_code == 200:
                             break
                 except httpx.TransportError:
                     pass
-    assert not any("Traceback" in line for line in lines)
+    assert not any("Traceback" in line for line in server.log)
 
 
 IMPORTS_AFTER_START = """

@@ -8,16 +8,12 @@ that the test knows when the call is under way, and kills the process then.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.support.processes import server_process
 from tests.support.wire import Json
 
 ROOT = Path(__file__).parents[3]
@@ -119,29 +115,6 @@ def house_with_dice(folder: Path, *, idempotent: bool) -> Path:
     return house
 
 
-@asynccontextmanager
-async def serving(house: Path, data: Path, cup: int) -> AsyncIterator[tuple[int, httpx.AsyncClient]]:
-    """A server process of the house: its pid, and a client of it. It is killed at the end."""
-    flags = ("--engine", "scripted", "--port", "0", "--data", str(data), "--log-level", "warning")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "server.cli", "serve", *flags),
-        cwd=house,
-        env={**os.environ, "PYTHONPATH": str(house), "CUP": str(cup)},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        banner = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
-        url = banner.split("listens on ")[1].split()[0]
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            yield process.pid, client
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
 @pytest.mark.parametrize("idempotent", [True, False], ids=["may run twice", "may not"])
 async def test_a_killed_call_of_an_added_tool_goes_on_after_the_restart(
     tmp_path: Path, idempotent: bool
@@ -153,8 +126,8 @@ async def test_a_killed_call_of_an_added_tool_goes_on_after_the_restart(
 
     house = house_with_dice(tmp_path, idempotent=idempotent)
     async with await asyncio.start_server(asked, "127.0.0.1", 0) as cup:
-        port = cup.sockets[0].getsockname()[1]
-        async with serving(house, tmp_path / "data", port) as (pid, client):
+        data, env = tmp_path / "data", {"CUP": str(cup.sockets[0].getsockname()[1])}
+        async with server_process(data, house=house, env=env) as server, server.client() as client:
             body: Json = {
                 "input": 'call roll {"input": "2d6"}',
                 "tools": [{"type": "dice"}],
@@ -163,9 +136,9 @@ async def test_a_killed_call_of_an_added_tool_goes_on_after_the_restart(
             begun = (await client.post("/v1/responses", json=body)).json()
             notation, lost = await asyncio.wait_for(rolls.get(), 30)
             assert notation == "2d6"
-            os.kill(pid, 9)
+            server.child.kill()
         lost.close()
-        async with serving(house, tmp_path / "data", port) as (_, client):
+        async with server_process(data, house=house, env=env) as server, server.client() as client:
             if idempotent:
                 notation, again = await asyncio.wait_for(rolls.get(), 30)
                 assert notation == "2d6"

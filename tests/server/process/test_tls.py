@@ -7,8 +7,6 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +17,7 @@ from cryptography import x509
 from server.config import Config
 from server.process.tls import CertificateError, Tls
 from tests.support.certificates import make_certificate, trusting
+from tests.support.processes import server_process
 from tests.support.running import live_app
 
 ROOT = Path(__file__).parents[3]
@@ -55,43 +54,6 @@ async def command(folder: Path, *argv: str) -> tuple[int, str]:
     return child.returncode or 0, out.decode()
 
 
-@asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, asyncio.Queue[str]]]:
-    """`antiphon serve`, its address, and its log as it comes."""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server.cli", "serve", "--engine", "scripted", "--port", "0"),
-        cwd=ROOT,
-        env={**os.environ, "ANTIPHON_DATA": str(folder)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert child.stdout is not None and child.stderr is not None
-    lines: asyncio.Queue[str] = asyncio.Queue()
-
-    async def read(stream: asyncio.StreamReader) -> None:
-        async for line in stream:
-            lines.put_nowait(line.decode())
-
-    reading = asyncio.create_task(read(child.stderr))
-    try:
-        async with asyncio.timeout(60):
-            banner = (await child.stdout.readline()).decode()
-        yield child, banner.split("listens on ")[1].split()[0], lines
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
-        reading.cancel()
-
-
-async def told(lines: asyncio.Queue[str], words: str) -> str:
-    """The next line of a log with these words."""
-    async with asyncio.timeout(30):
-        while words not in (line := await lines.get()):
-            pass
-    return line
-
-
 async def test_new_certificates_come_by_sighup_and_open_streams_live(tmp_path: Path) -> None:
     first, first_key, first_serial = make_certificate(tmp_path, "first")
     second, second_key, second_serial = make_certificate(tmp_path, "second")
@@ -100,7 +62,8 @@ async def test_new_certificates_come_by_sighup_and_open_streams_live(tmp_path: P
     first_key.replace(live_key)
     settings = f'tick_s = 0.05\nssl_certfile = "{live}"\nssl_keyfile = "{live_key}"\n'
     (tmp_path / "antiphon.toml").write_text(settings)
-    async with serving(tmp_path) as (child, url, lines):
+    async with server_process(tmp_path) as server:
+        url = server.url
         assert url.startswith("https://")
         assert await serial_at(url) == first_serial
         async with httpx.AsyncClient(base_url=local(url), verify=trusting(live), timeout=20) as client:
@@ -110,12 +73,12 @@ async def test_new_certificates_come_by_sighup_and_open_streams_live(tmp_path: P
                 chunks = stream.aiter_bytes()
                 seen = await anext(chunks)
                 second.replace(live)
-                child.send_signal(signal.SIGHUP)  # the key does not fit
-                await told(lines, "the certificates stay as they were")
+                server.signal(signal.SIGHUP)  # the key does not fit
+                await server.logs("the certificates stay as they were")
                 assert await serial_at(url) == first_serial
                 second_key.replace(live_key)
-                child.send_signal(signal.SIGHUP)
-                await told(lines, "the certificates were read again")
+                server.signal(signal.SIGHUP)
+                await server.logs("the certificates were read again")
                 assert await serial_at(url) == second_serial
                 async for chunk in chunks:
                     seen += chunk
@@ -125,8 +88,9 @@ async def test_new_certificates_come_by_sighup_and_open_streams_live(tmp_path: P
         (tmp_path / "antiphon.toml").write_text(
             f'tick_s = 0.05\nssl_certfile = "{third}"\nssl_keyfile = "{third_key}"\n'
         )
-        child.send_signal(signal.SIGHUP)
-        assert "restart" not in await told(lines, "the certificates were read again")
+        before = len(server.log)
+        server.signal(signal.SIGHUP)
+        assert "restart" not in await server.logs("the certificates were read again", after=before)
         assert await serial_at(url) == third_serial
         # An operator's commands find the server by its address, for which no certificate is made out.
         code, out = await command(tmp_path, "keys", "create", "--name", "ann")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from server.config import Config
 from server.process.lifecycle import Refused, ServerLifecycle
+from tests.support.processes import server_process
 from tests.support.running import http_client, running_app
 from tests.support.talk import BUILTIN, Api
 from tests.support.wire import Json
@@ -103,28 +100,6 @@ print("done")
 """
 
 
-@asynccontextmanager
-async def serving(data: Path) -> AsyncIterator[tuple[int, httpx.AsyncClient]]:
-    """A server process: its pid, and a client of it. It is killed at the end."""
-    flags = ("--engine", "scripted", "--port", "0", "--data", str(data), "--log-level", "warning")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server.cli", "serve", *flags),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        banner = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
-        url = banner.split("listens on ")[1].split()[0]
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            yield process.pid, client
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
 async def begun(folder: Path, count: int) -> list[int]:
     """The programs that have begun, when there are so many."""
     async with asyncio.timeout(30):
@@ -144,12 +119,12 @@ async def test_a_call_that_a_kill_cuts_is_run_again_only_where_the_file_says_so(
         f'[tools.slow]\ndescription = "Slow."\ncommand = [{PYTHON}, "slow.py"]\n'
         f"idempotent = {str(idempotent).lower()}\n"
     )
-    async with serving(tmp_path) as (pid, client):
+    async with server_process(tmp_path) as server, server.client() as client:
         body: Json = {"input": "call slow {}", "tools": [BUILTIN], "background": True}
         response = (await client.post("/v1/responses", json=body)).json()
         await begun(tmp_path, 1)
-        os.kill(pid, 9)
-    async with serving(tmp_path) as (_, client):
+        server.child.kill()
+    async with server_process(tmp_path) as server, server.client() as client:
         if idempotent:
             await begun(tmp_path, 2)
         (tmp_path / "go").touch()
@@ -169,7 +144,7 @@ async def test_a_call_that_is_cancelled_ends_its_program(tmp_path: Path) -> None
     (tmp_path / "tools.toml").write_text(
         f'[tools.slow]\ndescription = "Slow."\ncommand = [{PYTHON}, "slow.py"]\n'
     )
-    async with serving(tmp_path) as (_, client):
+    async with server_process(tmp_path) as server, server.client() as client:
         body: Json = {"input": "call slow {}", "tools": [BUILTIN], "background": True}
         response = (await client.post("/v1/responses", json=body)).json()
         (program,) = await begun(tmp_path, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from server.webhooks import deliveries as webhooks
 from server.webhooks import sender
 from server.webhooks.deliveries import BACKOFF_S, Deliveries, notice
 from storage import Finish, NewResponse, Record, RunAppend, Storage, open_storage
+from tests.support.processes import server_process
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import Api
 from tests.support.wire import Json
@@ -216,20 +216,10 @@ async def test_a_kill_between_the_end_and_the_delivery_loses_nothing(tmp_path: P
         storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="test")
         secret = (await hooked(storage, receiver.url))["signing_secret"]
         await storage.close()
-        flags = ("serve", "--engine", "scripted", "--port", "0", "--data", str(tmp_path))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", HOLDING, *flags, cwd=ROOT, stdout=asyncio.subprocess.PIPE
-        )
-        try:
-            assert process.stdout is not None
-            banner = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
-            async with httpx.AsyncClient(base_url=banner.split("listens on ")[1].split()[0]) as client:
-                api = Api(client)
-                made = await api.create("say hi", background=True)
-                assert (await api.ended(made["id"]))["status"] == "completed"
-        finally:
-            process.kill()
-            await process.communicate()
+        async with server_process(tmp_path, code=HOLDING) as server, server.client() as client:
+            api = Api(client)
+            made = await api.create("say hi", background=True)
+            assert (await api.ended(made["id"]))["status"] == "completed"
         assert receiver.inbox.empty()
         async with running_app(tmp_path):
             assert unwrapped(await receiver.next(), secret).data.id == made["id"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
 
-from tests.server.items.test_new_item_type_after_kill import ROOT, serving
 from tests.server.runs.execution.test_mcp_servers import DESK
 from tests.support.mcp_servers import Seen, mcp_server
+from tests.support.processes import server_process
 from tests.support.wire import Json
 
 TOKEN = "tk-0123456789abcdef"
@@ -23,15 +22,15 @@ async def test_a_killed_call_is_told_or_repeated(tmp_path: Path, repeated: bool)
     async with mcp_server(seen) as url:
         rights = 'idempotent = ["hold"]\n' if repeated else ""
         (data / "antiphon.toml").write_text(f'[mcp.servers.desk]\nurl = "{url}"\n{rights}')
-        async with serving(ROOT, data, 0) as (pid, client):
+        async with server_process(data) as server, server.client() as client:
             tool = {**DESK, "authorization": TOKEN}
             body: Json = {"input": "call hold {}", "tools": [tool], "background": True}
             begun = (await client.post("/v1/responses", json=body)).json()
             await asyncio.wait_for(seen.held.wait(), 30)
-            os.kill(pid, 9)
+            server.child.kill()
             await asyncio.wait_for(seen.cancelled.wait(), 30)  # the server at the other end sees the loss
         seen.free.set()
-        async with serving(ROOT, data, 0) as (_, client):
+        async with server_process(data) as server, server.client() as client:
             done = (await client.get(f"/v1/responses/{begun['id']}", params={"wait": "30"})).json()
     listing, made, message = done["output"]
     assert (done["status"], listing["type"]) == ("completed", "mcp_list_tools")
