@@ -6,7 +6,7 @@ from __future__ import annotations
 from tools.arguments import prepare_arguments
 from tools.builtin import BUILTIN
 from tools.egress import Caps, Egress, EgressError, guarded_client, prepare_egress, read_rule
-from tools.mcp import Connections, Listing, McpServer, McpTool
+from tools.mcp import ConnectionPool, Connections, Listing, McpServer, McpTool
 from tools.operator import ToolsError, operator_tools, tool
 from tools.runtime import ToolResult, execute
 from tools.spec import Registry, ToolError, ToolSpec
@@ -14,6 +14,7 @@ from tools.spec import Registry, ToolError, ToolSpec
 __all__ = [
     "BUILTIN",
     "Caps",
+    "ConnectionPool",
     "Connections",
     "Egress",
     "EgressError",

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from server.errors import ApiError
 from server.mcp_servers.reach import Reach
 from server.mcp_servers.settings import McpSettings, ServerSettings
-from tools import Egress, EgressError, McpServer
+from tools import ConnectionPool, Egress, EgressError, McpServer
 
 BUILTIN_URL = "builtin:"
 """The `server_url` of this server's own tools; a server of the operator's is `builtin:NAME`."""
@@ -31,6 +31,7 @@ class Directory:
         """egress: what of the addresses that requests name may be reached."""
         self._settings = settings
         self._egress = egress
+        self._pool = ConnectionPool(egress)
 
     def reach(
         self, tools: Sequence[Mapping[str, Any]], secrets: Mapping[str, Mapping[str, Any]], owner: str
@@ -48,7 +49,11 @@ class Directory:
             except ApiError as gone:
                 found = gone.message
             servers[tool["server_label"]] = found
-        return Reach(servers, self._egress)
+        return Reach(servers, self._pool, owner)
+
+    async def close(self) -> None:
+        """End the connections that no run uses."""
+        await self._pool.close()
 
     def require(
         self, tools: Sequence[Mapping[str, Any]], secrets: Mapping[str, Mapping[str, Any]], owner: str

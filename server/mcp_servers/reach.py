@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tools import Connections, Egress, Listing, McpServer, ToolResult
+from tools import ConnectionPool, Connections, Listing, McpServer, ToolResult
 
 
 class Reach:
@@ -14,10 +14,10 @@ class Reach:
     servers: why not, for one that cannot be reached.
     """
 
-    def __init__(self, servers: Mapping[str, McpServer | str], egress: Egress) -> None:
+    def __init__(self, servers: Mapping[str, McpServer | str], pool: ConnectionPool, owner: str) -> None:
         self._servers = servers
         self._tools: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self._connections = Connections(egress)
+        self._connections = Connections(pool, owner)
 
     def has(self, label: str) -> bool:
         """Whether there is a server of this label, reachable or not."""
@@ -55,9 +55,9 @@ class Reach:
         hinted = said.get("readOnlyHint") is True or said.get("idempotentHint") is True
         return name in server.idempotent or (server.trusted and hinted)
 
-    async def close(self) -> None:
-        """End the connections."""
-        await self._connections.close()
+    def close(self) -> None:
+        """Leave the connections to the next run."""
+        self._connections.close()
 
     def _server(self, label: str) -> McpServer | str:
         return self._servers.get(label, f"There is no MCP server labelled {label!r} any more.")

@@ -212,6 +212,7 @@ class Runs:
         """
         self._draining = True
         await self._tasks.drain(grace_s)
+        await self._directory.close()
         self._stopped = True
         for chore in self._chores:
             chore.cancel()

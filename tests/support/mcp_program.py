@@ -1,4 +1,7 @@
-"""An MCP server over standard streams, for tests: `python -m tests.support.mcp_program LOG`."""
+"""An MCP server in a process of its own, for tests: `python -m tests.support.mcp_program LOG [PORT]`.
+
+It serves its standard streams, or with a port the older HTTP with server-sent events, which has sessions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from mcp.server.mcpserver import MCPServer
 
 
 def main() -> None:
-    """Serve until the streams are closed."""
+    """Serve until the streams are closed, or for ever."""
     log = Path(sys.argv[1])
     server = MCPServer("program")
 
@@ -21,7 +24,10 @@ def main() -> None:
             file.write(f"{line}\n")
         return f"{line} {os.environ.get('DESK', '')}".strip()
 
-    server.run("stdio")
+    if len(sys.argv) > 2:
+        server.run("sse", port=int(sys.argv[2]))
+    else:
+        server.run("stdio")
 
 
 if __name__ == "__main__":

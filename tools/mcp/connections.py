@@ -1,20 +1,15 @@
-"""Connections with MCP servers, one for each server of a run, made when it is first needed.
-
-The SDK's client has to be entered and left in one task, so each connection belongs to a task of its own.
-"""
+"""Connections with MCP servers: one for each server of a run, kept for the next run of the same owner."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from tools.egress import Caps, Egress, EgressError, guarded_client
+from tools.egress import Egress
 from tools.mcp.arguments import read_arguments
+from tools.mcp.connection import CONNECT_S, MOST_CALL_S, Connection, failure
 from tools.mcp.listing import Listing, all_tools
 from tools.mcp.results import read_result
 from tools.mcp.server import McpServer
@@ -22,45 +17,97 @@ from tools.runtime import ToolResult, shortened
 from tools.spec import ToolError
 
 if TYPE_CHECKING:
-    import httpx2
     from mcp import Client
-
-T = TypeVar("T")
-
-CONNECT_S = 20.0
-"""Seconds that a server may take to be connected with, and again to list its tools."""
 
 CALL_S = 60.0
 """Seconds that a call may take; each notice of progress begins them anew."""
 
-MOST_CALL_S = 15 * 60.0
-"""Seconds that a call may take, whatever progress it makes."""
+IDLE_S = 60.0
+"""Seconds for which a connection waits for its next run."""
 
-CLOSE_S = 5.0
-"""Seconds that a connection has for its end."""
-
-MAX_REPLY = 16 << 20
-"""Bytes of one HTTP reply."""
-
-CAPS = Caps(max_bytes=MAX_REPLY, total_s=MOST_CALL_S + CONNECT_S)
-"""Of one HTTP exchange, which a stream of events is as long as it lasts."""
-
-CONNECTION_CLOSED = -32000
-"""The SDK's code for a request whose connection is gone."""
+MOST_IDLE = 64
+"""Connections that wait, of all owners."""
 
 CALL_KEY = "antiphon/call"
 """The key in `_meta` of a call under which a server finds an id of it, the same when the call is repeated."""
 
-log = logging.getLogger("antiphon.mcp")
+
+@dataclass(eq=False, slots=True)
+class _Idle:
+    owner: str
+    server: McpServer
+    connection: Connection
+    timer: asyncio.TimerHandle
+
+
+class ConnectionPool:
+    """Connections that wait for their next run.
+
+    A connection is one run's at a time, because a server may keep a state for it, and it passes only between
+    runs of one owner, which reach the same server with the same credentials.
+    """
+
+    def __init__(self, egress: Egress) -> None:
+        """egress: where requests may lead; servers of the operator may be anywhere."""
+        self._egress = egress
+        self._idle: list[_Idle] = []  # the one that waits longest first
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def take(self, owner: str, server: McpServer) -> Connection:
+        """One for a run. Never raises, except when it is cancelled."""
+        while (found := self._newest(owner, server)) is not None:
+            found.timer.cancel()
+            self._idle.remove(found)
+            try:
+                if await found.connection.answers():
+                    return found.connection
+            finally:
+                if not found.connection.sound:
+                    self._end(found.connection)
+        return Connection(server, self._egress)
+
+    def give_back(self, owner: str, server: McpServer, connection: Connection) -> None:
+        """Keep it for a while, or end it where something failed in it."""
+        if not connection.sound or connection.lost:
+            self._end(connection)
+            return
+        timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, connection)
+        self._idle.append(_Idle(owner, server, connection, timer))
+        if len(self._idle) > MOST_IDLE:
+            self._expire(self._idle[0].connection)
+
+    async def close(self) -> None:
+        """End those that wait, and wait for the ends of all that were given back."""
+        for idle in self._idle.copy():
+            self._expire(idle.connection)
+        await asyncio.gather(*self._ending)
+
+    def _newest(self, owner: str, server: McpServer) -> _Idle | None:
+        same = (idle for idle in reversed(self._idle) if (idle.owner, idle.server) == (owner, server))
+        return next(same, None)
+
+    def _expire(self, connection: Connection) -> None:
+        for idle in self._idle:
+            if idle.connection is connection:
+                idle.timer.cancel()
+                self._idle.remove(idle)
+                self._end(connection)
+                return
+
+    def _end(self, connection: Connection) -> None:
+        task = asyncio.create_task(connection.close())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
 
 class Connections:
     """The connections of one run."""
 
-    def __init__(self, egress: Egress) -> None:
-        """egress: where requests may lead; servers of the operator may be anywhere."""
-        self._egress = egress
-        self._open: dict[str, _Connection] = {}  # by the server's label
+    def __init__(self, pool: ConnectionPool, owner: str) -> None:
+        self._pool = pool
+        self._owner = owner
+        self._open: dict[str, tuple[McpServer, Connection]] = {}  # by the server's label
+        self._taking: dict[str, asyncio.Lock] = {}
 
     async def list_tools(self, label: str, server: McpServer) -> Listing:
         """Ask a server for its tools. Never raises, except when it is cancelled."""
@@ -69,13 +116,12 @@ class Connections:
             async with asyncio.timeout(CONNECT_S):
                 return Listing(await all_tools(client))
 
+        connection = await self._connection(label, server)
         try:
-            return await self._connection(label, server).use(ask)
+            return await connection.use(ask)
         except Exception as exc:
-            failure = _failure(exc, self._open[label].status)
-            return Listing(
-                error=f"The MCP server '{label}' could not be asked for its tools: {failure.error}"
-            )
+            why = failure(exc, connection.status)
+            return Listing(error=f"The MCP server '{label}' could not be asked for its tools: {why.error}")
 
     async def call(
         self,
@@ -106,212 +152,23 @@ class Connections:
                 result = await client.call_tool(name, given, progress_callback=on_progress, meta=meta)
             return read_result(result)
 
+        connection = await self._connection(label, server)
         try:
-            return shortened(await self._connection(label, server).use(make))
+            return shortened(await connection.use(make))
         except Exception as exc:
-            return _failure(exc, self._open[label].status)
+            return failure(exc, connection.status)
 
-    def _connection(self, label: str, server: McpServer) -> _Connection:
-        known = self._open.get(label)
-        if known is None or known.lost:
-            known = self._open[label] = _Connection(server, self._egress)
-        return known
+    async def _connection(self, label: str, server: McpServer) -> Connection:
+        async with self._taking.setdefault(label, asyncio.Lock()):  # parallel calls share one
+            known = self._open.get(label)
+            if known is not None and not known[1].lost:
+                return known[1]
+            taken = await self._pool.take(self._owner, server)
+            self._open[label] = (server, taken)
+            return taken
 
-    async def close(self) -> None:
-        """End all connections. Never raises, except when it is cancelled, and then only once they have ended:
-        a process may end next, and would leave programs behind."""
+    def close(self) -> None:
+        """Leave them to the next run, where nothing failed in them."""
         open_, self._open = list(self._open.values()), {}
-        ending = asyncio.gather(*(connection.close() for connection in open_))
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            await ending
-            raise
-
-
-class _Connection:
-    """A connection with one server, and the task that it belongs to. status: of the last HTTP reply."""
-
-    def __init__(self, server: McpServer, egress: Egress) -> None:
-        self._server = server
-        self._egress = egress
-        self._task: asyncio.Task[None] | None = None
-        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._closing = asyncio.Event()
-        self.status: int | None = None
-
-    @property
-    def lost(self) -> bool:
-        """Whether it has ended."""
-        return self._task is not None and self._task.done()
-
-    async def use(self, work: Callable[[Client], Awaitable[T]]) -> T:
-        """work(client), which ends with the connection. Raises what work does, and why there is no
-        connection."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._hold(), name=f"mcp {self._server.name}")
-        client = await self._unless_lost(self._client, keep=True)
-        return await self._unless_lost(asyncio.ensure_future(work(client)))
-
-    async def _unless_lost(self, future: asyncio.Future[T], *, keep: bool = False) -> T:
-        task = self._task
-        assert task is not None, "it is used"
-        try:
-            await asyncio.wait((future, task), return_when=asyncio.FIRST_COMPLETED)
-            if future.done() and not _is_closed(future.exception()):
-                return future.result()
-            # What closed the connection is known to its task, which may need a moment more to say it.
-            await asyncio.wait((task,), timeout=CLOSE_S)
-            if task.done():
-                task.result()  # raises why
-            raise ConnectionError("the connection was closed")
-        finally:
-            if not keep:
-                future.cancel()
-
-    async def close(self) -> None:
-        """End it, and wait for that."""
-        self._closing.set()
-        if self._task is None:
-            return
-        if not self._client.done():
-            self._task.cancel()
-        _, late = await asyncio.wait((self._task,), timeout=CLOSE_S)
-        for task in late:
-            task.cancel()
-            await asyncio.wait((task,), timeout=CLOSE_S)
-        if not self._task.cancelled() and (error := self._task.exception()) is not None:
-            log.debug("the connection with %s ended: %r", self._server.name, error)
-
-    async def _hold(self) -> None:
-        """Connect, in one way after the other, and stay until the connection is closed or lost."""
-        await asyncio.to_thread(_load)
-        from mcp import Client
-
-        why: BaseException | None = None
-        for way in self._ways():
-            try:
-                async with asyncio.timeout(CONNECT_S) as limit, Client(way(), cache=None) as client:
-                    # Checking results against the server's schemas would run the server's patterns.
-                    client.session.validate_tool_result = _taken_as_it_is  # type: ignore[assignment, method-assign]
-                    limit.reschedule(None)
-                    self._client.set_result(client)
-                    await self._closing.wait()
-                return
-            except Exception as exc:
-                why = why or exc
-                if self._client.done() or self.status in (401, 403) or isinstance(exc, TimeoutError):
-                    break
-        assert why is not None, "there is a way to each server"
-        raise why
-
-    def _ways(self) -> Iterator[Callable[[], Any]]:
-        if self._server.command:
-            yield self._over_streams
-        else:
-            yield self._over_http
-            yield self._over_sse
-
-    @asynccontextmanager
-    async def _over_http(self) -> AsyncIterator[Any]:
-        from mcp.client.streamable_http import streamable_http_client
-
-        url = self._server.url or ""
-        async with self._http() as http:
-            connecting = streamable_http_client(url, http_client=http, max_sse_event_size=MAX_REPLY)
-            async with connecting as streams:
-                yield streams
-
-    @asynccontextmanager
-    async def _over_sse(self) -> AsyncIterator[Any]:
-        from mcp.client.sse import sse_client
-
-        def made(
-            headers: dict[str, str] | None = None,
-            timeout: httpx2.Timeout | None = None,
-            auth: httpx2.Auth | None = None,
-        ) -> httpx2.AsyncClient:
-            return self._http()
-
-        async with sse_client(self._server.url or "", httpx_client_factory=made) as streams:
-            yield streams
-
-    @asynccontextmanager
-    async def _over_streams(self) -> AsyncIterator[Any]:
-        from mcp import StdioServerParameters
-        from mcp.client.stdio import stdio_client
-
-        program, *arguments = self._server.command
-        parameters = StdioServerParameters(command=program, args=arguments, env=dict(self._server.env))
-        async with stdio_client(parameters, errlog=sys.__stderr__ or sys.stderr) as streams:
-            yield streams
-
-    def _http(self) -> httpx2.AsyncClient:
-        url = self._server.url or ""
-        egress = self._egress if self._server.guarded else self._egress.allowing(url)
-        http = guarded_client(egress, CAPS, headers=self._server.headers)
-        http.event_hooks = {"response": [self._note]}
-        return http
-
-    async def _note(self, response: httpx2.Response) -> None:
-        self.status = response.status_code
-
-
-async def _taken_as_it_is(*_: Any) -> None:
-    return None
-
-
-def _load() -> None:
-    """Import the SDK, which takes half a second; its own words in the log can hold arguments and replies."""
-    import_module("mcp.client.sse")
-    for name in ("mcp", "httpx2", "httpcore2", "client"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Failures
-
-
-def _failure(exc: BaseException, status: int | None) -> ToolResult:
-    """What is told of an exception that a connection ended with, or a call. status: of the last HTTP
-    reply."""
-    import httpx2
-    from mcp.shared.exceptions import MCPError
-
-    cause = _first(exc)
-    if isinstance(cause, EgressError):
-        codes = {"too_slow": 504, "refused": 403}
-        return ToolResult(error=str(cause), source="http", code=codes.get(cause.kind, 502))
-    if isinstance(cause, ToolError):
-        return ToolResult(error=str(cause))
-    if isinstance(cause, TimeoutError | httpx2.TimeoutException):
-        return ToolResult(error="it did not answer in time", source="http", code=504)
-    if isinstance(cause, httpx2.HTTPStatusError):
-        code = cause.response.status_code
-        return ToolResult(error=f"it answered with HTTP status {code}", source="http", code=code)
-    if isinstance(cause, MCPError):
-        if status is not None and status >= 300:
-            return ToolResult(error=f"it answered with HTTP status {status}", source="http", code=status)
-        return ToolResult(error=cause.message[:1000], source="protocol", code=cause.code)
-    if isinstance(cause, httpx2.HTTPError | OSError | EOFError):
-        return ToolResult(error=f"it could not be reached ({_said(cause)})", source="http", code=502)
-    log.warning("an MCP server failed: %r", exc)
-    return ToolResult(error="its answer could not be understood", source="protocol", code=-32700)
-
-
-def _is_closed(exc: BaseException | None) -> bool:
-    """Whether the SDK says of a request only that its connection is gone."""
-    from mcp.shared.exceptions import MCPError
-
-    return isinstance(exc, MCPError) and exc.code == CONNECTION_CLOSED
-
-
-def _first(exc: BaseException) -> BaseException:
-    """The exception itself, or the first one of a group."""
-    while isinstance(exc, BaseExceptionGroup):
-        exc = exc.exceptions[0]
-    return exc
-
-
-def _said(exc: BaseException) -> str:
-    return " ".join(str(exc).split())[:300] or type(exc).__name__
+        for server, connection in open_:
+            self._pool.give_back(self._owner, server, connection)

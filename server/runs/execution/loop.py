@@ -109,7 +109,7 @@ class Loop:
         finally:
             self._probation.leave(run)
             if run.reach is not None:
-                await run.reach.close()
+                run.reach.close()
             if record.owned and self._telemetry.tracing is not None:
                 self._telemetry.tracing.left(record)
 

@@ -1,0 +1,268 @@
+"""One connection with an MCP server: made when it is first needed, used by one run after the other.
+
+The SDK's client has to be entered and left in one task, so each connection belongs to a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from contextvars import Context
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tools.egress import Caps, Egress, EgressError, guarded_client
+from tools.mcp.server import McpServer
+from tools.runtime import ToolResult
+from tools.spec import ToolError
+
+if TYPE_CHECKING:
+    import httpx2
+    from mcp import Client
+
+T = TypeVar("T")
+
+CONNECT_S = 20.0
+"""Seconds that a server may take to be connected with, and again to list its tools."""
+
+MOST_CALL_S = 15 * 60.0
+"""Seconds that a call may take, whatever progress it makes."""
+
+PING_S = 2.0
+"""Seconds that a server has for saying that it still knows a connection."""
+
+CLOSE_S = 5.0
+"""Seconds that a connection has for its end."""
+
+MAX_REPLY = 16 << 20
+"""Bytes of one HTTP reply."""
+
+CAPS = Caps(max_bytes=MAX_REPLY, total_s=MOST_CALL_S + CONNECT_S)
+"""Of one HTTP exchange, which a stream of events is as long as it lasts."""
+
+CONNECTION_CLOSED = -32000
+"""The SDK's code for a request whose connection is gone."""
+
+log = logging.getLogger("antiphon.mcp")
+
+
+class Connection:
+    """A connection with one server, and the task that it belongs to.
+
+    status: of the last HTTP reply. sound: nothing has failed in it, so that another run may use it.
+    """
+
+    def __init__(self, server: McpServer, egress: Egress) -> None:
+        self._server = server
+        self._egress = egress
+        self._task: asyncio.Task[None] | None = None
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._closing = asyncio.Event()
+        self.status: int | None = None
+        self.sound = True
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has ended."""
+        return self._task is not None and self._task.done()
+
+    async def use(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        """work(client), which ends with the connection. Raises what work does, and why there is no
+        connection."""
+        if self._task is None:
+            # It outlives the run that it is made for, and so belongs to no request.
+            name, context = f"mcp {self._server.name}", Context()
+            self._task = asyncio.create_task(self._hold(), name=name, context=context)
+        try:
+            client = await self._unless_lost(self._client, keep=True)
+            return await self._unless_lost(asyncio.ensure_future(work(client)))
+        except BaseException:
+            self.sound = False
+            raise
+
+    async def answers(self) -> bool:
+        """Ask the server whether it still knows it. Never raises, except when it is cancelled."""
+
+        async def ping(client: Client) -> None:
+            version = client.protocol_version
+            async with asyncio.timeout(PING_S):
+                if version in HANDSHAKE_PROTOCOL_VERSIONS:
+                    await client.session.send_ping()
+                else:  # pings are gone
+                    await client.session.send_discover(version)
+
+        if self.lost:
+            return False
+        from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+        try:
+            await self.use(ping)
+        except Exception as exc:
+            log.debug("the connection with %s is of no use any more: %r", self._server.name, exc)
+        return self.sound
+
+    async def _unless_lost(self, future: asyncio.Future[T], *, keep: bool = False) -> T:
+        task = self._task
+        assert task is not None, "it is used"
+        try:
+            await asyncio.wait((future, task), return_when=asyncio.FIRST_COMPLETED)
+            if future.done() and not _is_closed(future.exception()):
+                return future.result()
+            # What closed the connection is known to its task, which may need a moment more to say it.
+            await asyncio.wait((task,), timeout=CLOSE_S)
+            if task.done():
+                task.result()  # raises why
+            raise ConnectionError("the connection was closed")
+        finally:
+            if not keep:
+                future.cancel()
+
+    async def close(self) -> None:
+        """End it, and wait for that."""
+        self._closing.set()
+        if self._task is None:
+            return
+        if not self._client.done():
+            self._task.cancel()
+        _, late = await asyncio.wait((self._task,), timeout=CLOSE_S)
+        for task in late:
+            task.cancel()
+            await asyncio.wait((task,), timeout=CLOSE_S)
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            log.debug("the connection with %s ended: %r", self._server.name, error)
+
+    async def _hold(self) -> None:
+        """Connect, in one way after the other, and stay until the connection is closed or lost."""
+        await asyncio.to_thread(_load)
+        from mcp import Client
+
+        why: BaseException | None = None
+        for way in self._ways():
+            try:
+                async with asyncio.timeout(CONNECT_S) as limit, Client(way(), cache=None) as client:
+                    # Checking results against the server's schemas would run the server's patterns.
+                    client.session.validate_tool_result = _taken_as_it_is  # type: ignore[assignment, method-assign]
+                    limit.reschedule(None)
+                    self._client.set_result(client)
+                    await self._closing.wait()
+                return
+            except Exception as exc:
+                why = why or exc
+                if self._client.done() or self.status in (401, 403) or isinstance(exc, TimeoutError):
+                    break
+        assert why is not None, "there is a way to each server"
+        raise why
+
+    def _ways(self) -> Iterator[Callable[[], Any]]:
+        if self._server.command:
+            yield self._over_streams
+        else:
+            yield self._over_http
+            yield self._over_sse
+
+    @asynccontextmanager
+    async def _over_http(self) -> AsyncIterator[Any]:
+        from mcp.client.streamable_http import streamable_http_client
+
+        url = self._server.url or ""
+        async with self._http() as http:
+            connecting = streamable_http_client(url, http_client=http, max_sse_event_size=MAX_REPLY)
+            async with connecting as streams:
+                yield streams
+
+    @asynccontextmanager
+    async def _over_sse(self) -> AsyncIterator[Any]:
+        from mcp.client.sse import sse_client
+
+        def made(
+            headers: dict[str, str] | None = None,
+            timeout: httpx2.Timeout | None = None,
+            auth: httpx2.Auth | None = None,
+        ) -> httpx2.AsyncClient:
+            return self._http()
+
+        async with sse_client(self._server.url or "", httpx_client_factory=made) as streams:
+            yield streams
+
+    @asynccontextmanager
+    async def _over_streams(self) -> AsyncIterator[Any]:
+        from mcp import StdioServerParameters
+        from mcp.client.stdio import stdio_client
+
+        program, *arguments = self._server.command
+        parameters = StdioServerParameters(command=program, args=arguments, env=dict(self._server.env))
+        async with stdio_client(parameters, errlog=sys.__stderr__ or sys.stderr) as streams:
+            yield streams
+
+    def _http(self) -> httpx2.AsyncClient:
+        url = self._server.url or ""
+        egress = self._egress if self._server.guarded else self._egress.allowing(url)
+        http = guarded_client(egress, CAPS, headers=self._server.headers)
+        http.event_hooks = {"response": [self._note]}
+        return http
+
+    async def _note(self, response: httpx2.Response) -> None:
+        self.status = response.status_code
+
+
+async def _taken_as_it_is(*_: Any) -> None:
+    return None
+
+
+def _load() -> None:
+    """Import the SDK, which takes half a second; its own words in the log can hold arguments and replies."""
+    import_module("mcp.client.sse")
+    for name in ("mcp", "httpx2", "httpcore2", "client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Failures
+
+
+def failure(exc: BaseException, status: int | None) -> ToolResult:
+    """What is told of an exception that a connection ended with, or a call. status: of the last HTTP
+    reply."""
+    import httpx2
+    from mcp.shared.exceptions import MCPError
+
+    cause = _first(exc)
+    if isinstance(cause, EgressError):
+        codes = {"too_slow": 504, "refused": 403}
+        return ToolResult(error=str(cause), source="http", code=codes.get(cause.kind, 502))
+    if isinstance(cause, ToolError):
+        return ToolResult(error=str(cause))
+    if isinstance(cause, TimeoutError | httpx2.TimeoutException):
+        return ToolResult(error="it did not answer in time", source="http", code=504)
+    if isinstance(cause, httpx2.HTTPStatusError):
+        code = cause.response.status_code
+        return ToolResult(error=f"it answered with HTTP status {code}", source="http", code=code)
+    if isinstance(cause, MCPError):
+        if status is not None and status >= 300:
+            return ToolResult(error=f"it answered with HTTP status {status}", source="http", code=status)
+        return ToolResult(error=cause.message[:1000], source="protocol", code=cause.code)
+    if isinstance(cause, httpx2.HTTPError | OSError | EOFError):
+        return ToolResult(error=f"it could not be reached ({_said(cause)})", source="http", code=502)
+    log.warning("an MCP server failed: %r", exc)
+    return ToolResult(error="its answer could not be understood", source="protocol", code=-32700)
+
+
+def _is_closed(exc: BaseException | None) -> bool:
+    """Whether the SDK says of a request only that its connection is gone."""
+    from mcp.shared.exceptions import MCPError
+
+    return isinstance(exc, MCPError) and exc.code == CONNECTION_CLOSED
+
+
+def _first(exc: BaseException) -> BaseException:
+    """The exception itself, or the first one of a group."""
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc
+
+
+def _said(exc: BaseException) -> str:
+    return " ".join(str(exc).split())[:300] or type(exc).__name__
