@@ -1,6 +1,7 @@
-"""An MCP server in a process of its own, for tests: `python -m tests.support.mcp_program LOG [PORT]`.
+"""An MCP server in a process of its own, for tests.
 
-It serves its standard streams, or with a port the older HTTP with server-sent events, which has sessions.
+`python -m tests.support.mcp_program LOG [TRANSPORT PORT]` serves its standard streams, or a port of loopback
+over `sse` or `streamable-http`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ def main() -> None:
             file.write(f"{line}\n")
         return f"{line} {os.environ.get('DESK', '')}".strip()
 
-    if len(sys.argv) > 2:
-        server.run("sse", port=int(sys.argv[2]))
-    else:
-        server.run("stdio")
+    match sys.argv[2:]:
+        case ["sse", port]:
+            server.run("sse", port=int(port))
+        case ["streamable-http", port]:
+            server.run("streamable-http", port=int(port))
+        case _:
+            server.run("stdio")
 
 
 if __name__ == "__main__":

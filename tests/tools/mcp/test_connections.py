@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mcp_servers import stdio_command
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, free_port
 from tools.egress import Egress
 from tools.mcp import ConnectionPool, Connections, McpServer
 
@@ -84,8 +83,8 @@ async def test_only_so_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @asynccontextmanager
 async def sse_program(log: Path, port: int) -> AsyncIterator[str]:
-    """A server with sessions, in a process that is killed at the end; yields its URL."""
-    child = await asyncio.create_subprocess_exec(*stdio_command(log), str(port), cwd=ROOT)
+    """A server in a process that is killed at the end; yields its URL."""
+    child = await asyncio.create_subprocess_exec(*stdio_command(log), "sse", str(port), cwd=ROOT)
     try:
         async with asyncio.timeout(60):
             while True:
@@ -102,9 +101,7 @@ async def sse_program(log: Path, port: int) -> AsyncIterator[str]:
 
 
 async def test_a_server_that_began_anew_is_connected_with_anew(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     pool = ConnectionPool(Egress(mode="any"))
     async with sse_program(tmp_path / "log", port) as url:
         server = McpServer("desk", url=url)

@@ -1,0 +1,109 @@
+"""What a call of a tool that the server runs adds to a response: `python -m benchmarks.tools`.
+
+A server process with the scripted engine is asked for a response without a call, and for ones with a call of
+a builtin tool, of an MCP server over streamable HTTP in a process of its own, and of one over the standard
+streams of a program; by turns, each behind a response that has listed the tools already. What a call adds
+holds the second generation, the commits of the call and of its result, and the call itself. Prints medians
+and 95th percentiles of the seconds that a client waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.mcp_servers import stdio_command
+from tests.support.processes import ROOT, free_port, server_process
+
+ROUNDS = 200
+WARM = 20
+
+APPEND = 'call append {"line": "x"}'
+ASKED = {
+    "no call": ("builtin:", "say x"),
+    "builtin tool": ("builtin:", 'call calculator {"expression": "1 + 2"}'),
+    "MCP over HTTP": ("builtin:web", APPEND),
+    "MCP over streams": ("builtin:program", APPEND),
+}
+"""By kind: the server_url, and what is said to the scripted engine."""
+
+
+@asynccontextmanager
+async def mcp_process(log: Path) -> AsyncIterator[str]:
+    """An MCP server over streamable HTTP in a process of its own; yields its URL."""
+    port = free_port()
+    child = await asyncio.create_subprocess_exec(
+        *stdio_command(log),
+        *("streamable-http", str(port)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        child.kill()
+        await child.wait()
+
+
+async def main() -> None:
+    """Ask by turns, and print."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder)
+        command = ", ".join(f'"{part}"' for part in stdio_command(data / "log"))
+        async with mcp_process(data / "log") as url:
+            (data / "antiphon.toml").write_text(
+                f'[mcp.servers.web]\nurl = "{url}"\n[mcp.servers.program]\ncommand = [{command}]\n'
+            )
+            async with server_process(data) as server, server.client() as client:
+                await measure(client)
+
+
+async def measure(client: httpx.AsyncClient) -> None:
+    """All kinds, one after the other, again and again."""
+
+    async def ask(said: str, tool_url: str, previous: str | None) -> dict[str, Any]:
+        tool = {
+            "type": "mcp",
+            "server_label": "m",
+            "server_url": tool_url,
+            "require_approval": "never",
+        }
+        body = {"input": said, "tools": [tool], "previous_response_id": previous}
+        reply = await client.post("/v1/responses", json=body)
+        assert reply.status_code == 200, reply.text
+        made: dict[str, Any] = reply.json()
+        calls = [item["error"] for item in made["output"] if item["type"] == "mcp_call"]
+        assert calls == [None] * said.startswith("call"), made["output"]
+        return made
+
+    listed = {url: (await ask("say hi", url, None))["id"] for url, _ in ASKED.values()}
+    spent: dict[str, list[float]] = {kind: [] for kind in ASKED}
+    for number in range(WARM + ROUNDS):
+        for kind, (url, said) in ASKED.items():
+            began = time.perf_counter()
+            await ask(said, url, listed[url])
+            if number >= WARM:
+                spent[kind].append(time.perf_counter() - began)
+    without = statistics.median(spent["no call"])
+    for kind, seconds in spent.items():
+        median, late = statistics.median(seconds), statistics.quantiles(seconds, n=20)[-1]
+        print(
+            f"{kind:17}: {median * 1e3:5.1f} ms (p95 {late * 1e3:5.1f}); "
+            f"adds {(median - without) * 1e3:5.1f} ms"
+        )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.exit(__doc__)
+    asyncio.run(main())
