@@ -46,17 +46,6 @@ async def test_a_program_serves_one_run_of_its_owner_after_the_other(tmp_path: P
     assert not held()
 
 
-async def test_an_end_does_not_wait_for_runs_and_leaves_no_program_behind(tmp_path: Path) -> None:
-    pool = ConnectionPool(Egress())
-    server = McpServer("desk", command=stdio_command(tmp_path / "log"))
-    connections = Connections(pool, "ann")
-    await connections.list_tools("desk", server)
-    connections.close()
-    assert len(held()) == 1
-    await pool.close()
-    assert not held()
-
-
 async def test_what_waits_too_long_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tools.mcp import connections
 
