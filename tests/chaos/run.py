@@ -21,6 +21,7 @@ from tests.chaos import (  # noqa: F401
     bombs,
     clients,
     disks,
+    effects,
     engines,
     hostile,
     kills,
