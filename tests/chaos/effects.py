@@ -70,7 +70,7 @@ class Effects:
 @asynccontextmanager
 async def mcp_server(effects: Effects) -> AsyncIterator[str]:
     """An MCP server with a tool that acts; yields its URL."""
-    server = MCPServer("effects")
+    server = MCPServer("effects", log_level="ERROR")
 
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
     async def act(mark: str, ctx: Context[Any, Any]) -> str:
