@@ -15,9 +15,11 @@ from typing import Any, Literal
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import ImageContent, ToolAnnotations
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-Kind = Literal["http", "sse"]
+Kind = Literal["http", "old http", "sse"]
+"""A transport; `old http` knows only the protocol before 2026-07-28, with its handshake and sessions."""
 
 
 @dataclass
@@ -109,6 +111,19 @@ async def serving(app: ASGIApp) -> AsyncIterator[str]:
         sock.close()
 
 
+def without_discovery(app: ASGIApp) -> ASGIApp:
+    """The same application, as a server that does not know the protocol's newer form."""
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        method = dict(scope["headers"]).get(b"mcp-method") if scope["type"] == "http" else None
+        if method == b"server/discover":
+            await Response(status_code=400)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return asked
+
+
 def noting(app: ASGIApp, seen: Seen) -> ASGIApp:
     """The same application; the headers of its requests are kept."""
 
@@ -127,9 +142,11 @@ def noting(app: ASGIApp, seen: Seen) -> ASGIApp:
 async def mcp_server(seen: Seen, kind: Kind = "http", **options: Any) -> AsyncIterator[str]:
     """The server over one of the transports; yields the URL to give to clients."""
     server = make_server(seen)
-    app = server.streamable_http_app(**options) if kind == "http" else server.sse_app(**options)
+    app: ASGIApp = server.sse_app(**options) if kind == "sse" else server.streamable_http_app(**options)
+    if kind == "old http":
+        app = without_discovery(app)
     async with serving(noting(app, seen)) as url:
-        yield f"{url}/mcp" if kind == "http" else f"{url}/sse"
+        yield f"{url}/sse" if kind == "sse" else f"{url}/mcp"
 
 
 def stdio_command(log: Path) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -36,7 +36,7 @@ def kinds(response: Json) -> list[str]:
     return [item["type"] for item in response["output"]]
 
 
-@pytest.mark.parametrize("kind", ["http", "sse"])
+@pytest.mark.parametrize("kind", get_args(Kind))
 async def test_a_server_is_listed_once_and_its_tools_are_called(tmp_path: Path, kind: Kind) -> None:
     seen = Seen()
     async with (
@@ -73,6 +73,7 @@ async def test_a_server_is_listed_once_and_its_tools_are_called(tmp_path: Path, 
     assert (files["name"], files["output"]) == ("files.list", "a.txt")
     assert (booked["status"], booked["error"]["type"]) == ("failed", "mcp_tool_execution_error")
     assert seen.called == ["look_up", "files.list", "book"]
+    assert any("mcp-session-id" in headers for headers in seen.headers) is (kind == "old http")
     assert seen.metas[0]["antiphon/call"] == made["id"]
 
 
