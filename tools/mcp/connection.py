@@ -95,6 +95,7 @@ class Connection:
                     await client.session.send_discover(version)
 
         if self.lost:
+            self.sound = False
             return False
         from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tools.egress import Egress
@@ -37,7 +37,7 @@ class _Idle:
     owner: str
     server: McpServer
     connection: Connection
-    timer: asyncio.TimerHandle
+    timer: asyncio.TimerHandle = field(init=False)
 
 
 class ConnectionPool:
@@ -55,15 +55,19 @@ class ConnectionPool:
 
     async def take(self, owner: str, server: McpServer) -> Connection:
         """One for a run. Never raises, except when it is cancelled."""
-        while (found := self._newest(owner, server)) is not None:
-            found.timer.cancel()
-            self._idle.remove(found)
+        same = [idle for idle in self._idle if (idle.owner, idle.server) == (owner, server)]
+        if same:
+            newest = same.pop()
+            newest.timer.cancel()
+            self._idle.remove(newest)
             try:
-                if await found.connection.answers():
-                    return found.connection
+                if await newest.connection.answers():
+                    return newest.connection
             finally:
-                if not found.connection.sound:
-                    self._end(found.connection)
+                if not newest.connection.sound:
+                    self._end(newest.connection)
+            for older in same:  # a server that has forgotten one has forgotten them all
+                self._expire(older)
         return Connection(server, self._egress)
 
     def give_back(self, owner: str, server: McpServer, connection: Connection) -> None:
@@ -71,28 +75,23 @@ class ConnectionPool:
         if not connection.sound or connection.lost:
             self._end(connection)
             return
-        timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, connection)
-        self._idle.append(_Idle(owner, server, connection, timer))
+        idle = _Idle(owner, server, connection)
+        idle.timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, idle)
+        self._idle.append(idle)
         if len(self._idle) > MOST_IDLE:
-            self._expire(self._idle[0].connection)
+            self._expire(self._idle[0])
 
     async def close(self) -> None:
         """End those that wait, and wait for the ends of all that were given back."""
         for idle in self._idle.copy():
-            self._expire(idle.connection)
+            self._expire(idle)
         await asyncio.gather(*self._ending)
 
-    def _newest(self, owner: str, server: McpServer) -> _Idle | None:
-        same = (idle for idle in reversed(self._idle) if (idle.owner, idle.server) == (owner, server))
-        return next(same, None)
-
-    def _expire(self, connection: Connection) -> None:
-        for idle in self._idle:
-            if idle.connection is connection:
-                idle.timer.cancel()
-                self._idle.remove(idle)
-                self._end(connection)
-                return
+    def _expire(self, idle: _Idle) -> None:
+        if idle in self._idle:
+            idle.timer.cancel()
+            self._idle.remove(idle)
+            self._end(idle.connection)
 
     def _end(self, connection: Connection) -> None:
         task = asyncio.create_task(connection.close())
