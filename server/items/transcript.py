@@ -37,10 +37,27 @@ class Transcript:
         self, answered: Collection[str] = (), names: Mapping[tuple[str, str], str] | None = None
     ) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.settled = True
+        """Whether no later output can add a call to what is written."""
+        self.names_others = False
+        """Whether tools of other servers are named."""
         self._answered = answered
         self._offered_as = names or {}
         self._names: dict[str, str] = {}  # of the calls so far, by their ids
         self._turn: dict[str, Any] | None = None
+
+    def branch(
+        self, answered: Collection[str], names: Mapping[tuple[str, str], str] | None = None
+    ) -> Transcript:
+        """A transcript that goes on from this one, and leaves it as it is."""
+        new = Transcript(answered, names)
+        new.messages, new._names = list(self.messages), dict(self._names)
+        new.settled, new.names_others = self.settled, self.names_others
+        if self._turn is not None:  # it is the last message, and may be added to
+            new._turn = new.messages[-1] = dict(self._turn)
+            if (calls := self._turn.get("tool_calls")) is not None:
+                new._turn["tool_calls"] = list(calls)
+        return new
 
     def tell(self, role: str, text: str) -> None:
         """A message that is not the assistant's: of the system, or of a user."""
@@ -59,10 +76,13 @@ class Transcript:
 
     def shows(self, call_id: str, *, whole: bool) -> bool:
         """Whether a call is to be shown."""
-        return whole or call_id in self._answered
+        shown = whole or call_id in self._answered
+        self.settled = self.settled and shown
+        return shown
 
     def name(self, label: str, name: str) -> str:
         """The name of a tool of another server, as the model is offered it."""
+        self.names_others = True
         return self._offered_as.get((label, name)) or speakable(name)
 
     def call(self, call_id: str, name: str, arguments: str) -> None:

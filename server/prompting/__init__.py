@@ -8,7 +8,7 @@ from server.prompting.context_room import (
     require_room,
     words_of_field,
 )
-from server.prompting.messages import sampling, to_messages
+from server.prompting.messages import NOTHING_TOLD, Told, sampling, to_messages
 from server.prompting.tool_offer import (
     Offer,
     check,
@@ -21,7 +21,9 @@ from server.prompting.tool_offer import (
 from server.prompting.untold import name_untold
 
 __all__ = [
+    "NOTHING_TOLD",
     "Offer",
+    "Told",
     "check",
     "custom_tool_names",
     "name_capped_limit",

@@ -6,6 +6,7 @@ Responses and chat completions use the same functions. How one item is worded is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
@@ -16,20 +17,50 @@ from server.schema import SamplingFields
 UNCAPPED = Caps()
 
 
+Names = Mapping[tuple[str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The beginning of a conversation as messages, so that only what follows it has to be worded.
+
+    num_items: how many items it is. answered: ids of the calls that have an output among them.
+    """
+
+    num_items: int = 0
+    answered: frozenset[str] = frozenset()
+    transcript: Transcript = field(default_factory=Transcript)
+
+    def and_then(self, items: Sequence[Item], source: str, names: Names | None = None) -> Told:
+        """The same with more items behind it. source: the field that they came by. Raises ApiError 400
+        `unsupported_item`."""
+        answered = self.answered.union(item["call_id"] for item in items if is_output(item))
+        transcript = self.transcript.branch(answered, names)
+        for item in items:
+            words_of(item, source)(item, transcript)
+        return Told(self.num_items + len(items), answered, transcript)
+
+    def holds(self, names: Names | None) -> bool:
+        """Whether these messages stay the same whatever follows, and under these names of tools."""
+        return self.transcript.settled and not (names and self.transcript.names_others)
+
+
+NOTHING_TOLD = Told()
+
+
 def to_messages(
     items: Sequence[Item],
     instructions: str | None = None,
-    names: Mapping[tuple[str, str], str] | None = None,
+    names: Names | None = None,
+    told: Told | None = None,
 ) -> list[dict[str, Any]]:
     """Items, oldest first, as the messages that chat templates expect; `instructions` become a system
-    message. names: see `Transcript`. Raises ApiError 400 `unsupported_item` for an item that there are no
-    words for."""
-    transcript = Transcript({item["call_id"] for item in items if is_output(item)}, names)
-    if instructions is not None:
-        transcript.tell("system", instructions)
-    for item in items:
-        words_of(item, "input")(item, transcript)
-    return transcript.messages
+    message. names: see `Transcript`. told: the first of the items, worded before. Raises ApiError 400
+    `unsupported_item` for an item that there are no words for."""
+    if told is None or not told.holds(names):
+        told = NOTHING_TOLD
+    messages = told.and_then(items[told.num_items :], "input", names).transcript.messages
+    return messages if instructions is None else [{"role": "system", "content": instructions}, *messages]
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -365,6 +365,7 @@ class Runs:
         dumped, input_items = await aside(in_large_request(), _as_stored, planned)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
         run.input, run.first, run.place, run.reach = planned.input, planned.request, place, reach
+        run.told = planned.told
         planned.functions.teach(reach)
         if (record := current.get()) is not None:
             record.model, record.response_id = plan.model, plan.response_id

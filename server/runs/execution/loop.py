@@ -187,7 +187,7 @@ class Loop:
                 prompt, num_dropped = await self._first_prompt(run, offered)
             else:
                 items = [*run.context, *output]
-                prompt = await run.plan.rendered(run.served, items, offered, run.functions)
+                prompt = await run.plan.rendered(run.served, items, offered, run.functions, run.told)
             try:
                 make = partial(run.plan.request, generation=generation, max_tokens=max_tokens)
                 request = await aside(large, make, run.served, prompt, offered)
@@ -232,9 +232,10 @@ class Loop:
         output = run.assembler.output
         items = [*run.context, *output]
         num_dropped, prompt = await fit(
-            run.plan, run.served, items, offered, run.functions, kept=len(output) + 1
+            run.plan, run.served, items, offered, run.functions, run.told, kept=len(output) + 1
         )
-        run.context = drop_oldest(run.context, num_dropped)
+        if num_dropped:
+            run.context, run.told = drop_oldest(run.context, num_dropped), None
         return prompt, num_dropped
 
     def _take(self, run: Run, chunk: Chunk, first_item: int) -> bool:

@@ -16,6 +16,7 @@ from engine import GenerateRequest, Place, TokenLogprob
 from server.items import ITEM_TYPES, Item, Route, is_client_call
 from server.limits import Visit
 from server.model_registry import ServedModel
+from server.prompting import Told
 from server.runs.events import Assembler, Draft, RunLog, Tokens, derived_id
 from server.runs.execution.logprobs import dump_logprobs
 from server.runs.planning import Functions, Progress, RunPlan, pending_calls
@@ -56,8 +57,9 @@ class Unfinished:
 class Run:
     """One run of this process.
 
-    context: the items before its output, pinned. input: its own new ones among them. first: the first
-    generation's request, rendered with the plan. unlisted: routes whose functions were not shown yet.
+    context: the items before its output, pinned. told: the first of them as messages, where they are known.
+    input: its own new ones among them. first: the first generation's request, rendered with the plan.
+    unlisted: routes whose functions were not shown yet.
 
     For a run with an earlier owner. claim: by which it was taken over, until an engine may be given it.
     unfinished: the generation to go on with. uncertain: ids of server-run calls that may have been made.
@@ -68,6 +70,7 @@ class Run:
     functions: Functions
     assembler: Assembler
     context: Sequence[Item]
+    told: Told | None = None
     input: Sequence[Item] = ()
     first: GenerateRequest | None = None
     unlisted: tuple[Route, ...] = ()

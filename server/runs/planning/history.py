@@ -7,13 +7,15 @@ incomplete responses are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from server.access import Principal
 from server.errors import ApiError
 from server.items import Item, is_client_call, is_output, words_of
-from server.runs.planning.pasts import Pasts, Said, read_items
+from server.prompting import Told
+from server.runs.planning.calls import Calls
+from server.runs.planning.pasts import Past, Pasts, Said
 from server.runs.planning.steps import TERMINAL, pending_calls
 from server.schema import refuse, unsupported_parts
 from server.threads import THREADED_PARTS, aside, begin_large_request, in_large_request
@@ -43,10 +45,12 @@ class Turn:
 class Context:
     """The items that a turn stands on, its own input last, as they were at one moment.
 
-    conversation_head: where the conversation ended then; None without one.
+    told: the first of them as messages, None where that is not known. conversation_head: where the
+    conversation ended then; None without one.
     """
 
     items: tuple[Item, ...]
+    told: Told | None = None
     conversation_head: int | None = None
 
 
@@ -56,14 +60,14 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
     request, new = turn.request, turn.input
     await aside(in_large_request(), _check_readable, new, turn.served)
     head = None
-    history: Sequence[Said] = ()
+    past = Past()
     try:
         if request.previous_response_id is not None:
             previous = await storage.get_response(turn.principal.owner, request.previous_response_id)
             if previous.status not in TERMINAL:
                 message = f"Response '{previous.id}' has not finished (status {previous.status})."
                 refuse("previous_response_id", message, "response_not_finished")
-            history = await (pasts or Pasts(storage)).of(previous, turn.as_of)
+            past = await (pasts or Pasts(storage)).of(previous, turn.as_of)
         elif request.conversation_id is not None:
             head = (await storage.get_conversation(turn.principal.owner, request.conversation_id)).head
             stored = await storage.history(
@@ -72,13 +76,15 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
                 conversation_head=head,
                 as_of=turn.as_of,
             )
-            history = await aside(len(stored) > THREADED_PARTS, read_items, stored)
+            past = await aside(len(stored) > THREADED_PARTS, Past.of, stored, "conversation")
     except NotFound as unknown:
         raise not_found(request, unknown) from None
-    if len(history) > THREADED_PARTS:
-        begin_large_request()
-    source = "previous_response_id" if request.conversation_id is None else "conversation"
-    return Context(await aside(in_large_request(), _joined, history, new, source), head)
+    context = await aside(in_large_request(), _joined, past, new)
+    if context is None:  # calls of responses that were cut short are looked for among all items
+        if len(past.items) > THREADED_PARTS:
+            begin_large_request()
+        context = await aside(in_large_request(), _joined_anew, past, new)
+    return replace(context, conversation_head=head)
 
 
 def _check_readable(items: Sequence[Item], served: ServedModel) -> None:
@@ -91,12 +97,21 @@ def _check_readable(items: Sequence[Item], served: ServedModel) -> None:
         refuse(path, message, "unsupported_content")
 
 
-def _joined(history: Sequence[Said], new: Sequence[Item], source: str) -> tuple[Item, ...]:
-    past = replayable(history, new)
-    for item in past:
-        words_of(item, source)
-    check_calls(past, new)
-    return (*past, *new)
+def _joined(past: Past, new: Sequence[Item]) -> Context | None:
+    """A past and new items, checked; None where some of the past may have to be left out. Raises ApiError
+    400."""
+    calls = past.calls.and_then([(item, None) for item in new])
+    if calls.doubtful and calls.pending:
+        return None
+    _check_calls(calls, new)
+    return Context((*past.items, *new), past.told)
+
+
+def _joined_anew(past: Past, new: Sequence[Item]) -> Context:
+    """The same, of those items of the past that are not to be left out."""
+    kept = replayable(past.said, new)
+    check_calls(kept, new)
+    return Context((*kept, *new))
 
 
 def not_found(request: CreateResponse, unknown: NotFound) -> ApiError:
@@ -120,18 +135,23 @@ def replayable(history: Sequence[Said], new: Sequence[Item]) -> list[Item]:
 
 def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
     """Every output needs its call, and every call its output. Raises ApiError 400 naming the ids."""
-    known = {item["call_id"] for item in (*history, *new) if is_client_call(item)}
+    _check_calls(Calls().and_then([(item, None) for item in (*history, *new)]), new)
+
+
+def _check_calls(calls: Calls, new: Sequence[Item]) -> None:
+    """The same, of the calls among all items."""
     for index, item in enumerate(new):
-        if is_output(item) and item.get("call_id") not in known:
+        if is_output(item) and item.get("call_id") not in calls.known:
             message = f"No tool call found for function call output with call_id {item.get('call_id')}."
             refuse(f"input[{index}].call_id", message)
-    unanswered = pending_calls([*history, *new])
-    if unanswered:
-        refuse("input", f"No tool output found for function call {', '.join(unanswered)}.")
+    if calls.pending:
+        refuse("input", f"No tool output found for function call {', '.join(calls.pending)}.")
 
 
 def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:
     """The items without the first `count`, and without outputs whose call went with them."""
+    if not count:
+        return list(items)
     kept = list(items[count:])
     calls = {item["call_id"] for item in kept if is_client_call(item)}
     return [item for item in kept if not is_output(item) or item.get("call_id") in calls]

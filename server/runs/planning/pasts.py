@@ -1,4 +1,5 @@
-"""Remembers in memory the items that `previous_response_id` leads to, so that a next turn need not read them.
+"""Remembers in memory the items that `previous_response_id` leads to, so that a next turn need not read them,
+nor go through them again: what is asked of all of them is remembered beside them.
 
 A response that has ended never changes, and neither does what led to it, so its past can be kept. A past that
 began in a conversation is not kept, because items of a conversation may be deleted. Callers have looked up
@@ -9,26 +10,35 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import orjson
 
+from server.items import Item
+from server.prompting import NOTHING_TOLD, Told
+from server.runs.planning.calls import Calls
 from server.threads import THREADED_PARTS, aside
 
 if TYPE_CHECKING:
     from storage import HistoryItem, Storage, StoredItem, StoredResponse
 
-Item = dict[str, Any]
-
 Said = tuple[Item, str | None]
 """An item, which nobody may change, and how the response ended that it belongs to."""
+
+SOURCE = "previous_response_id"
 
 MAX_BYTES = 64 << 20
 """What all pasts of one server may take in memory."""
 
 WEIGHT = 5
 """Bytes in memory for one of an item's JSON, about."""
+
+ITEM_BYTES = 500
+"""What an item takes beside its JSON, with the message that was made of it."""
+
+THREADED_BYTES = 64 << 10
+"""Turns of more JSON are read in the thread pool."""
 
 
 def read_items(history: Iterable[HistoryItem]) -> list[Said]:
@@ -37,9 +47,39 @@ def read_items(history: Iterable[HistoryItem]) -> list[Said]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
-    items: tuple[Said, ...]
-    num_bytes: int
+class Past:
+    """Items that a turn stands on, oldest first, and what is asked of all of them.
+
+    statuses: of the response of each item, None without one. told: the items as messages.
+    """
+
+    items: tuple[Item, ...] = ()
+    statuses: tuple[str | None, ...] = ()
+    calls: Calls = field(default_factory=Calls)
+    told: Told = NOTHING_TOLD
+    num_bytes: int = 0
+
+    def and_then(self, said: Sequence[Said], num_bytes: int, source: str) -> Past:
+        """The same with more items behind it. source: the field that they came by. Raises ApiError 400
+        `unsupported_item`."""
+        items = [item for item, _ in said]
+        return Past(
+            (*self.items, *items),
+            (*self.statuses, *(status for _, status in said)),
+            self.calls.and_then(said),
+            self.told.and_then(items, source),
+            self.num_bytes + num_bytes,
+        )
+
+    @classmethod
+    def of(cls, history: Sequence[HistoryItem], source: str) -> Past:
+        """Stored history; see `and_then`."""
+        return cls().and_then(read_items(history), _weight(entry.item for entry in history), source)
+
+    @property
+    def said(self) -> list[Said]:
+        """The items with the statuses of their responses."""
+        return list(zip(self.items, self.statuses, strict=True))
 
 
 class Pasts:
@@ -49,29 +89,28 @@ class Pasts:
         self._storage = storage
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._pasts: OrderedDict[tuple[str, str], _Past] = OrderedDict()  # the oldest first
+        self._pasts: OrderedDict[tuple[str, str], Past] = OrderedDict()  # the oldest first
 
-    async def of(self, previous: StoredResponse, as_of: int) -> Sequence[Said]:
+    async def of(self, previous: StoredResponse, as_of: int) -> Past:
         """The items up to and with a response that has ended, as they were at `as_of` (microseconds).
-        Raises NotFound."""
+        Raises NotFound, and ApiError 400 for an item that no model can be shown."""
         key = (previous.owner, previous.id)
         known = self._pasts.get(key)
         if known is not None:
             self._pasts.move_to_end(key)
-            return known.items
+            return known
         past = await self._behind_its_parent(previous)
         if past is None:
             history = await self._storage.history(
                 previous.owner, previous_response_id=previous.id, as_of=as_of
             )
-            items = await aside(len(history) > THREADED_PARTS, read_items, history)
-            past = _Past(tuple(items), _weight(entry.item for entry in history))
+            past = await aside(len(history) > THREADED_PARTS, Past.of, history, SOURCE)
             if any(entry.in_conversation for entry in history):
-                return past.items
+                return past
         self._remember(key, past)
-        return past.items
+        return past
 
-    async def _behind_its_parent(self, previous: StoredResponse) -> _Past | None:
+    async def _behind_its_parent(self, previous: StoredResponse) -> Past | None:
         """The past of a response whose parent's is known, which it takes the place of."""
         parent = previous.previous_response_id
         if previous.conversation_id is not None or parent is None:
@@ -79,11 +118,17 @@ class Pasts:
         if (before := self._pasts.get((previous.owner, parent))) is None:
             return None
         turn = (*await self._storage.response_input(previous.id), *previous.output)
-        said = tuple((orjson.loads(item.body), previous.status) for item in turn)
-        self._forget((previous.owner, parent))
-        return _Past((*before.items, *said), before.num_bytes + _weight(turn))
 
-    def _remember(self, key: tuple[str, str], past: _Past) -> None:
+        def grown() -> Past:
+            said = [(orjson.loads(item.body), previous.status) for item in turn]
+            return before.and_then(said, _weight(turn), SOURCE)
+
+        much = len(turn) > THREADED_PARTS or sum(len(item.body) for item in turn) > THREADED_BYTES
+        past = await aside(much, grown)
+        self._forget((previous.owner, parent))
+        return past
+
+    def _remember(self, key: tuple[str, str], past: Past) -> None:
         if past.num_bytes > self._max_bytes // 4:
             return
         self._forget(key)
@@ -99,4 +144,4 @@ class Pasts:
 
 
 def _weight(items: Iterable[StoredItem]) -> int:
-    return sum(200 + WEIGHT * len(item.body) for item in items)
+    return sum(ITEM_BYTES + WEIGHT * len(item.body) for item in items)

@@ -22,6 +22,7 @@ from server.items import ITEM_TYPES, Item, Route, type_of_calls
 from server.limits import Charge
 from server.prompting import (
     Offer,
+    Told,
     check,
     name_capped_limit,
     name_cut_limit,
@@ -135,16 +136,28 @@ class RunPlan:
         return naming_source(error, constraint, self.tools, self.answer_param)
 
     async def rendered(
-        self, served: ServedModel, context: Sequence[Item], offered: Offer, functions: Functions
+        self,
+        served: ServedModel,
+        context: Sequence[Item],
+        offered: Offer,
+        functions: Functions,
+        told: Told | None = None,
     ) -> Prompt:
-        """A context as the model is shown it. Raises the engine's RequestErrors."""
-        much = in_large_request() or num_parts(context) > THREADED_PARTS
-        return await served.engine.render(await aside(much, self._render_input, context, offered, functions))
+        """A context as the model is shown it. told: the first of its items as messages. Raises the engine's
+        RequestErrors."""
+        if told is not None and not told.holds(functions.names):
+            told = None
+        new = context if told is None else context[told.num_items :]
+        much = in_large_request() or num_parts(new) > THREADED_PARTS
+        worded = await aside(much, self._render_input, context, offered, functions, told)
+        return await served.engine.render(worded)
 
-    def _render_input(self, context: Sequence[Item], offered: Offer, functions: Functions) -> RenderInput:
+    def _render_input(
+        self, context: Sequence[Item], offered: Offer, functions: Functions, told: Told | None
+    ) -> RenderInput:
         """The template's input for a context."""
         return RenderInput(
-            to_messages(context, self.instructions, functions.names),
+            to_messages(context, self.instructions, functions.names, told),
             tools=offered.tools,
             template_kwargs=self.template_kwargs,
             effort=self.effort,
@@ -180,12 +193,14 @@ class RunPlan:
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A plan, with what was needed to make it and its first generation's request. That is not what will be
-    asked as long as other servers have to list their tools, but it counts against limits."""
+    asked as long as other servers have to list their tools, but it counts against limits. told: the first of
+    the context's items as messages, where they are known."""
 
     plan: RunPlan
     functions: Functions
     input: tuple[Item, ...]
     context: tuple[Item, ...]
+    told: Told | None
     conversation_head: int | None
     request: GenerateRequest
 
@@ -254,14 +269,15 @@ async def make_plan(
     functions, offered = await _offered(plan, registry, context.items, served)
     await check(offered, served, plan.tools, request.shape_param, turn.principal.owner)
     with words_of_field("input"):
-        num_dropped, prompt = await fit(plan, served, context.items, offered, functions)
+        num_dropped, prompt = await fit(plan, served, context.items, offered, functions, context.told)
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=turn.principal.key_id)
 
     def finished() -> Planned:
         first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
         check_request(first, served.info)
         kept = tuple(drop_oldest(context.items, num_dropped))
-        return Planned(plan, functions, tuple(turn.input), kept, context.conversation_head, first)
+        told = None if num_dropped else context.told
+        return Planned(plan, functions, tuple(turn.input), kept, told, context.conversation_head, first)
 
     name_capped_limit(request.max_output_tokens, "max_output_tokens", served.caps)
     name_cut_limit(
@@ -276,7 +292,7 @@ async def count_input(turn: Turn, storage: Storage, registry: Registry) -> int:
     plan = _resolve(turn, tool_timeout_s=0.0)
     functions, offered = await _offered(plan, registry, context.items, turn.served)
     with words_of_field("input"):
-        prompt = await plan.rendered(turn.served, context.items, offered, functions)
+        prompt = await plan.rendered(turn.served, context.items, offered, functions, context.told)
     return len(prompt.ids)
 
 
@@ -343,18 +359,23 @@ async def fit(
     context: Sequence[Item],
     offered: Offer,
     functions: Functions,
+    told: Told | None = None,
     *,
     kept: int = 1,
 ) -> tuple[int, Prompt]:
     """How many of the oldest items must go for the prompt to fit, and the prompt.
 
-    Room is kept for the answer: `max_output_tokens`, at most half of the context, or an eighth of it when
-    unset. Without truncation only one token of room is asked for. Raises PromptTooLong with the exact counts.
+    told: the first items of the context as messages. Room is kept for the answer: `max_output_tokens`, at
+    most half of the context, or an eighth of it when unset. Without truncation only one token of room is
+    asked for. Raises PromptTooLong with the exact counts.
     """
     limit = served.info.max_model_len
 
     async def without(count: int) -> Prompt:
-        kept = context if not count else await aside(in_large_request(), drop_oldest, context, count)
+        if not count:
+            return await plan.rendered(served, context, offered, functions, told)
+        much = in_large_request() or len(context) > THREADED_PARTS
+        kept = await aside(much, drop_oldest, context, count)
         return await plan.rendered(served, kept, offered, functions)
 
     if not plan.truncates:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine import Constraint, ModelInfo, PromptTooLong, SamplingDefaults, closed_schema
 from server.errors import ApiError
 from server.items import text_of
-from server.prompting.messages import sampling, to_messages
+from server.prompting.messages import Told, sampling, to_messages
 from server.prompting.tool_offer import offer
 from server.schema.fields import SamplingFields
 from tests.support.wire import Json
@@ -70,16 +73,19 @@ def test_an_output_of_parts_is_joined() -> None:
     assert to_messages([call("c1"), output("c1", parts)])[1]["content"] == "a\nb"
 
 
+MCP_CALL: Json = {
+    "type": "mcp_call",
+    "id": "m",
+    "server_label": "s",
+    "name": "calc",
+    "arguments": "{}",
+    "output": "4",
+    "error": None,
+}
+
+
 def test_a_server_call_is_a_call_and_its_answer() -> None:
-    item: Json = {
-        "type": "mcp_call",
-        "id": "m",
-        "server_label": "s",
-        "name": "calc",
-        "arguments": "{}",
-        "output": "4",
-        "error": None,
-    }
+    item = MCP_CALL
     turn, answer, after = to_messages([item, said("assistant", "four")])
     assert (turn["tool_calls"][0]["id"], answer["content"], after["content"]) == ("m", "4", "four")
     error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "no"}]}
@@ -251,3 +257,32 @@ def test_output_is_bounded_by_the_context() -> None:
     with pytest.raises(PromptTooLong) as long:
         sampling(fields, INFO, prompt_tokens=100, seed=1)
     assert (long.value.num_tokens, long.value.limit) == (100, 100)
+
+
+@given(
+    st.lists(st.sampled_from(["user", "say", "think", "call", "torn", "answer", "mcp"]), max_size=12),
+    st.data(),
+)
+def test_what_was_worded_before_is_worded_the_same(kinds: list[str], data: st.DataObject) -> None:
+    """In any two parts, under any names, and the first part is left as it was."""
+    items: list[Json] = []
+    for number, kind in enumerate(kinds):
+        call_id = f"c{number // 3}"
+        items.append(
+            {
+                "user": said("user", f"q{number}"),
+                "say": said("assistant", f"a{number}"),
+                "think": {"type": "reasoning", "summary": [{"type": "summary_text", "text": f"t{number}"}]},
+                "call": call(call_id),
+                "torn": {**call(call_id), "status": "incomplete"},
+                "answer": output(call_id, f"o{number}"),
+                "mcp": {**MCP_CALL, "id": f"m{number}"},
+            }[kind]
+        )
+    first = data.draw(st.integers(0, len(items)))
+    names = data.draw(st.sampled_from([None, {("s", "calc"): "s__calc"}]))
+    told = Told().and_then(items[:first], "input")
+    before = deepcopy(told.transcript.messages)
+    for _ in range(2):
+        assert to_messages(items, "be brief", names, told) == to_messages(items, "be brief", names)
+    assert told.transcript.messages == before

@@ -11,6 +11,8 @@ import pytest
 
 from engine import GenerateRequest, ScriptedEngine
 from server.clock import now_us
+from server.prompting import to_messages
+from server.runs.planning.calls import Calls
 from server.runs.planning.pasts import Pasts, read_items
 from tests.support.running import Running, http_client, running_app
 from tests.support.talk import WEATHER, Api, answer, call, calls
@@ -22,8 +24,11 @@ async def past_of(server: Running, pasts: Pasts, response_id: str) -> Any:
     storage = server.context.storage
     found = await pasts.of(await storage.get_response("local", response_id), now_us())
     stored = await storage.history("local", previous_response_id=response_id)
-    assert list(found) == read_items(stored)
-    return found
+    items = [item for item, _ in read_items(stored)]
+    assert found.said == read_items(stored)
+    assert found.calls == Calls().and_then(found.said)
+    assert to_messages(found.items, told=found.told) == to_messages(items)
+    return found.items
 
 
 @pytest.mark.parametrize("max_bytes", [1 << 20, 20_000, 1])

@@ -81,7 +81,7 @@ def test_an_output_needs_its_call() -> None:
     check_calls([], [made("a"), answered("a")])
 
 
-@given(st.lists(st.sampled_from(["u", "c", "o"]), max_size=12), st.integers(0, 12))
+@given(st.lists(st.sampled_from(["u", "c", "o"]), max_size=12), st.integers(1, 12))
 def test_what_is_dropped_takes_its_outputs_along(kinds: list[str], count: int) -> None:
     items: list[Json] = []
     for n, kind in enumerate(kinds):
@@ -92,6 +92,11 @@ def test_what_is_dropped_takes_its_outputs_along(kinds: list[str], count: int) -
     assert [item for item in items[count:] if item["type"] != "function_call_output"] == [
         item for item in kept if item["type"] != "function_call_output"
     ]
+
+
+def test_where_nothing_is_dropped_all_stays() -> None:
+    # As an output does in a conversation out of which its call was taken.
+    assert drop_oldest([answered("a"), user(1)], 0) == [answered("a"), user(1)]
 
 
 # ------------------------------------------------------------------------------------------------------------
