@@ -6,6 +6,7 @@ estimated from the rate at which recent requests ended.
 
 One owner cannot keep the others out: where as many wait as may, an owner whose requests hold less than its
 share of the places still gets one, and those that hold their share are refused until it has become emptier.
+The same holds for the tokens of the prompts that wait, which are known a little later than that there is one.
 """
 
 from __future__ import annotations
@@ -27,14 +28,22 @@ class Place:
     """A place among those that are generated for or wait; it is given back once, by `leave` or at the end of
     a `with`."""
 
-    __slots__ = ("_admission", "_begun", "_left", "owner", "taken_at")
+    __slots__ = ("_admission", "_begun", "_left", "num_tokens", "owner", "promised", "taken_at")
 
-    def __init__(self, admission: Admission, owner: str, taken_at: float) -> None:
+    def __init__(self, admission: Admission, owner: str, taken_at: float, *, promised: bool) -> None:
         self._admission = admission
         self.owner = owner
+        self.promised = promised
+        self.num_tokens = 0  # of its prompt, once that is known
         self._begun = False
         self._left = False
         self.taken_at = taken_at
+
+    def bring(self, num_tokens: int) -> None:
+        """Count the prompt, once it is known how long it is; a second time does nothing. Raises QueueFull
+        where more tokens would wait than may; the place is still to be given back."""
+        if not (self._begun or self._left or self.num_tokens):
+            self._admission._bring(self, num_tokens)
 
     def begin(self) -> None:
         """Note that the engine has begun with the request: its place no longer waits. Idempotent."""
@@ -60,19 +69,27 @@ class Admission:
 
     max_running: how many are generated for at once; 0 where that is unknown, and then those that wait are all
     that counts. max_waiting: how many more may wait; with those that owners get who hold less than their
-    share of these, it may become twice as many.
+    share of these, it may become twice as many. max_waiting_tokens: the same of the tokens of their prompts;
+    None: as many as they have. A prompt that is longer may wait alone.
     """
 
     def __init__(
-        self, *, max_running: int, max_waiting: int, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        max_running: int,
+        max_waiting: int,
+        max_waiting_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_running = max_running
         self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens
         self._clock = clock
         self._places: dict[Place, None] = {}  # oldest first
         self._num_running = 0
         self._waiting: dict[str, int] = {}  # how many of each owner's wait, where any do,
         self._weights: dict[str, float] = {}  # and its weight
+        self._tokens: dict[str, int] = {}  # the tokens of its prompts that wait
         self._measured_at = clock()
         self._busy_s = 0.0  # seconds in which it was busy, older ones counting less,
         self._ended = 0.0  # and how many ended in them
@@ -86,7 +103,7 @@ class Admission:
         if not promised:
             self.require_room(owner, weight)
         self._measure()
-        place = Place(self, owner, self._clock())
+        place = Place(self, owner, self._clock(), promised=promised)
         self._places[place] = None
         self._waiting[owner] = self._waiting.get(owner, 0) + 1
         self._weights[owner] = weight
@@ -113,6 +130,11 @@ class Admission:
         """Places that the engine has not begun with."""
         return len(self._places) - self._num_running
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the prompts of these, as far as they are known."""
+        return sum(self._tokens.values())
+
     def wait_s(self, num_ahead: int = 0) -> int:
         """Seconds, 1 to LONGEST_S, until those that wait now and `num_ahead` others have been begun with, at
         the rate at which requests end while the engine is busy."""
@@ -127,6 +149,13 @@ class Admission:
         return max(1, min(LONGEST_S, math.ceil(seconds)))
 
     # -- for places ------------------------------------------------------------------------------------------
+
+    def _bring(self, place: Place, num_tokens: int) -> None:
+        if not place.promised and not self._has_room_for(num_tokens, place.owner):
+            message = f"{self.num_waiting_tokens} tokens of prompts wait already"
+            raise QueueFull(message, retry_after_s=self.wait_s())
+        place.num_tokens = num_tokens
+        self._tokens[place.owner] = self._tokens.get(place.owner, 0) + num_tokens
 
     def _begun(self, place: Place) -> None:
         self._measure()
@@ -144,15 +173,30 @@ class Admission:
 
     def _waits_no_more(self, place: Place) -> None:
         self._waiting[place.owner] -= 1
+        if place.num_tokens:
+            self._tokens[place.owner] -= place.num_tokens
         if not self._waiting[place.owner]:
             del self._waiting[place.owner], self._weights[place.owner]
+            self._tokens.pop(place.owner, None)
 
     def _is_owed(self, owner: str, weight: float) -> bool:
         """Whether an owner holds less than its share of the places in which requests wait."""
         if self._num_beyond >= 2 * self._max_waiting:
             return False
-        total = sum((self._weights | {owner: weight}).values())
-        return self._waiting.get(owner, 0) < self._max_waiting * weight / total
+        return self._waiting.get(owner, 0) < self._max_waiting * self._share(owner, weight)
+
+    def _has_room_for(self, num_tokens: int, owner: str) -> bool:
+        """Whether the prompt of an owner's place that waits may wait, too: where nothing waits for the engine,
+        within the bound, or within the owner's share of it."""
+        most, there = self._max_waiting_tokens, self.num_waiting_tokens
+        if most is None or self._num_beyond <= 0 or not there or there + num_tokens <= most:
+            return True
+        own = self._tokens.get(owner, 0) + num_tokens
+        return there + num_tokens <= 2 * most and own <= most * self._share(owner, self._weights[owner])
+
+    def _share(self, owner: str, weight: float) -> float:
+        """An owner's share among those whose requests wait."""
+        return weight / sum((self._weights | {owner: weight}).values())
 
     @property
     def _num_beyond(self) -> int:

@@ -32,11 +32,13 @@ class EngineConfig:
     compile: bool = False  # models of the general tier, by torch.compile
     max_model_len: int | None = None  # tokens of prompt and output together
     max_waiting: int = 512  # requests that wait for a place in the batch; more are refused
+    max_waiting_tokens: int | None = None  # tokens of the prompts of those whose callers took a place
     max_num_seqs: int = 256  # sequences in the batch
     max_num_batched_tokens: int = 2048  # tokens one step computes, decode and prefill together
     block_size: int = 16  # tokens of a KV block
     kv_cache_bytes: int | None = None
     num_blocks: int | None = None  # of the full-attention layers; wins over kv_cache_bytes
+    prefix_caching: bool = True  # requests may read the blocks that others have computed
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # folders of adapters, by name
     chat_template: str | None = None  # the text of a template that replaces the checkpoint's
     allow_special_tokens: bool = False  # what messages say may become the template's control tokens
@@ -94,6 +96,7 @@ _CHOICES = {
 _LEAST = {
     "max_model_len": 1,
     "max_waiting": 0,
+    "max_waiting_tokens": 1,
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "block_size": 1,

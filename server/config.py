@@ -374,6 +374,12 @@ class Config(BaseModel):
     kv_cache_bytes: Bytes | None = _setting(
         None, "size of the KV cache; default: by the machine", unit="bytes", gt=0, engines=_LOCAL
     )
+    prefix_caching: bool = _setting(
+        True,
+        "keep what was computed of a prompt for later ones that begin alike, in the blocks of the KV cache that "
+        "nothing else needs; false: every prompt is computed whole",
+        engines=_LOCAL,
+    )
     num_threads: int | None = _setting(
         None, "threads of one operation on a CPU; default: torch's choice", gt=0, engines=_LOCAL
     )
@@ -501,6 +507,12 @@ class Config(BaseModel):
         300_000, "most brackets and commas of a request body", unit="values", ge=1000
     )
     max_waiting: int = _setting(512, "requests that wait for the engine before 429", unit="requests", gt=0)
+    max_waiting_tokens: int | None = _setting(
+        None,
+        "tokens of the prompts of these, together, before 429; a longer prompt may wait alone",
+        unit="tokens",
+        gt=0,
+    )
     max_prompt_tokens: int | None = _setting(
         None, "longest prompt; beyond it 400; default: the context's length", unit="tokens", gt=0
     )

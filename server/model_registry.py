@@ -135,6 +135,7 @@ def build_engine(config: Config) -> Engine:
             tick_s=config.tick_s,
             max_running=config.max_num_seqs,
             max_waiting=config.max_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
             chat_template=chat_template(config),
             allow_special_tokens=config.allow_special_tokens,
         )
@@ -151,6 +152,7 @@ def build_engine(config: Config) -> Engine:
             api_key=config.upstream_api_key.get_secret_value() if config.upstream_api_key else None,
             max_model_len=config.max_model_len,
             max_waiting=config.max_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
             chat_template=chat_template(config),
             allow_special_tokens=config.allow_special_tokens,
             tool_dialect=config.tool_dialect,

@@ -99,7 +99,11 @@ class LocalEngine:
         )
         self._thread.start()
         self._loop = await loaded
-        self._admission = Admission(max_running=self._loop.max_num_seqs, max_waiting=self._config.max_waiting)
+        self._admission = Admission(
+            max_running=self._loop.max_num_seqs,
+            max_waiting=self._config.max_waiting,
+            max_waiting_tokens=self._config.max_waiting_tokens,
+        )
         self._tokenizer = tokenizer.result()
         self._dialect = open_dialect(
             self._tokenizer, tools=self._config.tool_dialect, reasoning=self._config.reasoning_dialect

@@ -81,13 +81,16 @@ class ScriptedEngine:
         max_model_len: int = 262_144,
         max_running: int = 256,
         max_waiting: int = 512,
+        max_waiting_tokens: int | None = None,
         chat_template: str | None = None,
         allow_special_tokens: bool = False,
     ) -> None:
         self._script = script or obey
         self._tick_s = tick_s
         self._max_running = max_running
-        self._admission = Admission(max_running=max_running, max_waiting=max_waiting)
+        self._admission = Admission(
+            max_running=max_running, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens
+        )
         self.tokenizer = scripted_tokenizer(chat_template, allow_special_tokens=allow_special_tokens)
         self._dialect: Dialect = dialect_named("hermes")
         self._prompts = GrowingPrompts(self.tokenizer, self._dialect)

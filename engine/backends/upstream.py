@@ -77,6 +77,7 @@ class UpstreamEngine:
         api_key: str | None = None,
         max_model_len: int | None = None,
         max_waiting: int = 512,
+        max_waiting_tokens: int | None = None,
         chat_template: str | None = None,
         allow_special_tokens: bool = False,
         tool_dialect: str | None = None,
@@ -93,7 +94,9 @@ class UpstreamEngine:
         self._api_key = api_key
         self._max_model_len = max_model_len
         # How many the servers generate for at once is theirs to know.
-        self._admission = Admission(max_running=0, max_waiting=max_waiting)
+        self._admission = Admission(
+            max_running=0, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens
+        )
         self._chat_template = chat_template
         self._allow_special_tokens = allow_special_tokens
         self._tool_dialect = tool_dialect

@@ -588,6 +588,7 @@ def build_loop(
         max_undelivered=config.max_undelivered,
         eos_token_ids=eos_token_ids,
         adapters={name: number for number, (name, _) in enumerate(model.spec.adapters, 1)},
+        prefix_caching=config.prefix_caching,
     )
     drafter: Drafter = Lookup(config.max_ngram_size)
     if config.draft_model is not None:

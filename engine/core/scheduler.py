@@ -132,8 +132,9 @@ class Scheduler:
         max_undelivered: int,
         eos_token_ids: tuple[int, ...],
         adapters: Mapping[str, int] | None = None,
+        prefix_caching: bool = True,
     ) -> None:
-        """adapters: their numbers, by name."""
+        """adapters: their numbers, by name. prefix_caching: whether requests find what others computed."""
         self.kv = kv
         self.rows = rows
         self.counters = Counters()
@@ -143,6 +144,7 @@ class Scheduler:
         self._live: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._hasher = BlockHasher(kv.block_size)
+        self._prefix_caching = prefix_caching
         self.pace = Pace(max_num_batched_tokens)
         self._newest = -1  # the highest handle so far
         self._budget = max_num_batched_tokens
@@ -167,12 +169,14 @@ class Scheduler:
         # a grammar allows the end of turn only where the shape may end: it always ends the sequence then
         if not sampling.ignore_eos or submit.matcher is not None:
             stops |= set(self._eos)
+        # Under a salt of its own a sequence that was preempted still finds its blocks, and nobody else does.
+        salt = request.cache_salt if self._prefix_caching else f"request {submit.handle}"
         sequence = Sequence(
             handle=submit.handle,
             request=request,
             matcher=submit.matcher,
             tokens=np.array([*request.prompt_ids, *prefix], np.int32),
-            root=self._hasher.root(request.owner, request.cache_salt, request.adapter),
+            root=self._hasher.root(request.owner, salt, request.adapter),
             stop_ids=frozenset(stops),
             limit=min(len(request.prompt_ids) + sampling.max_tokens, self._max_model_len),
             credit=self._max_undelivered,

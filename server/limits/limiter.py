@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine import Place
 from server.errors import ApiError, insufficient_quota
 from server.limits.budgets import Budgets
 from server.limits.gcra import SECOND, Rate
@@ -97,6 +98,15 @@ class Visit:
             self.uncount()
             raise
         self._reserved = wanted
+
+    def bring(self, place: Place, num_tokens: int) -> None:
+        """Count the prompt's tokens among those that wait for the engine. QueueFull where they are too many,
+        and then the request is not counted."""
+        try:
+            place.bring(num_tokens)
+        except BaseException:
+            self.uncount()
+            raise
 
     def uncount(self) -> None:
         """Give back the request, and what was reserved for it: nothing was begun for it."""

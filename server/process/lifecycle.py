@@ -195,6 +195,7 @@ class ServerLifecycle:
         stats = self._engine.stats()
         yield Reading("engine", stats, model)
         yield Reading("engine", self._engine_rates.read(stats), model)
+        yield Reading("engine", {"waiting_tokens": self._engine.admission.num_waiting_tokens}, model)
         yield Reading("storage", _commit_numbers(self._storage.commit_stats()))
         yield Reading("sse", {"readers": self.num_streams})
         yield Reading("http", {"connections": self.num_connections()})

@@ -84,6 +84,7 @@ async def _answer(
         preparing = prepare(asked, served, place, principal=who, telemetry=here.telemetry, meter=here.meter)
         completion = await while_connected(request, preparing)
         visit.used = completion.usage.limited
+        visit.bring(place, completion.tokens()[0])
         await visit.reserve(*completion.tokens(), answers=len(completion.requests))
         if not asked.stream:
             return json_reply(await while_connected(request, completion.whole(whole)))

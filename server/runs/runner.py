@@ -311,6 +311,8 @@ class Runs:
                 pasts=self._pasts,
             )
             planned = await (plan if planning is None or request.background else planning(plan))
+            if place is not None:
+                visit.bring(place, len(planned.request.prompt_ids))
             await visit.reserve(len(planned.request.prompt_ids), planned.request.sampling.max_tokens)
             echo = await aside(large, _echo, request, served, planned)
             try:

@@ -41,6 +41,10 @@ IDLE_CHECKPOINT_S = 0.1  # an empty queue for this long is a good moment
 WAL_OPPORTUNE = 4 << 20  # bytes from which an empty queue is reason enough
 WAL_LIMIT = 16 << 20  # bytes at which a checkpoint does not wait for an empty queue
 WAL_FILE_LIMIT = 64 << 20  # bytes; a WAL that a slow reader made larger is cut back to this
+WRITER_CACHE = 8 << 20
+"""Bytes of pages that the writer keeps, which is how much memory a growing database takes of the server: SQLite
+fills its cache before it lets go of a page. [measured] 1,500 turns on 100 MiB take 0.68 ms of the processor each
+at this, 0.73 ms with 64 MiB and 0.72 ms with 2 MiB: a page that it lacks is in the kernel's cache."""
 SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")  # of the names of the files that a database consists of
 CHECKPOINT_STEP = 4 << 20  # bytes between attempts while a reader holds the WAL back
 
@@ -173,7 +177,7 @@ class SQLiteWriting:
                 "synchronous=FULL",
                 f"journal_size_limit={WAL_FILE_LIMIT}",
                 "temp_store=MEMORY",
-                "cache_size=-65536",
+                f"cache_size=-{WRITER_CACHE >> 10}",  # negative: KiB
             ):
                 self._raw.execute(f"PRAGMA {pragma}")
             engine = create_engine(

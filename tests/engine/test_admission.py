@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -117,11 +118,16 @@ def test_an_idle_hour_says_nothing_about_the_rate() -> None:
 @given(st.integers(0, 4), st.integers(1, 4), st.integers(0, 2**32))
 def test_places_always_return_to_none(max_running: int, max_waiting: int, seed: int) -> None:
     clock, drawn = Clock(), random.Random(seed)
-    admission = Admission(max_running=max_running, max_waiting=max_waiting, clock=clock)
+    admission = Admission(
+        max_running=max_running, max_waiting=max_waiting, max_waiting_tokens=20, clock=clock
+    )
     held: list[Place] = []
     for _ in range(100):
         clock.now += drawn.random()
-        match drawn.randrange(4):
+        match drawn.randrange(5):
+            case 3 if held:
+                with suppress(QueueFull):
+                    drawn.choice(held).bring(drawn.randrange(1, 12))
             case 0:
                 try:
                     held.append(admission.enter(promised=drawn.random() < 0.1))
@@ -134,7 +140,7 @@ def test_places_always_return_to_none(max_running: int, max_waiting: int, seed: 
         assert admission.num_places == len(held) and 0 <= admission.num_waiting <= len(held)
     for place in held:
         place.leave()
-    assert (admission.num_places, admission.num_waiting) == (0, 0)
+    assert (admission.num_places, admission.num_waiting, admission.num_waiting_tokens) == (0, 0, 0)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -195,3 +201,71 @@ def test_what_was_promised_gets_a_place_beyond_every_share() -> None:
     for place in promised:
         place.leave()
     admission.require_room("quiet")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Tokens of the prompts that wait
+
+
+def busy(max_waiting_tokens: int, max_waiting: int = 100) -> Admission:
+    """An admission whose engine has its hands full."""
+    admission = Admission(max_running=1, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens)
+    admission.enter("at work").begin()
+    return admission
+
+
+def test_as_many_tokens_wait_as_may_and_the_next_prompt_is_refused() -> None:
+    admission = busy(100)
+    first, second = admission.enter(), admission.enter()
+    first.bring(60)
+    with pytest.raises(QueueFull, match="60 tokens"):
+        second.bring(41)
+    second.bring(40)
+    assert admission.num_waiting_tokens == 100
+    first.begin()
+    assert admission.num_waiting_tokens == 40
+    second.leave()
+    assert admission.num_waiting_tokens == 0
+
+
+def test_a_prompt_counts_once_and_not_behind_its_begin() -> None:
+    admission = busy(100)
+    place = admission.enter()
+    place.bring(90)
+    place.bring(90)
+    assert admission.num_waiting_tokens == 90
+    place.begin()
+    place.bring(90)
+    assert admission.num_waiting_tokens == 0
+
+
+def test_a_prompt_of_any_length_may_wait_alone_and_none_waits_for_an_idle_engine() -> None:
+    admission = busy(100)
+    admission.enter().bring(5000)
+    with pytest.raises(QueueFull):
+        admission.enter().bring(1)
+    idle = Admission(max_running=3, max_waiting=1, max_waiting_tokens=100)
+    for _ in range(3):
+        idle.enter().bring(5000)
+    with pytest.raises(QueueFull):
+        idle.enter().bring(1)
+
+
+def test_one_owner_s_tokens_cannot_keep_another_out() -> None:
+    admission = busy(100)
+    for _ in range(10):
+        admission.enter("flood").bring(10)
+    with pytest.raises(QueueFull):
+        admission.enter("flood").bring(10)
+    quiet = admission.enter("quiet")
+    quiet.bring(50)  # half of the tokens that wait
+    with pytest.raises(QueueFull):
+        admission.enter("quiet").bring(10)
+
+
+def test_the_tokens_of_what_was_promised_are_never_too_many() -> None:
+    admission = busy(100)
+    admission.enter().bring(100)
+    promised = admission.enter(promised=True)
+    promised.bring(100)
+    assert admission.num_waiting_tokens == 200

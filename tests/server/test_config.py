@@ -193,7 +193,7 @@ def test_settings_of_the_model_are_told_to_have_no_effect_on_another_engine(env:
 
 def test_every_setting_of_a_local_engine_alone_says_so() -> None:
     of_the_engine = {field.name for field in fields(EngineConfig)} & set(Config.model_fields)
-    shared = {"max_waiting", "chat_template", "allow_special_tokens"}
+    shared = {"max_waiting", "max_waiting_tokens", "chat_template", "allow_special_tokens"}
     marked = {row.name for row in settings() if row.engines and "local" in row.engines}
     assert marked == of_the_engine - shared
 

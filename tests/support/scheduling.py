@@ -31,7 +31,13 @@ class Bench:
     """A scheduler with hand-made steps: every sequence that decodes is given token 1."""
 
     def __init__(
-        self, *, num_blocks: int = 100, budget: int = 64, max_seqs: int = 8, max_len: int = 256
+        self,
+        *,
+        num_blocks: int = 100,
+        budget: int = 64,
+        max_seqs: int = 8,
+        max_len: int = 256,
+        prefix_caching: bool = True,
     ) -> None:
         self.kv = KVCache([LayerGroup((0,), 1, 8)], [num_blocks], 4, max_seqs, max_len)
         self.scheduler = Scheduler(
@@ -41,6 +47,7 @@ class Bench:
             max_model_len=max_len,
             max_undelivered=10,
             eos_token_ids=(0,),
+            prefix_caching=prefix_caching,
         )
         self.handle = 0
 

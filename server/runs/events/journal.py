@@ -192,21 +192,25 @@ class Journal:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            batch: list[tuple[RunLog, RunAppend, int]] = []
-            since = []
-            for entry in self._dirty.values():
-                if entry.pending is not None:
-                    batch.append((entry, entry.pending, entry.num_uncommitted))
-                    since.append(entry.pending_since)
-                    entry.pending = None
-            self._dirty = {}
-            if batch:
-                self._show(batch, await self._commit(batch))
-            done = time.perf_counter()
-            for start in since:
-                self._committed(done - start)
+            await self._commit_dirty()
             if not self._dirty:
                 self._idle.set()
+
+    async def _commit_dirty(self) -> None:
+        """Commit and show what is pending; nothing of it is held until the next time, which may be far."""
+        batch: list[tuple[RunLog, RunAppend, int]] = []
+        since = []
+        for entry in self._dirty.values():
+            if entry.pending is not None:
+                batch.append((entry, entry.pending, entry.num_uncommitted))
+                since.append(entry.pending_since)
+                entry.pending = None
+        self._dirty = {}
+        if batch:
+            self._show(batch, await self._commit(batch))
+        done = time.perf_counter()
+        for start in since:
+            self._committed(done - start)
 
     async def _commit(self, batch: Sequence[tuple[RunLog, RunAppend, int]]) -> Mapping[str, Exception]:
         """Commit a batch, as soon as the database can be written; returns the runs that were refused."""

@@ -207,6 +207,8 @@ class Loop:
             long = len(request.prompt_ids) > THREADED_TOKENS
             facts["prompt"] = await aside(long, fingerprint, request.prompt_ids)
             run.unlogged = Unlogged(generation, facts=facts)
+        if run.place is not None:
+            run.place.bring(len(request.prompt_ids))
         asked = Asked(
             run.plan.model,
             run.served.engine,

@@ -297,6 +297,24 @@ def test_tenants_and_salts_share_nothing(field: str) -> None:
     assert cached == [0, 0, 20]
 
 
+def test_without_prefix_caching_only_a_preempted_sequence_finds_its_own_blocks() -> None:
+    bench = Bench(num_blocks=12, max_len=48, prefix_caching=False)
+    prompt = list(range(50, 70))
+    first = bench.add(prompt)
+    bench.step()
+    second = bench.add(prompt)
+    bench.step()
+    assert [bench.sequence(handle).cached_tokens for handle in (first, second)] == [0, 0]
+    assert bench.scheduler.counters.prefix_hits == 0
+    while not bench.scheduler.counters.preemptions:
+        assert bench.step()
+    resumed: dict[int, int] = {}
+    bench.scheduler.finish(bench.sequence(first))
+    while second not in resumed:
+        resumed = bench.step()
+    assert 0 < resumed[second] < len(prompt), "it computes only the blocks that were given away"
+
+
 def test_a_deadline_names_each_late_sequence_once() -> None:
     bench = Bench()
     late, gone, later = bench.add(3, deadline=5.0), bench.add(3, deadline=6.0), bench.add(3, deadline=7.0)

@@ -116,6 +116,33 @@ async def test_every_way_in_is_refused_before_anything_is_written(tmp_path: Path
         await idle(server)
 
 
+async def test_prompts_are_refused_where_too_many_of_their_tokens_wait(tmp_path: Path) -> None:
+    """Short prompts pass where a long one is refused, and what is refused does not count against limits."""
+    engine = ScriptedEngine(tick_s=60.0, max_running=1, max_waiting=100, max_waiting_tokens=300)
+    limited = {"owner_limit": ("requests_per_minute=3",)}
+    async with live_app(tmp_path, engine, **limited) as server, http_client(server) as client:
+        held = [engine.admission.enter(LOCAL_OWNER) for _ in range(2)]
+        held[1].bring(200)
+        long = "word " * 300
+        forms: list[tuple[str, Json]] = [
+            ("/v1/responses", {"input": long}),
+            ("/v1/responses", {"input": long, "store": False, "stream": True}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
+            ("/v1/completions", {"prompt": long}),
+        ]
+        for path, body in forms:
+            reply = await client.post(path, json=body)
+            assert reply.status_code == 429, (path, reply.text)
+            refusal(reply)
+            assert reply.headers["x-ratelimit-remaining-requests"] == "3"
+        assert (await client.get("/v1/responses")).json()["data"] == []
+        metrics = (await client.get("/metrics")).text
+        assert 'antiphon_engine_waiting_tokens{model="antiphon-scripted"} 200.0' in metrics
+        for place in held:
+            place.leave()
+        await idle(server)
+
+
 async def test_a_full_server_does_not_look_into_what_is_asked(tmp_path: Path) -> None:
     """A refusal comes before the body is checked; what needs no place, and repeats, are no less welcome."""
     engine = ScriptedEngine(max_running=1, max_waiting=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -46,6 +47,24 @@ async def test_deltas_reach_the_disk_soon(storage: Storage) -> None:
         assert not await storage.append([RunAppend("r1", 1, records=(record(step),))])
         await until(lambda: written(storage)._dirty_since is None)
         assert storage.commit_stats().synced == synced + 1
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+async def test_the_memory_of_the_writer_does_not_grow_with_the_database(storage: Storage) -> None:
+    """SQLite keeps every page that it has written until its cache is full."""
+
+    async def store(first: int, count: int) -> None:
+        for number in range(first, first + count):
+            await storage.start_response(new(f"r{number}", message(f"m{number}", b"x" * 65_536)))
+
+    await store(0, 200)
+    before = resident()
+    await store(200, 600)  # 38 MiB
+    assert resident() - before < 12 << 20
 
 
 async def test_deltas_can_be_on_the_disk_before_they_are_shown(

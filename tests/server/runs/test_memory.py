@@ -1,0 +1,60 @@
+"""What a server holds does not grow with the responses that it has stored."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.runs.test_concurrency import idle
+from tests.support.running import Running, http_client, running_app
+
+ROOT = Path(__file__).parents[3]
+WARM_UP, MEASURED, AT_ONCE = 264, 504, 8
+SLACK = 80
+"""Bytes a response by which what our code has allocated may differ by chance; an id and its place in a list or a
+dict are more than 110."""
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Python's memory is traced."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+async def store(client: httpx.AsyncClient, number: int) -> None:
+    """So many small responses: whole, streamed, in the background, and with an `Idempotency-Key`."""
+
+    async def one(at: int) -> None:
+        body = {"input": f"say hello {at % 7}", "stream": at % 3 == 0, "background": at % 5 == 0}
+        headers = {"idempotency-key": f"key-{number}-{at}"} if at % 4 == 0 else {}
+        reply = await client.post("/v1/responses", json=body, headers=headers)
+        assert reply.status_code == 200
+
+    for begin in range(0, number, AT_ONCE):
+        await asyncio.gather(*(one(at) for at in range(begin, begin + AT_ONCE)))
+
+
+async def held(server: Running) -> int:
+    """Bytes that our code has allocated and not freed, once all is still."""
+    await idle(server)
+    gc.collect()
+    ours = [tracemalloc.Filter(True, f"{ROOT}/{room}/*") for room in ("engine", "server", "storage", "tools")]
+    taken = tracemalloc.take_snapshot().filter_traces(ours)
+    return sum(each.size for each in taken.statistics("filename"))
+
+
+@pytest.mark.usefixtures("traced")
+async def test_stored_responses_leave_nothing_in_memory(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        await store(client, WARM_UP)
+        before = await held(server)
+        await store(client, MEASURED)
+        assert await held(server) - before < SLACK * MEASURED
