@@ -471,6 +471,11 @@ class Config(BaseModel):
         lambda values: file if os.path.exists(file := values["data"] / TOOLS_NAME) else None,
         "file of the operator's own tools; default: tools.toml in the data folder, if it is there",
     )
+    unsupported_tools: Literal["refuse", "ignore"] = _setting(
+        "refuse",
+        "what becomes of tools that no model can call here, such as web_search: a 400, or, for clients that "
+        "always send one, they are left out",
+    )
     egress: Literal["off", "public", "any"] = _setting(
         "off",
         "where requests may have the server connect to: off nowhere, public to public addresses at ports 80 "

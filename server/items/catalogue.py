@@ -97,6 +97,13 @@ def type_of_calls(kind: str) -> ItemType | None:
     return next(rows, None)
 
 
+def instead_of(kind: str) -> str:
+    """What a client can do in the place of a tool of this type that no model can call here, as a sentence;
+    empty where there is nothing to be said."""
+    rows = (row.instead for row in ITEM_TYPES.values() if kind in row.tools)
+    return next(rows, "")
+
+
 def is_offered(tool: Mapping[str, Any]) -> bool:
     """Whether a tool of a request is offered to the model."""
     row = type_of_calls(tool["type"])

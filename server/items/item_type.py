@@ -168,8 +168,9 @@ class ItemType:
     without declaring it, and the key that it repeats.
 
     For calls and their outputs. tools: `tools[].type` -> the shape of such a tool. call: how the model writes
-    one. secrets: the members of such a tool that are credentials, and no part of it any more once it was
-    read. answered_by: the type of the outputs that a client answers it with. answers: the type of the calls
+    one. instead: where no model here can call one, what a client can do in its place, as a sentence.
+    secrets: the members of such a tool that are credentials, and no part of it any more once it was read.
+    answered_by: the type of the outputs that a client answers it with. answers: the type of the calls
     that it is such an output of.
     """
 
@@ -186,6 +187,7 @@ class ItemType:
     answered_by: str | None = None
     answers: str | None = None
     secrets: tuple[str, ...] = ()
+    instead: str = ""
 
     @property
     def execution(self) -> Execution | None:

@@ -48,7 +48,8 @@ class _Prepare(Protocol[Asked]):
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answer with a chat completion, or (`stream`) with its chunks."""
-    return await _answer(request, parse_chat, prepare_chat, "chat.completion", "chat.completion.chunk")
+    parse = partial(parse_chat, unsupported_tools=context(request).config.unsupported_tools)
+    return await _answer(request, parse, prepare_chat, "chat.completion", "chat.completion.chunk")
 
 
 @router.post(

@@ -93,11 +93,18 @@ async def create_response(request: Request) -> Response:
         if known is None and body.get("background") is not True:  # that waits where no place is free
             models.require_room(body, who.owner, who.service.weight)
 
-    parsed, items = await read_as(request, partial(_asked, parse_create), first=first)
+    parsed, items = await read_as(request, _asking(request, parse_create), first=first)
     _name_untold(request, parsed)
     if (response_id := keyed(request).response_id) is not None:
         return await _again(request, response_id, stream=parsed.stream)
     return await _start(request, parsed, items)
+
+
+def _asking(
+    request: Request, parse: Callable[..., CreateResponse]
+) -> Callable[[Mapping[str, Any]], tuple[CreateResponse, list[Item]]]:
+    """What reads a body as this server is configured to."""
+    return partial(_asked, partial(parse, unsupported_tools=context(request).config.unsupported_tools))
 
 
 def _asked(
@@ -371,7 +378,7 @@ def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[Stored
 )
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
-    parsed, items = await read_as(request, partial(_asked, parse_input_tokens), allow_empty=True)
+    parsed, items = await read_as(request, _asking(request, parse_input_tokens), allow_empty=True)
     _name_untold(request, parsed)
     count = await context(request).runs.count_input(principal(request), parsed, items)
     return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
@@ -426,7 +433,8 @@ def _goes_on(stored: StoredResponse, outputs: ToolOutputs) -> tuple[CreateRespon
     """The request that goes on where a completed response stopped, and its input. Raises ApiError 400."""
     made = [orjson.loads(item.body) for item in stored.output]
     body = _continuation(stored, answering(outputs.items, made), stream=outputs.stream)
-    return _asked(parse_create, body)
+    # Its parent was taken with these tools, whatever the server would say of them now.
+    return _asked(partial(parse_create, unsupported_tools="ignore"), body)
 
 
 def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:

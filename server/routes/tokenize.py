@@ -6,7 +6,8 @@ Bodies: `{"model", "prompt"}` or `{"model", "messages", "tools", ...}` -> `{"cou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -42,7 +43,8 @@ completion that have a part in its prompt."""
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of messages through the chat template, exactly as a generation would see
     them."""
-    body, asked = await read_as(request, _read)
+    parse = partial(parse_chat, unsupported_tools=context(request).config.unsupported_tools)
+    body, asked = await read_as(request, partial(_read, parse))
     model = _model(request, body)
     if asked is not None:
         offered = await aside(in_large_request(), offer_of, asked)
@@ -81,13 +83,15 @@ def _reply(model: ServedModel, ids: Sequence[int], shown: bool) -> bytes:
     return orjson.dumps(reply)
 
 
-def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ChatRequest | None]:
+def _read(
+    parse: Callable[[Mapping[str, Any]], ChatRequest], body: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], ChatRequest | None]:
     """A body, and the chat completion with these fields whose prompt it asks for."""
     if body.get("messages") is None:
         unread(body, TEXT_FIELDS)
         return body, None
     unread(body, (*PROMPT_FIELDS, "return_token_strs"))
-    return body, parse_chat({name: body[name] for name in PROMPT_FIELDS if name in body})
+    return body, parse({name: body[name] for name in PROMPT_FIELDS if name in body})
 
 
 def _tokens(value: Any, model: ServedModel) -> list[int]:

@@ -27,7 +27,7 @@ from server.schema.formats import asked_shape, parse_format
 from server.schema.messages import to_items
 from server.schema.responses import Effort, StreamOptions, check_metadata, check_template_kwargs
 from server.schema.search import Search, parse_search
-from server.schema.tools import name_unoffered, parse_tool_choice, parse_tools
+from server.schema.tools import Unsupported, parse_tool_choice, parse_tools, require_offered
 from server.shapes import from_pydantic, mapping, missing, refuse
 
 MAX_CHOICES = 16
@@ -79,17 +79,18 @@ class ChatRequest(BaseModel):
     sampling: SamplingFields = SamplingFields()
 
 
-def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
-    """A body of POST /v1/chat/completions. Raises ApiError 400 naming the path of what is wrong."""
+def parse_chat(body: Mapping[str, Any], *, unsupported_tools: Unsupported = "refuse") -> ChatRequest:
+    """A body of POST /v1/chat/completions. unsupported_tools: see `require_offered`. Raises ApiError 400
+    naming the path of what is wrong."""
     values = screen("chat", body)
     if "messages" not in values:
         missing("messages")
     values["items"] = to_items(values["messages"], new_id=_unnamed)
     if "tools" in values:
         values["tools"] = parse_tools(values["tools"], strict=False)
-        name_unoffered(values["tools"], server_run=False)
     if "tool_choice" in values:
         values["tool_choice"] = parse_tool_choice(values["tool_choice"])
+    require_offered(values.get("tools", ()), values.get("tool_choice"), unsupported_tools, on_chat=True)
     if "chat_template_kwargs" in values:
         values["chat_template_kwargs"] = check_template_kwargs(values["chat_template_kwargs"])
     form = values.get("response_format")

@@ -29,7 +29,7 @@ from server.schema.fields import (
 )
 from server.schema.formats import TEXT, asked_shape, parse_format
 from server.schema.items import NewId, check_number, normalize_item
-from server.schema.tools import name_unoffered, parse_tool_choice, parse_tools, secrets_of
+from server.schema.tools import Unsupported, parse_tool_choice, parse_tools, require_offered, secrets_of
 from server.shapes import check_length, from_pydantic, mapping, missing, mistyped, record, refuse, shorten
 
 MIN_OUTPUT_TOKENS = 16
@@ -195,9 +195,9 @@ class CreateResponse(BaseModel):
         return self.sampling.model_dump(exclude_none=True)
 
 
-def parse_create(body: Mapping[str, Any]) -> CreateResponse:
-    """A body of POST /responses. Raises ApiError 400."""
-    request = _parse("responses", body)
+def parse_create(body: Mapping[str, Any], *, unsupported_tools: Unsupported = "refuse") -> CreateResponse:
+    """A body of POST /responses. unsupported_tools: see `require_offered`. Raises ApiError 400."""
+    request = _parse("responses", body, unsupported_tools)
     if request.input is None and request.previous_response_id is None and request.conversation_id is None:
         message = "One of 'input', 'previous_response_id' or 'conversation' must be provided."
         refuse("input", f"Missing required parameter. {message}", "missing_required_parameter")
@@ -222,15 +222,17 @@ def parse_create(body: Mapping[str, Any]) -> CreateResponse:
     return request
 
 
-def parse_input_tokens(body: Mapping[str, Any]) -> CreateResponse:
+def parse_input_tokens(
+    body: Mapping[str, Any], *, unsupported_tools: Unsupported = "refuse"
+) -> CreateResponse:
     """A body of POST /responses/input_tokens, as the request whose prompt is counted. Raises ApiError 400."""
-    request = _parse("input_tokens", body)
+    request = _parse("input_tokens", body, unsupported_tools)
     if request.truncation == "auto":
         ignore("truncation")  # the whole of it is counted
     return request
 
 
-def _parse(api: Api, body: Mapping[str, Any]) -> CreateResponse:
+def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) -> CreateResponse:
     values = screen(api, body)
     if "conversation" in values:
         values["conversation_id"] = _conversation_id(values.pop("conversation"))
@@ -243,9 +245,9 @@ def _parse(api: Api, body: Mapping[str, Any]) -> CreateResponse:
         tools = parse_tools(values["tools"])
         values["secrets"] = secrets_of(values["tools"])
         values["tools"] = tuple(tools)
-        name_unoffered(values["tools"])
     if "tool_choice" in values:
         values["tool_choice"] = parse_tool_choice(values["tool_choice"])
+    require_offered(values.get("tools", ()), values.get("tool_choice"), unsupported_tools)
     if "metadata" in values:
         values["metadata"] = check_metadata(values["metadata"])
     if "chat_template_kwargs" in values:

@@ -1,21 +1,21 @@
 """Tools and tool choices as clients send them, normalised to the official flat form.
 
 Owns the limits on tools, and the forms in which clients send them; the item types say what a tool of each
-kind looks like. Official kinds that this server cannot run are taken and echoed, because real clients (Codex
-among them) always send some; `name_unoffered` names them in the reply's header. A kind that is not official
-is refused: it is a misspelt one.
+kind looks like. An official kind that no model can call here is refused, unless the operator has such tools
+left out, because some clients (Codex among them) always send one. A kind that is not official is refused in
+any case: it is a misspelt one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import orjson
 
 from server.ignored import ignore, unread
-from server.items import Tool, is_offered, tool_shapes, type_of_calls
+from server.items import Tool, instead_of, is_offered, tool_shapes, type_of_calls
 from server.schema.formats import name_unheeded
 from server.shapes import (
     NAME,
@@ -32,8 +32,12 @@ from server.shapes import (
     record,
     refuse,
     schema_of,
+    shorten,
     with_type,
 )
+
+Unsupported = Literal["refuse", "ignore"]
+"""What becomes of tools that no model can call here: a 400, or they are left out and named in the header."""
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 1 << 20
@@ -63,13 +67,18 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
         value, path = _flat_custom(value, path)
     shape = tool_shapes().get(kind)
     if shape is None:
-        if _DATE.sub("", kind) not in tool_shapes():
-            one_of(*tool_shapes())(kind, f"{path}.type")
+        _check_kind(kind, f"{path}.type")
         return dict(value)
     tool: Tool = shape(value, path)
     if kind == "custom":
         _name_hints(tool, path)
     return tool
+
+
+def _check_kind(kind: str, path: str) -> None:
+    """Raise ApiError 400 for a kind that is no official one, whatever its version."""
+    if _DATE.sub("", kind) not in tool_shapes():
+        one_of(*tool_shapes())(kind, path)
 
 
 def _described() -> Schema:
@@ -178,16 +187,41 @@ def secrets_of(value: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def name_unoffered(
-    tools: Iterable[Mapping[str, Any]], param: str = "tools", *, server_run: bool = True
+def require_offered(
+    tools: Sequence[Tool], tool_choice: Any, unsupported: Unsupported, *, on_chat: bool = False
 ) -> None:
-    """Name those of `tools` that are not offered to the model: `tools[1]`, ...
+    """Raise ApiError 400 `unsupported_tool` for a tool that the model cannot be offered, or for one that a
+    list of allowed tools names; or only name their places, `tools[1]`, if `unsupported` is `ignore`.
 
-    server_run: whether the API has words for tools that the server runs itself.
+    tools, tool_choice: normalised. on_chat: the API has words for functions and custom tools alone.
     """
-    for index, tool in enumerate(tools):
-        if not (is_offered(tool) and (server_run or tool["type"] in ("function", "custom"))):
-            ignore(f"{param}[{index}]")
+    lists = isinstance(tool_choice, dict) and tool_choice["type"] == "allowed_tools"
+    refs = tool_choice["tools"] if lists else ()
+    for param, listed in (("tools", tools), ("tool_choice.tools", refs)):
+        for index, tool in enumerate(listed):
+            kind = tool["type"]
+            if kind in ("function", "custom") or (not on_chat and is_offered(tool)):
+                continue
+            if unsupported == "ignore":
+                ignore(f"{param}[{index}]")
+            else:
+                refuse(f"{param}[{index}].type", _unsupported(kind, on_chat), "unsupported_tool")
+
+
+def _unsupported(kind: str, on_chat: bool) -> str:
+    known = _DATE.sub("", kind)
+    if type_of_calls(known) is None:
+        advice = instead_of(known)
+    elif known != kind:
+        advice = f"It has one of type '{known}'."
+    else:
+        advice = "Chat completions have functions and custom tools; others are offered on /v1/responses."
+    told = f"This server has no tool of type '{shorten(kind)}'{' here' * on_chat}."
+    setting = (
+        "If your client always sends such tools, the operator can have the server leave them out: "
+        "--unsupported-tools ignore."
+    )
+    return " ".join(filter(None, (told, advice, setting)))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -242,5 +276,9 @@ def _reference(ref: dict[str, Any], path: str) -> dict[str, Any]:
     kind = ref.get("type", "function")
     if kind in ("function", "custom"):
         ref, path = _unwrapped(ref, kind, path)
+    elif not isinstance(kind, str):
+        mistyped(f"{path}.type", "a string", kind)
+    else:
+        _check_kind(kind, f"{path}.type")
     unread(ref, ("type", "name", "server_label"), path)
-    return ref
+    return {"type": kind, **ref}

@@ -54,5 +54,6 @@ ROWS = (
             " code_interpreter_call.interpreting code_interpreter_call.completed"
         ),
         tools={"code_interpreter": record({"container": anything})},
+        instead="Offer a function that runs code, or an MCP server that does.",
     ),
 )

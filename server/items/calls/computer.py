@@ -39,6 +39,10 @@ ROWS = (
                 {"environment": STRING, "display_width": whole(), "display_height": whole()}
             ),
         },
+        instead=(
+            "It takes a model that sees screenshots, and the models of this server read text only; offer "
+            "functions that tell in words what is on the screen."
+        ),
     ),
     ItemType(
         "computer_call_output",

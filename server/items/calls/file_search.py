@@ -51,5 +51,6 @@ ROWS = (
                 {"max_num_results": whole(1, 50), "ranking_options": mapping, "filters": mapping},
             )
         },
+        instead="Offer a function that searches your files, or an MCP server that does.",
     ),
 )

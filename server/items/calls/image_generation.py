@@ -39,5 +39,6 @@ ROWS = (
                 },
             )
         },
+        instead="Offer a function that makes images, or an MCP server that does.",
     ),
 )

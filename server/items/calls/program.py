@@ -13,6 +13,7 @@ ROWS = (
         item_shape(call_shape(code=STRING, fingerprint=STRING), statuses=()),
         needs_id=True,
         tools={"programmatic_tool_calling": record({})},
+        instead="Leave it out: the model calls every tool directly.",
     ),
     ItemType(
         "program_output",

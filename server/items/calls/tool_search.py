@@ -23,6 +23,7 @@ ROWS = (
                 {"name": NAME, "tools": array(mapping, 1)}, {"description": STRING}, description=""
             ),
         },
+        instead="Give the functions themselves: all tools of a request are offered at once.",
     ),
     ItemType(
         "tool_search_output",

@@ -63,5 +63,6 @@ ROWS = (
             "web_search_preview": _PREVIEW,
             "web_search_preview_2025_03_11": _PREVIEW,
         },
+        instead="Offer a function that searches, or an MCP server that does.",
     ),
 )

@@ -244,8 +244,8 @@ async def test_allowed_tools_narrow_what_may_be_called(tmp_path: Path) -> None:
         ([WEATHER], {"type": "web_search"}, "tool_choice"),
         ([WEATHER], {"type": "mcp", "server_label": "antiphon"}, "tool_choice"),
         ([WEATHER], {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]},
-        "tool_choice"), ([WEATHER], {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function",
-        "name": "no"}]},
+         "tool_choice.tools[0].type"),
+        ([WEATHER], {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "no"}]},
          "tool_choice.tools"),
         ([WEATHER, WEATHER], "auto", "tools"),
     ],
@@ -257,11 +257,37 @@ async def test_a_choice_of_what_is_not_there_is_refused(
     assert error["param"] == param
 
 
-async def test_tools_that_nobody_runs_here_are_echoed_and_named(api: Api) -> None:
-    body = {"input": "say hi", "tools": [{"type": "web_search"}, WEATHER], "nonsense": 1}
-    reply = await api.http.post("/v1/responses", json=body)
-    assert [tool["type"] for tool in api.response(reply)["tools"]] == ["web_search", "function"]
-    assert reply.headers["x-antiphon-ignored"] == "nonsense,tools[0]"
+BY_PATH = {"/v1/responses": {"input": "say hi"}, "/v1/responses/input_tokens": {"input": "say hi"}}
+CHAT = {"messages": [{"role": "user", "content": "say hi"}]}
+BY_PATH |= {"/v1/chat/completions": CHAT, "/tokenize": CHAT}
+
+
+@pytest.mark.parametrize("path", BY_PATH)
+async def test_tools_that_nobody_runs_here_are_refused_or_left_out(path: str, tmp_path: Path) -> None:
+    body = {**BY_PATH[path], "tools": [{"type": "web_search"}, WEATHER]}
+    forced = {**body, "tool_choice": {"type": "web_search"}}
+    async with running_app(tmp_path / "refuses") as server, http_client(server) as client:
+        error = (await client.post(path, json=body)).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_tool", "tools[0].type")
+    ignoring = running_app(tmp_path / "ignores", unsupported_tools="ignore")
+    async with ignoring as server, http_client(server) as client:
+        reply = await client.post(path, json=body)
+        assert (reply.status_code, reply.headers["x-antiphon-ignored"]) == (200, "tools[0]")
+        if path == "/v1/responses":
+            assert [tool["type"] for tool in reply.json()["tools"]] == ["web_search", "function"]
+        refused = await client.post(path, json=forced)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+
+
+async def test_a_response_with_tools_left_out_goes_on_after_the_setting_has_changed(tmp_path: Path) -> None:
+    ignoring = running_app(tmp_path, unsupported_tools="ignore")
+    async with ignoring as server, http_client(server) as client:
+        body = {"input": call(), "tools": [{"type": "web_search"}, WEATHER]}
+        first = (await client.post("/v1/responses", json=body)).json()
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        output = {"tool_call_id": calls(first)[0]["call_id"], "output": "sunny"}
+        reply = await client.post(f"/v1/responses/{first['id']}/tool_outputs", json=output)
+    assert (reply.status_code, reply.json()["status"]) == (200, "completed")
 
 
 # ------------------------------------------------------------------------------------------------------------

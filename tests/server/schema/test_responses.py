@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +15,17 @@ from hypothesis import strategies as st
 from server.errors import ApiError
 from server.ignored import collecting
 from server.items import is_offered
+from server.schema.chat import parse_chat
 from server.schema.responses import echo, parse_create, parse_include, parse_input_tokens, parse_tool_outputs
-from server.schema.tools import name_unoffered, parse_tool_choice, parse_tools
+from server.schema.tools import parse_tool_choice, parse_tools, require_offered
 from tests.support import wire
 
 Json = dict[str, Any]
 
 FUNCTION: Json = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
-# What these clients send, as recorded: nothing of it may fail or be lost in silence.
+# What these clients send, as recorded: nothing of it may fail or be lost in silence on a server that leaves
+# out the tools that it cannot run.
 CODEX: Json = {
     "model": "m",
     "stream": True,
@@ -81,7 +84,7 @@ AGENTS: Json = {
 @pytest.mark.parametrize("body", [CODEX, LLAMA_INDEX, VERCEL, AGENTS])
 def test_what_clients_send_passes(body: Json) -> None:
     with collecting() as ignored:
-        request = parse_create(body)
+        request = parse_create(body, unsupported_tools="ignore")
     paths = set(filter(None, ignored.header().split(",")))
     unoffered = {f"tools[{i}]" for i, tool in enumerate(body.get("tools", [])) if tool["type"] != "function"}
     assert paths <= unoffered | {
@@ -101,7 +104,7 @@ def at(body: Any, path: str) -> Any:
 
 def unoffered(tools: list[Json]) -> list[str]:
     with collecting() as ignored:
-        name_unoffered(tools)
+        require_offered(tools, None, "ignore")
     return ignored.header().split(",")
 
 
@@ -276,6 +279,54 @@ def test_another_version_of_a_known_tool_passes_and_is_named() -> None:
     later = {"type": "web_search_2027_01_31", "depth": 3}
     assert parse_tools([FUNCTION, later])[1] == later
     assert unoffered([FUNCTION, later]) == ["tools[1]"]
+
+
+UNOFFERED = [
+    *((tool, "functions" if tool["type"] == "computer" else "") for tool in TOOLS if not is_offered(tool)),
+    ({"type": "web_search_2027_01_31"}, "Offer a function that searches"),
+    ({"type": "function_2027_01_31"}, "It has one of type 'function'."),
+]
+
+
+@pytest.mark.parametrize(("tool", "advice"), UNOFFERED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("parse", [parse_create, parse_input_tokens, parse_chat])
+def test_a_tool_that_nobody_can_run_is_refused_with_what_could_stand_in(
+    parse: Callable[..., Any], tool: Json, advice: str
+) -> None:
+    asked = {"messages": [{"role": "user", "content": "x"}]} if parse is parse_chat else {"input": "x"}
+    with pytest.raises(ApiError) as caught:
+        parse({**asked, "tools": [FUNCTION, tool]})
+    error = caught.value
+    assert (error.status, error.code, error.param) == (400, "unsupported_tool", "tools[1].type")
+    assert f"no tool of type '{tool['type']}'" in error.message and advice in error.message
+    assert "--unsupported-tools ignore" in error.message and "  " not in error.message
+    with collecting() as ignored:
+        parse({**asked, "tools": [FUNCTION, tool]}, unsupported_tools="ignore")
+    assert ignored.header() == "tools[1]"
+
+
+def test_a_list_of_allowed_tools_names_none_that_nobody_can_run() -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    choice["tools"].append({"type": "web_search"})
+    body = {"input": "x", "tools": [FUNCTION], "tool_choice": choice}
+    with pytest.raises(ApiError) as caught:
+        parse_create(body)
+    assert (caught.value.code, caught.value.param) == ("unsupported_tool", "tool_choice.tools[1].type")
+    with collecting() as ignored:
+        parse_create(body, unsupported_tools="ignore")
+    assert ignored.header() == "tool_choice.tools[1]"
+    for kind in ("websearch", 1, None):
+        choice["tools"][1] = {"type": kind}
+        with pytest.raises(ApiError) as caught:
+            parse_create(body, unsupported_tools="ignore")
+        assert caught.value.param == "tool_choice.tools[1].type"
+
+
+def test_chat_has_functions_and_custom_tools_only() -> None:
+    builtin = {"type": "mcp", "server_label": "antiphon", "server_url": "builtin:"}
+    with pytest.raises(ApiError, match="others are offered on /v1/responses") as caught:
+        parse_chat({"messages": [{"role": "user", "content": "x"}], "tools": [builtin]})
+    assert (caught.value.code, caught.value.param) == ("unsupported_tool", "tools[0].type")
 
 
 def test_mcp_keeps_no_credentials() -> None:

@@ -76,7 +76,7 @@ def with_unheard(body: Json, path: Path) -> Json:
 
 
 def create(body: Mapping[str, Any]) -> Any:
-    request = parse_create(body)
+    request = parse_create(body, unsupported_tools="ignore")
     return normalize_input(request.input, new_id=lambda prefix: prefix) if request.input else None
 
 
