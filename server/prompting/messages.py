@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
-from server.items import Item, Transcript, is_output, words_of
+from server.items import Item, Transcript, is_left_out, is_output, words_of
 from server.limits import Caps
 from server.schema import SamplingFields
 
@@ -28,7 +28,9 @@ def to_messages(
     if instructions is not None:
         transcript.tell("system", instructions)
     for item in items:
-        words_of(item, "input")(item, transcript)
+        say = words_of(item, "input")
+        if not is_left_out(item):
+            say(item, transcript)
     return transcript.messages
 
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import orjson
-
+from server.items import Item, load_item
 from server.threads import THREADED_PARTS, aside
 
 if TYPE_CHECKING:
     from storage import HistoryItem, Storage, StoredItem, StoredResponse
-
-Item = dict[str, Any]
 
 Said = tuple[Item, str | None]
 """An item, which nobody may change, and how the response ended that it belongs to."""
@@ -33,7 +30,7 @@ WEIGHT = 5
 
 def read_items(history: Iterable[HistoryItem]) -> list[Said]:
     """Stored history as items."""
-    return [(orjson.loads(entry.item.body), entry.response_status) for entry in history]
+    return [(load_item(entry.item.body, entry.item.private), entry.response_status) for entry in history]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ class Pasts:
         if (before := self._pasts.get((previous.owner, parent))) is None:
             return None
         turn = (*await self._storage.response_input(previous.id), *previous.output)
-        said = tuple((orjson.loads(item.body), previous.status) for item in turn)
+        said = tuple((load_item(item.body, item.private), previous.status) for item in turn)
         self._forget((previous.owner, parent))
         return _Past((*before.items, *said), before.num_bytes + _weight(turn))
 
@@ -99,4 +96,4 @@ class Pasts:
 
 
 def _weight(items: Iterable[StoredItem]) -> int:
-    return sum(200 + WEIGHT * len(item.body) for item in items)
+    return sum(200 + WEIGHT * (len(item.body) + len(item.private or b"")) for item in items)
