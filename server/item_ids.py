@@ -10,10 +10,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from server.errors import ApiError
-from server.items import ITEM_TYPES, Item
+from server.items import FILLED, ITEM_TYPES, Item, filled, load_item, private_of
 from server.schema import normalize_item, num_parts
 from server.threads import THREADED_PARTS, aside, in_large_request
 
@@ -42,7 +40,9 @@ async def identify(
 def _identified(
     items: Sequence[Item], found: Mapping[str, StoredItem], param: str, taken: str | None
 ) -> list[Item]:
-    known: dict[str, Item] = {item_id: orjson.loads(stored.body) for item_id, stored in found.items()}
+    known: dict[str, Item] = {
+        item_id: load_item(stored.body, stored.private) for item_id, stored in found.items()
+    }
     if taken is not None:
         known.setdefault(taken, {"type": "unknown"})
     identified = []
@@ -62,11 +62,14 @@ def _identified(
 
 
 def _same(sent: Item, stored: Item) -> bool:
-    """Whether both say the same; clients leave nulls and defaults out of what they send back."""
+    """Whether both say the same; clients leave nulls and defaults out of what they send back, and send what
+    an `include` has filled in."""
     if sent is stored:
         return True
     if sent["type"] != stored["type"]:
         return False
+    if (private := private_of(stored)) is not None:
+        sent, stored = filled(sent, private, FILLED), filled(stored, private, FILLED)
     same: bool = _bare(sent) == _bare(normalize_item(stored, "stored", lambda prefix: prefix))
     return same
 

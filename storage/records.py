@@ -35,7 +35,8 @@ Direction = Literal["in", "out"]
 class NewItem:
     """An item: its wire form in `body`; `kind` is its type; `call_id` where it is a call or a call's output.
 
-    `name` only on a call that the client answers: storage tells calls from outputs by it.
+    `name` only on a call that the client answers: storage tells calls from outputs by it. `private`: JSON
+    that is kept with the item, and that no client is shown.
     """
 
     id: str
@@ -43,6 +44,7 @@ class NewItem:
     body: bytes
     call_id: str | None = None
     name: str | None = None
+    private: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +271,14 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item as stored."""
+    """An item as stored; `private` is no part of what a client is shown."""
 
     id: str
     kind: str
     body: bytes
     call_id: str | None = None
     name: str | None = None
+    private: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ responses = Table(
     Index("responses_by_conversation", "conversation_id"),
 )
 
-# A client may choose item ids, so they are unique only within their owner.
+# A client may choose item ids, so they are unique only within their owner. private: what the server keeps of
+# an item besides its body, such as what a model was shown; no client is shown it.
 items = Table(
     "items",
     metadata,
@@ -83,6 +84,7 @@ items = Table(
     Column("call_id", Text),
     Column("name", Text),
     Column("body", LargeBinary, nullable=False),
+    Column("private", LargeBinary),
 )
 
 # direction: "in" or "out"; ascending order of (direction, position) is the order of the turn.

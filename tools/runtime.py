@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tools.arguments import parse_arguments
 from tools.spec import ToolError, ToolSpec
@@ -25,13 +26,14 @@ class ToolResult:
     """Exactly one of the two: what the tool said, or why it could not.
 
     source: what an error comes from: the tool, the protocol by which it is called, or HTTP. code: of an error
-    of those two.
+    of those two. kept: what is to be kept of the call besides, and shown to nobody, as JSON values.
     """
 
     output: str | None = None
     error: str | None = None
     source: Literal["tool", "protocol", "http"] = "tool"
     code: int | None = None
+    kept: Mapping[str, Any] | None = None
 
 
 async def execute(spec: ToolSpec, arguments: str) -> ToolResult:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 from starlette.datastructures import QueryParams
 
 from server.ignored import queried
+from server.items import FILLED
 from server.schema import parse_include, refuse
 
 MAX_PAGE = 100
@@ -76,10 +77,14 @@ def choice(query: QueryParams, name: str, choices: Sequence[str]) -> str | None:
     return value
 
 
-def include(query: QueryParams) -> None:
-    """Check the `include` list, in either spelling. It does not count as read: what is kept is always shown,
-    so that asking for it changes nothing."""
-    parse_include([*query.getlist("include[]"), *query.getlist("include")])
+def include(query: QueryParams) -> tuple[str, ...]:
+    """The `include` list, in either spelling. It counts as read where all that it asks for can be filled in
+    from what is kept of items; the rest of what is kept is always shown, so that asking changes nothing."""
+    spelled = {name: query.getlist(name) for name in ("include[]", "include")}
+    for name, values in spelled.items():
+        if values and FILLED.issuperset(values):
+            queried(name)
+    return parse_include([*spelled["include[]"], *spelled["include"]])
 
 
 def timestamp(query: QueryParams, name: str) -> int | None:

@@ -10,8 +10,12 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any
 
+import orjson
+
 from server.items.item_type import Call, Execution, Item, ItemType, Words
+from server.items.private_half import Private, load_item, private_of
 from server.shapes import Shape, refuse
+from tools import Registry
 
 
 def _rows(package: str) -> Iterable[ItemType]:
@@ -82,6 +86,32 @@ def words_of(item: Item, path: str) -> Words:
     return say
 
 
+def is_left_out(item: Item) -> bool:
+    """Whether a prompt says nothing of an item because its private half is not known here."""
+    return ITEM_TYPES[item["type"]].told_privately and private_of(item) is None
+
+
+def filled(item: Item, private: Private, include: Iterable[str]) -> Item:
+    """An item with the fields that values of `include` ask for, as far as its private half has them."""
+    fill = ITEM_TYPES[item["type"]].includes
+    shown = dict(item)
+    for name in include:
+        if name in fill:
+            fill[name](shown, private)
+    return shown
+
+
+def filled_body(body: bytes, private: bytes | None, include: Iterable[str]) -> bytes:
+    """A stored item's JSON with the fields that values of `include` ask for."""
+    if private is None or not FILLED.intersection(include):
+        return body
+    item = load_item(body, private)
+    return orjson.dumps(filled(item, private_of(item) or {}, include))
+
+
+FILLED = frozenset(name for row in ITEM_TYPES.values() for name in row.includes)
+"""The values of `include` that private halves can fill."""
+
 # ------------------------------------------------------------------------------------------------------------
 # Tools of a request
 
@@ -108,3 +138,9 @@ def is_offered(tool: Mapping[str, Any]) -> bool:
     """Whether a tool of a request is offered to the model."""
     row = type_of_calls(tool["type"])
     return row is not None and row.call is not None and row.call.takes(dict(tool))
+
+
+def lacks(tool: Mapping[str, Any], registry: Registry) -> str | None:
+    """Why this server cannot run a tool of a request that it would otherwise offer; None where it can."""
+    row = type_of_calls(tool["type"])
+    return None if row is None or row.call is None else row.call.lacks(dict(tool), registry)

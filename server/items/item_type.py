@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from server.items.private_half import Private
+from server.items.sources import Sources
 from server.items.transcript import Transcript
 from server.mcp_servers import Reach
 from server.shapes import Shape
@@ -70,6 +72,15 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Scene:
+    """Where a call is made: the tools of its request, its instructions, and the conversation so far."""
+
+    tools: Sequence[Tool]
+    instructions: str | None
+    items: Sequence[Item]
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """How this server carries a call out, between two generations.
 
@@ -77,16 +88,17 @@ class Execution:
     out; never raises. finish: writes the outcome into the item, its status included, and returns the type of
     the event that tells of it, None where there is none. repeatable: whether a call may be made again after a
     crash in the middle of it; the outcome of one that may not is told to be unknown. starts: the types of the
-    events that a whole call begins its execution with. broken: the status of a call that is not whole, or of
-    no tool. listing: what is shown of the tool before the first generation. elsewhere: where tools of such
-    calls may be those of other servers.
+    events that a whole call begins its execution with. keeps: the private half of an item whose outcome is
+    written. broken: the status of a call that is not whole, or of no tool. listing: what is shown of the tool
+    before the first generation. elsewhere: where tools of such calls may be those of other servers.
     """
 
     running: str
-    run: Callable[[Item, Registry], Awaitable[ToolResult]]
+    run: Callable[[Item, Registry, Scene], Awaitable[ToolResult]]
     finish: Callable[[Item, ToolResult], str | None]
     repeatable: Callable[[Item, Registry], bool]
     starts: tuple[str, ...] = ()
+    keeps: Callable[[Item, ToolResult], Private] | None = None
     broken: str = "incomplete"
     listing: Listing | None = None
     elsewhere: Elsewhere | None = None
@@ -121,6 +133,10 @@ def _always(_tool: Tool) -> bool:
     return True
 
 
+def _lacks_nothing(_tool: Tool, _registry: Registry) -> None:
+    return None
+
+
 def _nothing(_tool: Tool) -> Mapping[str, Any]:
     return {}
 
@@ -134,8 +150,10 @@ class Call:
     they are shown as they come; None where the item is added once the model has written them. opens: the
     types of the events that follow the item's addition. offers: the flat functions that a tool of the request
     gives the model, a path being its own in messages; raises ApiError 400. takes: whether such a tool is
-    offered at all, or a tool of other servers that is only echoed. fields: what every call of a tool's
-    functions says from the start. execution: None where the client carries the call out.
+    offered at all, or a tool of other servers that is only echoed. lacks: why a server with these tools of
+    its own cannot run such a tool, which is then not offered; None where it can. refers: writes into a new
+    item what its arguments refer to among the sources of the conversation. fields: what every call of a
+    tool's functions says from the start. execution: None where the client carries the call out.
     """
 
     opened: Callable[[str, str, str], Item]
@@ -143,6 +161,8 @@ class Call:
     opens: tuple[str, ...] = ()
     offers: Callable[[Tool, Registry, str], Sequence[Tool]] = _itself
     takes: Callable[[Tool], bool] = _always
+    lacks: Callable[[Tool, Registry], str | None] = _lacks_nothing
+    refers: Callable[[Item, str, Sources], None] | None = None
     fields: Callable[[Tool], Mapping[str, Any]] = _nothing
     execution: Execution | None = None
 
@@ -165,7 +185,9 @@ class ItemType:
     between its addition and its end, without their `response.`.
 
     needs_id: whether only the client can know its id. doubled: a key that the official schema requires
-    without declaring it, and the key that it repeats.
+    without declaring it, and the key that it repeats. told_privately: a prompt words its private half, so
+    that one without it is left out of prompts. includes: by the value of `include` that asks for them, what
+    writes fields into an item that only its private half has.
 
     For calls and their outputs. tools: `tools[].type` -> the shape of such a tool. call: how the model writes
     one. instead: where no model here can call one, what a client can do in its place, as a sentence.
@@ -188,6 +210,8 @@ class ItemType:
     answers: str | None = None
     secrets: tuple[str, ...] = ()
     instead: str = ""
+    told_privately: bool = False
+    includes: Mapping[str, Callable[[Item, Private], None]] = field(default_factory=dict)
 
     @property
     def execution(self) -> Execution | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
-from server.items import Item, Transcript, is_output, words_of
+from server.items import Item, Transcript, is_left_out, is_output, words_of
 from server.limits import Caps
 from server.schema import SamplingFields
 
@@ -37,7 +37,9 @@ class Told:
         answered = self.answered.union(item["call_id"] for item in items if is_output(item))
         transcript = self.transcript.branch(answered, names)
         for item in items:
-            words_of(item, source)(item, transcript)
+            say = words_of(item, source)
+            if not is_left_out(item):
+                say(item, transcript)
         return Told(self.num_items + len(items), answered, transcript)
 
     def holds(self, names: Names | None) -> bool:

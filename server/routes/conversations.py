@@ -31,9 +31,9 @@ from server.http import (
     read_body,
     require_stored_bytes,
 )
-from server.ignored import unread
+from server.ignored import ignore, unread
 from server.item_ids import identify
-from server.items import words_of
+from server.items import filled_body, is_left_out, words_of
 from server.routes.documented import PAGE, documented
 from server.routes.responses import new_id
 from server.runs.execution import new_items
@@ -110,7 +110,7 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
 )
 async def add_items(request: Request, conversation_id: str) -> Response:
     """Append items; answers with what was added, in the order of the request."""
-    include(request.query_params)
+    shown = include(request.query_params)
     body, items = await read_as(request, _read)
     if items is None:
         missing("items")
@@ -119,18 +119,20 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     limit = here.config.max_items_per_conversation
     add = partial(here.storage.add_conversation_items, who, conversation_id, now=now_us(), limit=limit)
     added = await _stored(request, items, add)
-    page = page_json([item.body for item in added], [item.id for item in added], has_more=False)
+    bodies = [filled_body(item.body, item.private, shown) for item in added]
+    page = page_json(bodies, [item.id for item in added], has_more=False)
     return json_reply(page)
 
 
 @router.get("/{conversation_id}/items", **documented("Items", "conversations.read", query=(*PAGE, "include")))
 async def list_items(request: Request, conversation_id: str) -> Response:
     """One page of the items, newest first unless `order=asc`."""
-    include(request.query_params)
+    shown = include(request.query_params)
     page = await context(request).storage.list_conversation_items(
         owner(request), conversation_id, **page_args(request.query_params)
     )
-    bodies, ids = [item.body for item in page.data], [item.id for item in page.data]
+    bodies = [filled_body(item.body, item.private, shown) for item in page.data]
+    ids = [item.id for item in page.data]
     return json_reply(page_json(bodies, ids, has_more=page.has_more))
 
 
@@ -139,9 +141,9 @@ async def list_items(request: Request, conversation_id: str) -> Response:
 )
 async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """One item, bare."""
-    include(request.query_params)
+    shown = include(request.query_params)
     item = await context(request).storage.get_conversation_item(owner(request), conversation_id, item_id)
-    return json_reply(item.body)
+    return json_reply(filled_body(item.body, item.private, shown))
 
 
 @router.delete("/{conversation_id}/items/{item_id}", **documented("Conversation", "conversations.write"))
@@ -188,6 +190,8 @@ async def _stored(
     items = await identify(here.storage, who, items, param="items")
     for index, item in enumerate(items):  # a reference may lead to one from before it was refused
         words_of(item, f"items[{index}]")
+        if is_left_out(item):
+            ignore(f"items[{index}]")
     while True:
         try:
             return await store(await aside(in_large_request(), new_items, items))

@@ -45,7 +45,7 @@ from server.http import (
     while_connected,
 )
 from server.ignored import collecting, ignore, unread
-from server.items import answering
+from server.items import answering, filled_body
 from server.prompting import name_untold
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted, require_servers
@@ -118,8 +118,10 @@ def _asked(
 
 
 def _name_untold(request: Request, parsed: CreateResponse) -> None:
-    """Name what the request says to a chat template that does not read it. Raises ApiError for an unknown
-    model."""
+    """Name what the request says to a chat template that does not read it, and tools that this server cannot
+    run. Raises ApiError for an unknown model."""
+    for index in context(request).runs.lacking(parsed.tools):
+        ignore(f"tools[{index}]")
     name_untold(
         context(request).models.get(parsed.model).info,
         effort=parsed.reasoning.effort if parsed.reasoning else None,
@@ -278,13 +280,13 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     """A response as it stands, or after `wait` seconds at most (extension) at its end; or (`stream=true`) its
     events from any point on."""
     query = request.query_params
-    include(query)
+    shown = include(query)
     runs, stream = context(request).runs, flag(query, "stream")
     wait_s = number(query, "wait", minimum=0, maximum=MAX_WAIT_S)
     if stream and wait_s is not None:
         refuse("wait", "A stream waits anyway: 'wait' cannot be given together with 'stream'.")
     if not stream:
-        waiting = runs.get(owner(request), response_id, wait_s=wait_s or 0.0)
+        waiting = runs.get(owner(request), response_id, wait_s=wait_s or 0.0, include=shown)
         return _reply(await (while_connected(request, waiting) if wait_s else waiting))
     with ExitStack() as stack:
         stack.enter_context(context(request).limiter.stream(principal(request).subjects))
@@ -337,7 +339,7 @@ def _starting_after(request: Request) -> int:
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The response's own new input, newest first; `scope=all` (extension) adds the history before it."""
     query = request.query_params
-    include(query)
+    shown = include(query)
     storage, who = context(request).storage, owner(request)
     args = page_args(query)
     if choice(query, "scope", ("own", "all")) == "all":
@@ -347,9 +349,8 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     else:
         page = await storage.input_items(who, response_id, **args)
         found, has_more = page.data, page.has_more
-    return json_reply(
-        page_json([item.body for item in found], [item.id for item in found], has_more=has_more)
-    )
+    bodies = [filled_body(item.body, item.private, shown) for item in found]
+    return json_reply(page_json(bodies, [item.id for item in found], has_more=has_more))
 
 
 def _page_of_all(
@@ -457,7 +458,7 @@ def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream
         "message.output_text.logprobs": plan.logprobs,
         encrypted_reasoning.INCLUDE: plan.sealed_by is not None,
     }
-    body["include"] = [name for name, asked in wanted.items() if asked]
+    body["include"] = [*plan.include, *(name for name, asked in wanted.items() if asked)]
     if plan.cache_salt:
         body["cache_salt"] = plan.cache_salt
     if plan.answer is not None and parent["text"]["format"] == TEXT:  # an extension asked for it

@@ -22,7 +22,7 @@ from server.access import Principal, admitted, require_use
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
 from server.item_ids import identify, may_be_known
-from server.items import Item, answering, is_output
+from server.items import Item, answering, is_output, lacks
 from server.limits import LiveRuns
 from server.mcp_servers import Directory, Reach
 from server.runs.cluster import Fleet, Follower, Presence, Queue
@@ -337,6 +337,11 @@ class Runs:
             except NotFound as unknown:
                 raise not_found(request, unknown) from None
 
+    def lacking(self, tools: Sequence[Item]) -> dict[int, str]:
+        """The tools of a request that this server cannot run though it knows how: index -> why."""
+        found = {index: lacks(tool, self._registry) for index, tool in enumerate(tools)}
+        return {index: why for index, why in found.items() if why is not None}
+
     async def count_input(
         self, principal: Principal, request: CreateResponse, input_items: Sequence[Item]
     ) -> int:
@@ -476,13 +481,16 @@ class Runs:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    async def get(self, owner: str, response_id: str, *, wait_s: float = 0.0) -> Snapshot:
+    async def get(
+        self, owner: str, response_id: str, *, wait_s: float = 0.0, include: Sequence[str] = ()
+    ) -> Snapshot:
         """The Response object. Raises NotFound.
 
         wait_s: how long to wait, in seconds, for it to end, or to need the outputs of its client's tools.
+        include: what its items are to say besides.
         """
         if wait_s <= 0:
-            return await self._snapshot(await self._storage.get_response(owner, response_id))
+            return await self._snapshot(await self._storage.get_response(owner, response_id), include)
         reader, stored = await self.follow(owner, response_id)
         try:
             async with asyncio.timeout(wait_s):
@@ -491,7 +499,7 @@ class Runs:
             stored = await self._storage.get_response(owner, response_id)
         finally:
             reader.close()
-        return await self._snapshot(stored)
+        return await self._snapshot(stored, include)
 
     async def answer(self, owner: str, response_id: str) -> Snapshot:
         """What the request that started a response is answered with, once more: it at its end, or, in the
@@ -518,11 +526,11 @@ class Runs:
         """The Response objects of a page."""
         return [(await self._snapshot(stored)).body for stored in page.data]
 
-    async def _snapshot(self, stored: StoredResponse) -> Snapshot:
+    async def _snapshot(self, stored: StoredResponse, include: Sequence[str] = ()) -> Snapshot:
         pending: Mapping[str, str] | None = None
         if stored.waiting:
             pending = (await self._storage.pending_calls(stored.owner, stored.id)).pending
-        return snapshot(stored, pending)
+        return snapshot(stored, pending, include)
 
     async def follow(
         self, owner: str, response_id: str, *, hidden: bool = False

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from engine import Shape
 from server.ignored import ignore, unread
+from server.items import FILLED as FILLED_BY_ITEMS
 from server.items import Item, identifier
 from server.schema.fields import (
     UNKNOWN_TIER,
@@ -50,7 +51,7 @@ INCLUDES = frozenset(
 )
 """Every official value."""
 
-FILLED = frozenset({"message.output_text.logprobs", "reasoning.encrypted_content"})
+FILLED = FILLED_BY_ITEMS | {"message.output_text.logprobs", "reasoning.encrypted_content"}
 """Those that a new response can fill; the others are of tools that nobody runs here, or of input, which is
 listed whole. They are taken, and named as ignored."""
 

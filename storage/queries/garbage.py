@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select, update
 
-from storage.queries.items import ROW_BYTES, joined, parts
+from storage.queries.items import ROW_BYTES, SIZE, joined, parts
 from storage.tables import conversation_items, conversations, items, response_items, responses, runs
 
 
@@ -97,7 +97,7 @@ def collect_conversation(conn: Connection, id: str) -> None:
 
 def _shrink(conn: Connection, id: str, places: Sequence[ColumnElement[bool]]) -> None:
     """A conversation no longer takes what the items in these places do."""
-    size = select(func.coalesce(func.sum(func.length(items.c.body) + ROW_BYTES), 0))
+    size = select(func.coalesce(func.sum(SIZE + ROW_BYTES), 0))
     size = size.join_from(conversation_items, items, joined(conversation_items)).where(*places)
     smaller = update(conversations).where(conversations.c.id == id)
     conn.execute(smaller.values(num_bytes=conversations.c.num_bytes - size.scalar_subquery()))

@@ -15,16 +15,18 @@ T = TypeVar("T")
 
 PART = 1000
 
-COLUMNS = (items.c.id, items.c.kind, items.c.body, items.c.call_id, items.c.name)
+COLUMNS = (items.c.id, items.c.kind, items.c.body, items.c.call_id, items.c.name, items.c.private)
 
 
 def stored_item(row: Row[*tuple[Any, ...]]) -> StoredItem:
     """An item from a row that begins with COLUMNS."""
-    return StoredItem(*row[:5])
+    return StoredItem(*row[:6])
 
 
 def as_stored(new: Iterable[NewItem]) -> tuple[StoredItem, ...]:
-    return tuple(StoredItem(item.id, item.kind, item.body, item.call_id, item.name) for item in new)
+    return tuple(
+        StoredItem(item.id, item.kind, item.body, item.call_id, item.name, item.private) for item in new
+    )
 
 
 def joined(references: FromClause) -> ColumnElement[bool]:
@@ -52,10 +54,10 @@ def put(conn: Connection, owner: str, new: Sequence[NewItem]) -> None:
                 raise ItemConflict(id)
     if bodies:
         rows = [
-            (owner, item.id, item.kind, item.call_id, item.name, item.body)
+            (owner, item.id, item.kind, item.call_id, item.name, item.body, item.private)
             for _, item in sorted(bodies.items())
         ]
-        many(conn, _INSERT, ("owner", "id", "kind", "call_id", "name", "body"), rows)
+        many(conn, _INSERT, ("owner", "id", "kind", "call_id", "name", "body", "private"), rows)
 
 
 _INSERT = insert(items)
@@ -63,12 +65,15 @@ _INSERT = insert(items)
 ROW_BYTES = 128
 """What an item takes beside its body where a conversation lists it."""
 
+SIZE = func.length(items.c.body) + func.coalesce(func.length(items.c.private), 0)
+"""The bytes of an item, its private half included."""
+
 
 def num_bytes(conn: Connection, owner: str, ids: Sequence[str]) -> int:
     """What these items take in a conversation."""
     total = 0
     for part in parts(ids):
-        size = select(func.coalesce(func.sum(func.length(items.c.body) + ROW_BYTES), 0))
+        size = select(func.coalesce(func.sum(SIZE + ROW_BYTES), 0))
         total += int(conn.execute(size.where(items.c.owner == owner, items.c.id.in_(part))).scalar_one())
     return total
 
@@ -79,7 +84,7 @@ def num_bytes_of(conn: Connection, response_ids: Sequence[str]) -> dict[str, int
         conversation_items.c.owner == response_items.c.owner,
         conversation_items.c.item_id == response_items.c.item_id,
     )
-    size = func.sum(func.length(items.c.body))
+    size = func.sum(SIZE)
     query = (
         select(response_items.c.response_id, size)
         .join_from(response_items, items, joined(response_items))

@@ -117,6 +117,7 @@ def back_to_0004(database_url: str) -> None:
     for column in ("scopes", "expires_at", "last_used_at", "replaces", "limits"):
         query(database_url, f"ALTER TABLE api_keys DROP COLUMN {column}")
     query(database_url, "ALTER TABLE runners DROP COLUMN serves")
+    query(database_url, "ALTER TABLE items DROP COLUMN private")
     query(database_url, "UPDATE alembic_version SET version_num = '0004'")
 
 

@@ -17,6 +17,7 @@ from server.items.item_type import (
     Item,
     ItemType,
     Listing,
+    Scene,
     Stream,
     Tool,
     function_of,
@@ -198,7 +199,7 @@ def _opened(name: str, _call_id: str, arguments: str) -> Item:
     }
 
 
-async def _run(item: Item, registry: Registry) -> ToolResult:
+async def _run(item: Item, registry: Registry, _scene: Scene) -> ToolResult:
     spec = registry.get(item["name"])
     if spec is None:
         return ToolResult(error=f"There is no tool {item['name']!r} any more.")

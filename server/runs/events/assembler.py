@@ -22,11 +22,15 @@ from server.items import (
     Item,
     Listing,
     Route,
+    Sources,
     Tool,
     broken_in_a_row,
     call_of,
     execution_of,
+    filled,
     is_running,
+    private_of,
+    with_private,
 )
 from tools import Listing as ServerListing
 from tools import ToolResult
@@ -104,7 +108,8 @@ class Assembler:
 
     secret: the run's, for ids. routes: function name -> where its calls lead, None where any function may be
     called, all the client's; nobody can answer a call of another one, so it ends as broken. logprobs: whether
-    text carries them. seal: seals the content of reasoning, which is pure as well. output, unfinished: what
+    text carries them. include: what items are to say besides, by values of `include`. context: the items
+    before the output. seal: seals the content of reasoning, which is pure as well. output, unfinished: what
     `fold` made of its events, when a run goes on.
     """
 
@@ -114,6 +119,8 @@ class Assembler:
         *,
         routes: Mapping[str, Route] | None = None,
         logprobs: bool = False,
+        include: Sequence[str] = (),
+        context: Iterable[Item] = (),
         seal: Seal | None = None,
         output: Iterable[Item] = (),
         unfinished: Iterable[int] = (),
@@ -121,8 +128,11 @@ class Assembler:
         self._secret = secret
         self._routes = routes
         self._logprobs = logprobs
+        self._include = include
         self._seal = seal
         self.output: list[Item] = list(output)
+        self._sources = Sources()
+        self.know(context)
         self._running: dict[str, int] = {  # calls whose outcome is still to come: item id -> output index
             item["id"]: index for index, item in enumerate(self.output) if is_running(item)
         }
@@ -188,6 +198,8 @@ class Assembler:
         opened.item |= route.fields
         opened.item |= call.opened(name, _call_id(self._secret, opened.index), arguments)
         opened.item |= route.fields  # the name that the call has elsewhere may be another one
+        if call.refers is not None:
+            call.refers(opened.item, arguments, self._sources)
         self._add(opened, drafts)
         drafts += [opened.at(event) for event in call.opens]
 
@@ -256,6 +268,10 @@ class Assembler:
         """Where calls lead from now on, by the names of functions."""
         self._routes = routes
 
+    def know(self, context: Iterable[Item]) -> None:
+        """The items before the output, whose sources can be referred to, as those of the output can."""
+        self._sources = Sources((*context, *self.output))
+
     def call_finished(self, item_id: str, result: ToolResult) -> list[Draft]:
         """Drafts of the outcome of a call that this server has carried out."""
         drafts: list[Draft] = []
@@ -268,7 +284,13 @@ class Assembler:
     def _finish(self, opened: _Open, result: ToolResult, drafts: list[Draft]) -> None:
         execution = execution_of(opened.item)
         assert execution is not None, "only calls that this server carries out have an outcome"
-        if (event := execution.finish(opened.item, result)) is not None:
+        event = execution.finish(opened.item, result)
+        if execution.keeps is not None:
+            private = execution.keeps(opened.item, result)
+            opened.item = with_private(filled(opened.item, private, self._include), private)
+            self.output[opened.index] = opened.item
+            self._sources.add(opened.item)
+        if event is not None:
             drafts.append(opened.at(event))
 
     def output_received(self, item: Item) -> list[Draft]:
@@ -383,7 +405,7 @@ class Assembler:
         drafts.append(
             {"type": "response.output_item.done", "output_index": opened.index, "item": _copy(opened.item)}
         )
-        self._closed.append((opened.index, _copy(opened.item)))
+        self._closed.append((opened.index, with_private(_copy(opened.item), private_of(opened.item))))
 
 
 _TEXT_DONE = {"message": "response.output_text.done", "reasoning": "response.reasoning_text.done"}

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from server.items import filled_body
 from storage import StoredResponse
 
 POLL_AFTER_MS = {"queued": 2000, "in_progress": 1000}
@@ -45,11 +46,14 @@ def join_response(head: bytes, output: Sequence[bytes], echo: bytes, extra: byte
     return head[:-1] + b',"output":[' + b",".join(output) + b"]" + extra + b"," + echo + b"}"
 
 
-def snapshot(stored: StoredResponse, pending: Mapping[str, str] | None = None) -> Snapshot:
+def snapshot(
+    stored: StoredResponse, pending: Mapping[str, str] | None = None, include: Sequence[str] = ()
+) -> Snapshot:
     """A stored response on the wire, with members of ours while it is in flight.
 
     attempt: how often an engine was given it. queue_position: its turn, 1 is next, until it begins.
     pending_tool_calls: what it waits for: `pending`, call_id -> name.
+    include: what its items are to say besides.
     """
     extra = b""
     place = None if stored.run is None else stored.run.place
@@ -60,7 +64,8 @@ def snapshot(stored: StoredResponse, pending: Mapping[str, str] | None = None) -
     if pending is not None:
         listed = [{"call_id": call_id, "name": name} for call_id, name in pending.items()]
         extra += b',"pending_tool_calls":' + orjson.dumps(listed)
-    body = join_response(stored.head, [item.body for item in stored.output], stored.echo, extra)
+    output = [filled_body(item.body, item.private, include) for item in stored.output]
+    body = join_response(stored.head, output, stored.echo, extra)
     poll_after_ms = POLL_AFTER_MS.get(stored.status) if pending is None else POLL_WAITING_MS
     return Snapshot(body, poll_after_ms, place)
 

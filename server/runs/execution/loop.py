@@ -30,7 +30,7 @@ from engine import (
 )
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
-from server.items import Elsewhere, Execution, Item, Route, execution_of
+from server.items import Elsewhere, Execution, Item, Route, Scene, execution_of
 from server.limits import Limiter
 from server.prompting import Offer, to_messages
 from server.runs.events import Draft, Journal
@@ -238,6 +238,7 @@ class Loop:
         )
         if num_dropped:
             run.context, run.told = drop_oldest(run.context, num_dropped), None
+        run.assembler.know(run.context)
         return prompt, num_dropped
 
     def _take(self, run: Run, chunk: Chunk, first_item: int) -> bool:
@@ -289,21 +290,27 @@ class Loop:
         return result
 
     async def _carry_out(self, run: Run, call: Item) -> ToolResult:
-        execution, tools = self._execution(run, call)
-        return await execution.run(call, tools)
+        if run.reach is not None and (elsewhere := self._elsewhere(run, call)) is not None:
+            return await elsewhere.run(call, run.reach)
+        scene = Scene(run.plan.tools, run.plan.instructions, [*run.context, *run.assembler.output])
+        return await self._execution(call).run(call, self._registry, scene)
 
     def _repeatable(self, run: Run, call: Item) -> bool:
-        execution, tools = self._execution(run, call)
-        return execution.repeatable(call, tools)
+        if run.reach is not None and (elsewhere := self._elsewhere(run, call)) is not None:
+            return elsewhere.repeatable(call, run.reach)
+        return self._execution(call).repeatable(call, self._registry)
 
-    def _execution(self, run: Run, call: Item) -> tuple[Execution | Elsewhere, Any]:
-        """How a call is carried out, and with whose tools: this server's, or those that the run reaches."""
+    def _elsewhere(self, run: Run, call: Item) -> Elsewhere | None:
+        """How a call of another server that the run reaches is carried out; None for a call of this one."""
+        elsewhere = self._execution(call).elsewhere
+        if elsewhere is None or run.reach is None or not elsewhere.holds(call, run.reach):
+            return None
+        return elsewhere
+
+    def _execution(self, call: Item) -> Execution:
         execution = execution_of(call)
         assert execution is not None, "the plan's steps run calls that this server carries out"
-        elsewhere = execution.elsewhere
-        if run.reach is not None and elsewhere is not None and elsewhere.holds(call, run.reach):
-            return elsewhere, run.reach
-        return execution, self._registry
+        return execution
 
     def _bounded(self, result: ToolResult) -> ToolResult:
         """What a tool said, unless that is larger than the operator takes."""

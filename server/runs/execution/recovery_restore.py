@@ -5,12 +5,12 @@ The run can then go on or be ended. Restoring only reads from storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from server.items import is_running
+from server.items import Private, is_running, with_private
 from server.runs.events import Journal, fold
 from server.runs.execution.run import Run, Unfinished, assembler_of
 from server.runs.planning import Progress, RunPlan, drop_oldest, enforced, read_items, replayable
@@ -63,7 +63,8 @@ class Restorer:
         records = await self.records(response_id)
         past = replayable(read_items(before), ())
         context = drop_oldest(drop_oldest(past, plan.num_dropped), _num_dropped(records))
-        output, unfinished = fold(_events(records))
+        kept = {item.id: orjson.loads(item.private) for item in stored.output if item.private is not None}
+        output, unfinished = _folded(records, kept)
         # A model that is served no more still has runs to end; whether one may go on is for its fingerprint
         # to say.
         served = self._models.get(plan.model if plan.model in self._models else None)
@@ -79,7 +80,7 @@ class Restorer:
             run.uncertain = frozenset(item["id"] for item in output if is_running(item))
         elif run.progress.generations:
             begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
-            front = assembler_of(plan, functions, seal, *fold(_events(records[:begun])))
+            front = assembler_of(plan, functions, seal, context, *_folded(records[:begun], kept))
             run.unfinished = Unfinished(front, tuple(records[begun:]))
         next_seq = records[-1].first_seq + records[-1].num_events
         channel = self._feed.open(response_id, stored.echo, stored=True, next_seq=next_seq)
@@ -99,6 +100,12 @@ class Restorer:
             records.extend(page)
             after = page[-1].first_seq + page[-1].num_events - 1
         return records
+
+
+def _folded(records: Sequence[Record], kept: Mapping[str, Private]) -> tuple[list[dict[str, Any]], set[int]]:
+    """The output items of a log, and the indices of those still open. kept: private halves, by item id."""
+    output, unfinished = fold(_events(records))
+    return [with_private(item, kept.get(item["id"])) for item in output], unfinished
 
 
 def _events(records: Sequence[Record]) -> Iterator[dict[str, Any]]:

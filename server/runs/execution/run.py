@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import GenerateRequest, Place, TokenLogprob
-from server.items import ITEM_TYPES, Item, Route, is_client_call
+from server.items import ITEM_TYPES, Item, Route, dump_private, is_client_call
 from server.limits import Visit
 from server.model_registry import ServedModel
 from server.prompting import Told
@@ -100,7 +100,7 @@ class Run:
         seal: Seal | None = None, output: Sequence[Item] = (), unfinished: Collection[int] = (),
     ) -> Run:  # fmt: skip
         """A run with what `fold` made of its events, if there are any, and no place in the journal yet."""
-        assembler = assembler_of(plan, functions, seal, output, unfinished)
+        assembler = assembler_of(plan, functions, seal, context, output, unfinished)
         unlisted = (*_unlisted(functions.local, (*context, *output)), *functions.unlisted)
         return cls(plan, served, functions, assembler, context, unlisted=unlisted)
 
@@ -151,6 +151,7 @@ def assembler_of(
     plan: RunPlan,
     functions: Functions,
     seal: Seal | None,
+    context: Sequence[Item],
     output: Sequence[Item],
     unfinished: Collection[int],
 ) -> Assembler:
@@ -159,6 +160,8 @@ def assembler_of(
         plan.id_secret,
         routes=functions.routes,
         logprobs=plan.logprobs,
+        include=plan.include,
+        context=context,
         seal=seal,
         output=output,
         unfinished=unfinished,
@@ -188,7 +191,9 @@ def opening(head: dict[str, Any], *, background: bool) -> list[Draft]:
 def new_item(item: Item) -> NewItem:
     """An item as storage takes it; `name` marks the calls that a client answers."""
     name = item.get("name") or item["type"] if is_client_call(item) else None
-    return NewItem(item["id"], item["type"], orjson.dumps(item), item.get("call_id"), name)
+    return NewItem(
+        item["id"], item["type"], orjson.dumps(item), item.get("call_id"), name, dump_private(item)
+    )
 
 
 def new_items(items: Sequence[Item]) -> tuple[NewItem, ...]:

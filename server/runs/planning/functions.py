@@ -27,7 +27,8 @@ class Functions:
 
     routes: name -> where calls of it lead, for each of them. names: of the tools of other servers, by the
     server's label and the tool's own name. unlisted: routes to servers whose tools are not known yet.
-    listings: where they are, what lists them.
+    listings: where they are, what lists them. lacking: types of tools of the request that this server cannot
+    run.
     """
 
     tools: tuple[Tool, ...]
@@ -35,6 +36,7 @@ class Functions:
     names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     unlisted: tuple[Route, ...] = ()
     listings: tuple[Item, ...] = ()
+    lacking: frozenset[str] = frozenset()
 
     def of(self, route: Route) -> list[Tool]:
         """The tools that lead to a route."""
@@ -61,7 +63,11 @@ def functions_of(tools: Sequence[Tool], registry: Registry, items: Sequence[Item
     clients: list[Tool] = []
     own: list[Tool] = []
     routes: dict[str, Route] = {}
+    lacking: set[str] = set()
     for index, tool, call, type_ in _calls(tools):
+        if call.lacks(tool, registry) is not None:
+            lacking.add(tool["type"])
+            continue
         for function in call.offers(tool, registry, f"tools[{index}]"):
             if function["name"] in routes:
                 refuse("tools", f"Two tools are named {function['name']!r}.")
@@ -83,7 +89,7 @@ def functions_of(tools: Sequence[Tool], registry: Registry, items: Sequence[Item
             routes[name] = Route(type_, said)
             names[said["server_label"], said["name"]] = name
             own.append({**function, "name": name})
-    return Functions((*clients, *own), routes, names, tuple(unlisted), tuple(listings))
+    return Functions((*clients, *own), routes, names, tuple(unlisted), tuple(listings), frozenset(lacking))
 
 
 def _calls(tools: Sequence[Tool]) -> Iterator[tuple[int, Tool, Call, str]]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from server.access import Principal
 from server.errors import ApiError
-from server.items import Item, is_client_call, is_output, words_of
+from server.ignored import ignore
+from server.items import Item, is_client_call, is_left_out, is_output, words_of
 from server.prompting import Told
 from server.runs.planning.calls import Calls
 from server.runs.planning.pasts import Past, Pasts, Said
@@ -90,6 +91,8 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
 def _check_readable(items: Sequence[Item], served: ServedModel) -> None:
     for index, item in enumerate(items):
         words_of(item, f"input[{index}]")
+        if is_left_out(item):
+            ignore(f"input[{index}]")
     unsupported = unsupported_parts(items, modalities=served.info.modalities)
     if unsupported:
         path, modality = unsupported[0]

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import orjson
-
-from server.items import Item
+from server.items import Item, load_item
 from server.prompting import NOTHING_TOLD, Told
 from server.runs.planning.calls import Calls
 from server.threads import THREADED_PARTS, aside
@@ -43,7 +41,7 @@ THREADED_BYTES = 64 << 10
 
 def read_items(history: Iterable[HistoryItem]) -> list[Said]:
     """Stored history as items."""
-    return [(orjson.loads(entry.item.body), entry.response_status) for entry in history]
+    return [(load_item(entry.item.body, entry.item.private), entry.response_status) for entry in history]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ class Pasts:
         turn = (*await self._storage.response_input(previous.id), *previous.output)
 
         def grown() -> Past:
-            said = [(orjson.loads(item.body), previous.status) for item in turn]
+            said = [(load_item(item.body, item.private), previous.status) for item in turn]
             return before.and_then(said, _weight(turn), SOURCE)
 
         much = len(turn) > THREADED_PARTS or sum(len(item.body) for item in turn) > THREADED_BYTES
@@ -144,4 +142,4 @@ class Pasts:
 
 
 def _weight(items: Iterable[StoredItem]) -> int:
-    return sum(ITEM_BYTES + WEIGHT * len(item.body) for item in items)
+    return sum(ITEM_BYTES + WEIGHT * (len(item.body) + len(item.private or b"")) for item in items)

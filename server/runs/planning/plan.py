@@ -18,7 +18,7 @@ import orjson
 
 from engine import ConstraintError, GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.errors import ApiError
-from server.items import ITEM_TYPES, Item, Route, type_of_calls
+from server.items import FILLED, ITEM_TYPES, Item, Route, type_of_calls
 from server.limits import Charge
 from server.prompting import (
     Offer,
@@ -97,6 +97,7 @@ class RunPlan:
     charge: Charge | None = None
     truncates: bool = False
     secrets: str | None = None
+    include: tuple[str, ...] = ()  # what items are to say of their private halves
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -212,12 +213,16 @@ class Planned:
 def _of_functions(choice: Any, functions: Functions) -> Any:
     """A tool choice with every reference to a tool that this server runs replaced by the functions that it
     stands for."""
-    if not isinstance(choice, dict) or not (choice["type"] == "allowed_tools" or _is_run_here(choice)):
+
+    def is_run(ref: Mapping[str, Any]) -> bool:
+        return _is_run_here(ref) and ref.get("type") not in functions.lacking
+
+    if not isinstance(choice, dict) or not (choice["type"] == "allowed_tools" or is_run(choice)):
         return choice
     refs = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
     found: list[Item] = []
     for ref in refs:
-        if _is_run_here(ref):
+        if is_run(ref):
             named = [name for name, route in functions.routes.items() if _means(ref, name, route)]
             if not named:
                 label = ref.get("server_label", ref["type"])
@@ -349,6 +354,7 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         answer=None if request.shape is None else (request.shape.kind, request.shape.source),
         answer_param=request.shape_param,
         truncates=request.truncation == "auto",
+        include=tuple(name for name in request.include if name in FILLED),
         trace=None if (record := current.get()) is None else record.dump(),
     )
 

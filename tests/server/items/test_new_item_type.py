@@ -27,6 +27,7 @@ from server.items import (
     ItemType,
     Listing,
     Route,
+    Scene,
     Stream,
     Tool,
     Transcript,
@@ -81,7 +82,7 @@ def _opened(_name: str, _call_id: str, arguments: str) -> Item:
     return {"dice": InputReader().feed(arguments), "total": None, "fault": None}
 
 
-async def _run(item: Item, registry: Registry) -> ToolResult:
+async def _run(item: Item, registry: Registry, _scene: Scene) -> ToolResult:
     return await execute(registry["roll"], json.dumps({"input": item["dice"]}))
 
 

@@ -70,7 +70,7 @@ def offers(_tool, registry, _path):
     return [function_of(spec) for spec in registry.values() if spec.offered_by == "dice"]
 
 
-async def run(item, registry):
+async def run(item, registry, _scene):
     return await execute(registry["roll"], json.dumps({"input": item["dice"]}))
 
 

@@ -1,0 +1,48 @@
+"""The private half of an item: what the server keeps of it, and shows to no client.
+
+Official items do not hold all that a model was shown: a web search says its queries and not its results. What
+later prompts need besides is the item's private half, a JSON object. It is stored with the item and erased
+with it. An item that carries one is still an object with the public fields alone, so that nothing that writes
+it as JSON can write the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+Private = Mapping[str, Any]
+
+
+class PrivateItem(dict[str, Any]):
+    """An item with its private half. A copy by `dict` or `{**item}` has the public fields alone."""
+
+    __slots__ = ("private",)
+
+    def __init__(self, item: Mapping[str, Any], private: Private) -> None:
+        super().__init__(item)
+        self.private = private
+
+
+def private_of(item: Mapping[str, Any]) -> Private | None:
+    """The private half of an item; None where nothing is known of it."""
+    return item.private if isinstance(item, PrivateItem) else None
+
+
+def with_private(item: dict[str, Any], private: Private | None) -> dict[str, Any]:
+    """An item with a private half, where it has one."""
+    return item if private is None else PrivateItem(item, private)
+
+
+def load_item(body: bytes, private: bytes | None) -> dict[str, Any]:
+    """An item as storage has it, both halves."""
+    item: dict[str, Any] = orjson.loads(body)
+    return with_private(item, None if private is None else orjson.loads(private))
+
+
+def dump_private(item: Mapping[str, Any]) -> bytes | None:
+    """The private half of an item as storage takes it."""
+    private = private_of(item)
+    return None if private is None else orjson.dumps(private)
