@@ -5,13 +5,16 @@ a builtin tool, of an MCP server over streamable HTTP in a process of its own, a
 streams of a program; by turns, each behind a response that has listed the tools already. What a call adds
 holds the second generation, the commits of the call and of its result, and the call itself. Prints medians
 and 95th percentiles of the seconds that a client waits.
+
+With `--waiting` a server process with the shipped model makes texts alone, and beside 64 responses that wait
+for a tool, by turns. Prints the tokens a second of both.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -26,6 +29,8 @@ from tests.support.processes import ROOT, free_port, server_process
 
 ROUNDS = 200
 WARM = 20
+WAITING, WAITING_ROUNDS = 64, 3
+TEXTS, TOKENS = 8, 256
 
 APPEND = 'call append {"line": "x"}'
 ASKED = {
@@ -103,7 +108,58 @@ async def measure(client: httpx.AsyncClient) -> None:
         )
 
 
+# ------------------------------------------------------------------------------------------------------------
+# Beside responses that wait
+
+
+async def main_waiting() -> None:
+    """Rounds by turns, and their medians."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder)
+        async with mcp_process(data / "log") as url:
+            (data / "antiphon.toml").write_text(f'[mcp.servers.web]\nurl = "{url}"\n')
+            async with server_process(data, engine="local") as server, server.client() as client:
+                while (await client.get("/ready")).status_code != 200:
+                    await asyncio.sleep(0.1)
+                await texts(client)
+                alone, beside = [], []
+                for _ in range(WAITING_ROUNDS):
+                    alone.append(await texts(client))
+                    ids = await asyncio.gather(*(waiting(client) for _ in range(WAITING)))
+                    beside.append(await texts(client))
+                    await asyncio.gather(*(client.post(f"/v1/responses/{each}/cancel") for each in ids))
+    ratios = [there / here for here, there in zip(alone, beside, strict=True)]
+    print(f"alone: {statistics.median(alone):.0f} tokens a second")
+    print(f"beside {WAITING} responses that wait for a tool: {statistics.median(beside):.0f}")
+    print(f"ratio: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+async def texts(client: httpx.AsyncClient) -> float:
+    """Tokens a second of some texts at once."""
+    body = {"input": "Tell me a story.", "max_output_tokens": TOKENS, "min_tokens": TOKENS, "store": False}
+    began = time.perf_counter()
+    replies = await asyncio.gather(*(client.post("/v1/responses", json=body) for _ in range(TEXTS)))
+    took = time.perf_counter() - began
+    return sum(int(reply.json()["usage"]["output_tokens"]) for reply in replies) / took
+
+
+async def waiting(client: httpx.AsyncClient) -> str:
+    """The id of a response that waits for a tool now."""
+    tool = {"type": "mcp", "server_label": "m", "server_url": "builtin:web", "require_approval": "never"}
+    choice = {"type": "mcp", "server_label": "m", "name": "wait"}
+    body = {"input": "Wait.", "tools": [tool], "tool_choice": choice, "background": True}
+    response_id: str = (await client.post("/v1/responses", json=body)).json()["id"]
+    while True:
+        made = (await client.get(f"/v1/responses/{response_id}")).json()
+        assert made["status"] in ("queued", "in_progress"), made
+        if any(item["type"] == "mcp_call" for item in made["output"]):
+            return response_id
+        await asyncio.sleep(1)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        sys.exit(__doc__)
-    asyncio.run(main())
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--waiting", action="store_true", help="measure beside responses that wait for a tool"
+    )
+    asyncio.run(main_waiting() if parser.parse_args().waiting else main())

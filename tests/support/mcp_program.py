@@ -6,11 +6,13 @@ over `sse` or `streamable-http`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 
 
 def main() -> None:
@@ -24,6 +26,15 @@ def main() -> None:
         with log.open("a") as file:
             file.write(f"{line}\n")
         return f"{line} {os.environ.get('DESK', '')}".strip()
+
+    @server.tool()
+    async def wait(ctx: Context[Any, Any]) -> str:
+        """Take ten minutes, with notices of progress."""
+        for minute in range(10):
+            for second in range(0, 60, 20):
+                await ctx.report_progress(minute * 60 + second, 600)
+                await asyncio.sleep(20)
+        return "done"
 
     match sys.argv[2:]:
         case ["sse", port]:

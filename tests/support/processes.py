@@ -67,19 +67,20 @@ def free_port() -> int:
 async def server_process(
     data: Path,
     *flags: str,
+    engine: str = "scripted",
     house: Path = ROOT,
     env: Mapping[str, str] | None = None,
     code: str | None = None,
     before: Callable[[], None] | None = None,
 ) -> AsyncIterator[ServerProcess]:
-    """A server with the scripted engine on a free port, killed at the end.
+    """A server on a free port, killed at the end.
 
     data: its data folder. house: the folder with its packages. env: what its environment has besides. code:
     Python that it runs in place of `antiphon`'s own entry. before: called in the child before it begins.
     """
     entry = ("-c", code) if code else ("-m", "server.cli")
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, *entry, "serve", "--engine", "scripted", "--port", "0", "--data", str(data)),
+        *(sys.executable, *entry, "serve", "--engine", engine, "--port", "0", "--data", str(data)),
         *flags,
         cwd=house,
         env={**os.environ, "PYTHONPATH": str(house), **(env or {})},
