@@ -30,15 +30,26 @@ class BlockKey(NamedTuple):
     tokens: bytes
 
 
+PIECE = 64
+"""Blocks whose keys are remembered together."""
+
+MAX_PIECES = 1024
+"""Pieces that are remembered: a million tokens in blocks of 16, some 20 MB."""
+
+
 class BlockHasher:
     """Chained 128-bit keyed BLAKE2b over (parent, tokens, media); salts and adapter are in the chain's root.
 
-    The key is drawn per process, so nobody can prepare a collision.
+    The key is drawn per process, so nobody can prepare a collision. The keys of long prompts are remembered
+    piece by piece, because a turn of a conversation begins with all that the turn before it had.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, max_pieces: int = MAX_PIECES) -> None:
         self._block_size = block_size
         self._secret = os.urandom(32)
+        self._max_pieces = max_pieces
+        # By the digest in front of a piece and its tokens; those used last are last.
+        self._pieces: OrderedDict[tuple[bytes, bytes], list[BlockKey]] = OrderedDict()
 
     def root(self, owner: str, cache_salt: str, adapter: str | None) -> bytes:
         """The parent of a sequence's first block: sequences of different roots never share one."""
@@ -56,6 +67,33 @@ class BlockHasher:
         media: Sequence[tuple[int, int, bytes]] = (),
     ) -> None:
         """Append the keys of those full blocks that `chain` lacks; media: (offset, length, hash)."""
+        num_full = len(tokens) // self._block_size
+        while num_full - len(chain) >= PIECE and not len(chain) % PIECE and not media:
+            self._extend_piece(chain, root, tokens)
+        if num_full > len(chain):
+            self._extend(chain, root, tokens[: num_full * self._block_size], media)
+
+    def _extend_piece(self, chain: list[BlockKey], root: bytes, tokens: NDArray[np.int32]) -> None:
+        """Append the keys of the next `PIECE` blocks, which are without media."""
+        begin, end = len(chain) * self._block_size, (len(chain) + PIECE) * self._block_size
+        name = (chain[-1].digest if chain else root, tokens[begin:end].tobytes())
+        if (known := self._pieces.get(name)) is not None:
+            self._pieces.move_to_end(name)
+            chain.extend(known)
+            return
+        self._extend(chain, root, tokens[:end])
+        self._pieces[name] = chain[-PIECE:]
+        if len(self._pieces) > self._max_pieces:
+            self._pieces.popitem(last=False)
+
+    def _extend(
+        self,
+        chain: list[BlockKey],
+        root: bytes,
+        tokens: NDArray[np.int32],
+        media: Sequence[tuple[int, int, bytes]] = (),
+    ) -> None:
+        """Append the keys of all full blocks that `chain` lacks."""
         size = self._block_size
         parent = chain[-1].digest if chain else root
         for start in range(len(chain) * size, len(tokens) - size + 1, size):
@@ -141,6 +179,16 @@ class BlockPool:
         block = self._by_digest.get(key.digest)
         return block if block is not None and self._keys[block] == key else None
 
+    def find_prefix(self, chain: Sequence[BlockKey], limit: int) -> list[int]:
+        """The blocks of the first `limit` keys, up to the first that there is none for."""
+        blocks: list[int] = []
+        for key in chain[:limit]:
+            block = self._by_digest.get(key.digest)
+            if block is None or self._keys[block] != key:
+                break
+            blocks.append(block)
+        return blocks
+
     def is_cached(self, block: int) -> bool:
         """True when no sequence refers to the block."""
         return self._references[block] == 0
@@ -199,18 +247,22 @@ class KVCache:
     def match(self, chain: Sequence[BlockKey], limit: int) -> Hit:
         """The longest cached prefix of at most `limit` blocks that every group can go on from."""
         num_blocks = min(limit, len(chain))
+        whole: list[list[int]] = []  # of each group that keeps all blocks
         for group, pool in zip(self.groups, self.pools, strict=True):
             if group.window is None:
-                found = next((i for i in range(num_blocks) if pool.find(chain[i]) is None), num_blocks)
-                num_blocks = found
+                whole.append(pool.find_prefix(chain, num_blocks))
+                num_blocks = len(whole[-1])
         while num_blocks:
             missing = self._missing_in_window(chain, num_blocks)
             if missing is None:
                 break
             num_blocks = missing  # no prefix that ends after a missing block and still reaches it will do
         starts = tuple(self._first_live(group, num_blocks * self.block_size) for group in self.groups)
-        blocks = []
-        for pool, start in zip(self.pools, starts, strict=True):
+        blocks, prefixes = [], iter(whole)
+        for group, pool, start in zip(self.groups, self.pools, starts, strict=True):
+            if group.window is None:
+                blocks.append(next(prefixes)[:num_blocks])
+                continue
             found_blocks = [pool.find(key) for key in chain[start:num_blocks]]
             blocks.append([block for block in found_blocks if block is not None])
         return Hit(num_blocks, starts, tuple(blocks))

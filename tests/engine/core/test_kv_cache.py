@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.kv_cache import BlockHasher, BlockKey, BlockPool, KVCache
+from engine.core.kv_cache import PIECE, BlockHasher, BlockKey, BlockPool, KVCache
 from engine.step import LayerGroup
 
 FULL = LayerGroup((0, 1), 2, 16)
@@ -48,6 +48,36 @@ def test_keys_chain_over_parent_tokens_salt_adapter_and_media() -> None:
 
 def test_keys_are_secret_to_the_process() -> None:
     assert chain(BlockHasher(4), [1, 2, 3, 4])[0].digest != chain(BlockHasher(4), [1, 2, 3, 4])[0].digest
+
+
+@pytest.mark.parametrize("max_pieces", [1, 8])
+def test_pieces_that_are_remembered_have_the_keys_of_their_blocks(max_pieces: int) -> None:
+    """Prompts that grow, part ways in the middle of a piece, have media, or another root."""
+    drawn = random.Random(max_pieces)
+    hasher, plain = BlockHasher(4, max_pieces), BlockHasher(4, max_pieces)
+    plain._secret = hasher._secret
+    prompts = [[drawn.randrange(3) for _ in range(4 * PIECE * 3 + 9)]]
+    for _ in range(30):
+        prompt = list(drawn.choice(prompts))
+        prompt[drawn.randrange(len(prompt))] = drawn.randrange(3)
+        prompts.append(prompt + [drawn.randrange(3) for _ in range(drawn.randrange(4 * PIECE))])
+    for prompt in prompts * 2:
+        root = drawn.choice([b"r", b"q"])
+        media = drawn.choice([[], [(700, 5, b"image")]])
+        expected: list[BlockKey] = []
+        for count in range(4, len(prompt) + 1, 4):  # block by block, so that no piece is whole
+            plain._extend(expected, root, np.array(prompt[:count], np.int32), media)
+        keys = chain(hasher, prompt[: drawn.randrange(len(prompt))], root, media=media)
+        hasher.extend(keys, root, np.array(prompt, np.int32), media)
+        assert keys == expected
+        assert len(hasher._pieces) <= max_pieces
+
+
+def test_the_keys_of_a_long_prompt_are_made_once() -> None:
+    hasher = BlockHasher(4)
+    first = chain(hasher, list(range(4 * PIECE)))
+    again = chain(hasher, list(range(4 * PIECE + 8)))
+    assert len(again) == PIECE + 2 and all(old is new for old, new in zip(first, again, strict=False))
 
 
 def test_a_key_is_extended_as_tokens_come() -> None:
