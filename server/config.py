@@ -376,8 +376,8 @@ class Config(BaseModel):
     )
     prefix_caching: bool = _setting(
         True,
-        "keep what was computed of a prompt for later ones that begin alike, in the blocks of the KV cache that "
-        "nothing else needs; false: every prompt is computed whole",
+        "keep what was computed of a prompt for later ones that begin alike, in the blocks of the KV cache "
+        "that nothing else needs; false: every prompt is computed whole",
         engines=_LOCAL,
     )
     num_threads: int | None = _setting(
