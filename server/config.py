@@ -380,6 +380,11 @@ class Config(BaseModel):
         "that nothing else needs; false: every prompt is computed whole",
         engines=_LOCAL,
     )
+    prompt_cache_key_salts: bool = _setting(
+        False,
+        "prompts share what was computed of them only with those of the same prompt_cache_key; false: the "
+        "key makes no difference",
+    )
     num_threads: int | None = _setting(
         None, "threads of one operation on a CPU; default: torch's choice", gt=0, engines=_LOCAL
     )

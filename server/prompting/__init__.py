@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.prompting.cache_salt import cache_salt, name_unused_key
 from server.prompting.context_room import (
     name_capped_limit,
     name_cut_limit,
@@ -22,11 +23,13 @@ from server.prompting.untold import name_untold
 
 __all__ = [
     "Offer",
+    "cache_salt",
     "check",
     "custom_tool_names",
     "name_capped_limit",
     "name_cut_limit",
     "name_untold",
+    "name_unused_key",
     "naming_source",
     "offer",
     "require_room",

@@ -46,7 +46,7 @@ from server.http import (
 )
 from server.ignored import collecting, ignore, unread
 from server.items import answering
-from server.prompting import name_untold
+from server.prompting import name_untold, name_unused_key
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted, require_servers
 from server.runs.events import Channel, Reader, ReaderLagged, Snapshot, terminal_response
@@ -111,10 +111,12 @@ def _asked(
 
 
 def _name_untold(request: Request, parsed: CreateResponse) -> None:
-    """Name what the request says to a chat template that does not read it. Raises ApiError for an unknown
-    model."""
+    """Name what the request says to a chat template that does not read it, and a key that salts nothing.
+    Raises ApiError for an unknown model."""
+    served = context(request).models.get(parsed.model)
+    name_unused_key(parsed.cache_salt, parsed.prompt_cache_key, served.caps)
     name_untold(
-        context(request).models.get(parsed.model).info,
+        served.info,
         effort=parsed.reasoning.effort if parsed.reasoning else None,
         effort_param="reasoning.effort",
         template_kwargs=parsed.chat_template_kwargs,
