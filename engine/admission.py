@@ -186,8 +186,8 @@ class Admission:
         return self._waiting.get(owner, 0) < self._max_waiting * self._share(owner, weight)
 
     def _has_room_for(self, num_tokens: int, owner: str) -> bool:
-        """Whether the prompt of an owner's place that waits may wait, too: where nothing waits for the engine,
-        within the bound, or within the owner's share of it."""
+        """Whether the prompt of an owner's place may wait, too: where nothing else does, within the bound, or
+        within the owner's share of it."""
         most, there = self._max_waiting_tokens, self.num_waiting_tokens
         if most is None or self._num_beyond <= 0 or not there or there + num_tokens <= most:
             return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from engine.admission import Admission, Place
@@ -72,6 +72,10 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """Counters for metrics."""
+        ...
+
+    def gpu(self) -> Mapping[str, float]:
+        """What the GPU that it computes on does, for metrics; empty without one. It asks the driver."""
         ...
 
     def check_integrity(self) -> None:

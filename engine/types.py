@@ -422,7 +422,7 @@ class RenderError(RequestError):
 
 
 class QueueFull(EngineError):
-    """As many requests, or tokens of prompts, wait as may. `retry_after_s`: the wait that is to be expected."""
+    """As many requests, or tokens of prompts, wait as may. `retry_after_s`: the wait to be expected."""
 
     def __init__(self, message: str = "too many requests wait already", *, retry_after_s: int = 1) -> None:
         super().__init__(message)

@@ -376,9 +376,14 @@ class Config(BaseModel):
     )
     prefix_caching: bool = _setting(
         True,
-        "keep what was computed of a prompt for later ones that begin alike, in the blocks of the KV cache that "
-        "nothing else needs; false: every prompt is computed whole",
+        "keep what was computed of a prompt for later ones that begin alike, in the blocks of the KV cache "
+        "that nothing else needs; false: every prompt is computed whole",
         engines=_LOCAL,
+    )
+    prompt_cache_key_salts: bool = _setting(
+        False,
+        "prompts share what was computed of them only with those of the same prompt_cache_key; false: the "
+        "key makes no difference",
     )
     num_threads: int | None = _setting(
         None, "threads of one operation on a CPU; default: torch's choice", gt=0, engines=_LOCAL

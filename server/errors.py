@@ -83,6 +83,19 @@ class ApiError(Exception):
         """The inner error object, as it stands in bodies and in the error events of streams."""
         return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
 
+    @property
+    def retry_after_s(self) -> int | None:
+        """Seconds after which the same request may succeed; None where waiting does not help."""
+        if self.headers.get("x-should-retry") == "false" or "retry-after" not in self.headers:
+            return None
+        return int(self.headers["retry-after"])
+
+    def in_stream(self) -> dict[str, Any]:
+        """The error object behind the headers of a reply: `retry_after`, in seconds, says what the header
+        would have said."""
+        wait_s = self.retry_after_s
+        return self.error() if wait_s is None else {**self.error(), "retry_after": wait_s}
+
     def body(self) -> bytes:
         """The whole body, `{"error": {...}}`, as UTF-8 JSON."""
         return orjson.dumps({"error": self.error()})

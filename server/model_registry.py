@@ -37,6 +37,15 @@ class ServedModel:
     caps: Caps = field(default_factory=Caps)
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much the engines have to do. kv_cache_usage: the share of their KV caches in use, 0 to 1."""
+
+    running: int
+    waiting: int
+    kv_cache_usage: float
+
+
 MAX_NAMED = 16
 """Models that an error names; `/v1/models` has all."""
 
@@ -80,6 +89,17 @@ class Models:
         lines = sorted(f"{name}={model.info.fingerprint}" for name, model in self._table.items())
         return blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
+    def load(self) -> Load:
+        """How much there is to do now."""
+        engines = {id(model.engine): model.engine.stats() for model in self}.values()
+        blocks = sum(each.kv_blocks for each in engines)
+        used = sum(each.kv_blocks_used for each in engines)
+        return Load(
+            sum(each.running for each in engines),
+            sum(each.waiting for each in engines),
+            used / blocks if blocks else 0.0,
+        )
+
     def require_room(self, body: Mapping[str, Any], owner: str, weight: float) -> None:
         """Raise QueueFull where the engine of the model that a request's body names takes no more of an
         owner. It costs nothing, and so comes before the body is read any further."""
@@ -117,6 +137,7 @@ def caps_of(config: Config) -> Caps:
         output_tokens=config.max_output_tokens,
         prompt_tokens=config.max_prompt_tokens,
         timeout_s=config.request_timeout_s,
+        keys_salt=config.prompt_cache_key_salts,
     )
 
 

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -258,6 +258,12 @@ class LocalEngine:
             drafts_total=counters.drafts,
             drafts_accepted_total=counters.drafts_accepted,
         )
+
+    def gpu(self) -> Mapping[str, float]:
+        """See `Engine.gpu`."""
+        from engine.executor import gpu_readings
+
+        return {} if self._watchdog is None else gpu_readings(self._loop.runner.device)
 
     def check_integrity(self) -> None:
         """See `Engine.check_integrity`; exact at any time, it waits at most for a step's bookkeeping."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -177,6 +177,10 @@ class ScriptedEngine:
             output_tokens_total=counters.output_tokens,
             steps_total=counters.chunks,
         )
+
+    def gpu(self) -> Mapping[str, float]:
+        """See `Engine.gpu`."""
+        return {}
 
     def check_integrity(self) -> None:
         """Nobody may wait while there is room."""

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -202,6 +202,10 @@ class UpstreamEngine:
             output_tokens_total=self._output_tokens,
             steps_total=self._chunks,
         )
+
+    def gpu(self) -> Mapping[str, float]:
+        """See `Engine.gpu`."""
+        return {}
 
     def check_integrity(self) -> None:
         """See `Engine.check_integrity`: nothing is in flight that no request asked for."""

@@ -29,7 +29,14 @@ from server import __version__
 from server.errors import ApiError, to_api_error
 from server.http.refusal import tell
 from server.http.sse import StreamCut
-from server.telemetry import RequestRecord, current, read_traceparent
+from server.telemetry import (
+    LOAD_ASKED,
+    LOAD_REPORT,
+    RequestRecord,
+    current,
+    load_report,
+    read_traceparent,
+)
 
 if TYPE_CHECKING:
     from server.http.state import ServerState
@@ -102,7 +109,7 @@ class Envelope:
         """Headers: x-request-id (the client's own, if it can be one), x-client-request-id and x-request-trace
         (echo), traceparent (of the request's span, or the client's own), openai-organization and
         openai-version (echo or default), openai-processing-ms, x-antiphon-version; x-ratelimit-* where the
-        key or its owner has such limits."""
+        key or its owner has such limits; endpoint-load-metrics where it is asked for."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -134,6 +141,8 @@ class Envelope:
                 for name, value in standing.headers():
                     if name not in replied:
                         yield name.encode(), value.encode()
+            if (load := self._load(asked, scope)) is not None:
+                yield LOAD_REPORT.encode(), load.encode()
             for name in ECHOED:
                 if _can_be_echoed(value := asked.get(name, "")):
                     yield name.encode(), value.encode()
@@ -150,6 +159,14 @@ class Envelope:
         finally:
             self._ended(scope, record, status or CLIENT_LEFT, time.perf_counter() - began)
             current.reset(working_for)
+
+    def _load(self, asked: Headers, scope: Scope) -> str | None:
+        """How busy the server is, for a balancer that asks for it and whose request was let in."""
+        context = self._life.context
+        if LOAD_ASKED not in asked or context is None or "principal" not in scope["state"]:
+            return None
+        load = context.models.load()
+        return load_report(asked[LOAD_ASKED], kv_cache_usage=load.kv_cache_usage, num_waiting=load.waiting)
 
     def _record(self, scope: Scope, asked: Headers, method: str) -> RequestRecord:
         """A request's record, and its span where spans are made."""
@@ -299,7 +316,8 @@ def _near(scope: Scope) -> str:
     if path.startswith("/v1/") and family in UNBUILT_FAMILIES:
         told = f"this server does not have the endpoints under /v1/{family}."
         return f"{told} Its page /docs lists those that it has." if matches("/docs") else told
-    for other in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
+    moved = path.replace("/v3/", "/v1/", 1)  # as OpenVINO's model server has them
+    for other in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/"), moved):
         if other != path and matches(other):
             return f"did you mean {other}?"
     return ""

@@ -11,7 +11,8 @@ class Caps:
     """What requests get that do not say, and the most that they can get. None: as the model has it.
 
     Tokens of output are those of one answer, and of all generations of a response together. timeout_s: for
-    one generation, from when the engine is asked for it.
+    one generation, from when the engine is asked for it. keys_salt: a
+    `prompt_cache_key` says which prompts share the prefix cache.
     """
 
     default_temperature: float | None = None
@@ -19,6 +20,7 @@ class Caps:
     output_tokens: int | None = None
     prompt_tokens: int | None = None
     timeout_s: float | None = None
+    keys_salt: bool = False
 
     def output(self, asked: int | None) -> int | None:
         """How many tokens an answer may have, where a request asks for so many; None where nothing says."""

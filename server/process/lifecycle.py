@@ -196,6 +196,7 @@ class ServerLifecycle:
         yield Reading("engine", stats, model)
         yield Reading("engine", self._engine_rates.read(stats), model)
         yield Reading("engine", {"waiting_tokens": self._engine.admission.num_waiting_tokens}, model)
+        yield Reading("gpu", self._engine.gpu(), model)
         yield Reading("storage", _commit_numbers(self._storage.commit_stats()))
         yield Reading("sse", {"readers": self.num_streams})
         yield Reading("http", {"connections": self.num_connections()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.prompting.cache_salt import cache_salt, name_unused_key
 from server.prompting.context_room import (
     name_capped_limit,
     name_cut_limit,
@@ -24,11 +25,13 @@ __all__ = [
     "NOTHING_TOLD",
     "Offer",
     "Told",
+    "cache_salt",
     "check",
     "custom_tool_names",
     "name_capped_limit",
     "name_cut_limit",
     "name_untold",
+    "name_unused_key",
     "naming_source",
     "offer",
     "require_room",

@@ -49,16 +49,13 @@ async def ready(request: Request) -> Response:
 @router.get("/load", **documented("Load", "models.read"))
 async def load(request: Request) -> Response:
     """How much there is to do: for balancers that send a request to the server with the least."""
-    here = context(request)
-    engines = {id(model.engine): model.engine.stats() for model in here.models}.values()
-    running, waiting = sum(each.running for each in engines), sum(each.waiting for each in engines)
-    blocks = sum(each.kv_blocks for each in engines)
+    found = context(request).models.load()
     return JSONResponse(
         {
-            "server_load": running + waiting,
-            "running": running,
-            "waiting": waiting,
-            "kv_cache_usage": sum(each.kv_blocks_used for each in engines) / blocks if blocks else 0.0,
+            "server_load": found.running + found.waiting,
+            "running": found.running,
+            "waiting": found.waiting,
+            "kv_cache_usage": found.kv_cache_usage,
         }
     )
 

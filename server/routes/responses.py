@@ -46,10 +46,10 @@ from server.http import (
 )
 from server.ignored import collecting, ignore, unread
 from server.items import answering, filled_body
-from server.prompting import name_untold
+from server.prompting import name_untold, name_unused_key
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted, require_servers
-from server.runs.events import Reader, ReaderLagged, Snapshot, terminal_response
+from server.runs.events import Channel, Reader, ReaderLagged, Snapshot, terminal_response
 from server.runs.planning import TERMINAL, RunPlan
 from server.schema import (
     TEXT,
@@ -118,12 +118,14 @@ def _asked(
 
 
 def _name_untold(request: Request, parsed: CreateResponse) -> None:
-    """Name what the request says to a chat template that does not read it, and tools that this server cannot
-    run. Raises ApiError for an unknown model."""
+    """Name what the request says to a chat template that does not read it, a key that salts nothing, and
+    tools that this server cannot run. Raises ApiError for an unknown model."""
     for index in context(request).runs.lacking(parsed.tools):
         ignore(f"tools[{index}]")
+    served = context(request).models.get(parsed.model)
+    name_unused_key(parsed.cache_salt, parsed.prompt_cache_key, served.caps)
     name_untold(
-        context(request).models.get(parsed.model).info,
+        served.info,
         effort=parsed.reasoning.effort if parsed.reasoning else None,
         effort_param="reasoning.effort",
         template_kwargs=parsed.chat_template_kwargs,
@@ -294,9 +296,13 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 
 
 async def _resumed(request: Request, response_id: str, held: ExitStack) -> Response:
-    """The events of a stored response from `starting_after` on."""
+    """The events of a response from `starting_after` on."""
     runs, after = context(request).runs, _starting_after(request)
-    reader, stored = await runs.follow(owner(request), response_id)
+    if (run := runs.unkept(owner(request), response_id)) is not None:
+        _require_in_memory(request, run.entry.channel, after)
+        headers = context(request).models.resume_headers(run.plan.model)
+        return _stream(request, runs.feed.join(response_id), held.pop_all(), after=after, headers=headers)
+    reader, stored = await runs.rejoin(owner(request), response_id)
     ended = stored.status in TERMINAL
     _require_events(reader, stored)
     try:
@@ -317,9 +323,25 @@ async def _require_event(request: Request, stored: StoredResponse, after: int) -
         storage = context(request).storage
         known = after < 0 or bool(await storage.records(stored.id, after=after - 1, limit_bytes=1))
     if not known:
-        message = f"Response '{stored.id}' has no event {after}{'' if stored.run is None else ' yet'}."
-        source = "starting_after" if "starting_after" in request.query_params else "Last-Event-ID"
-        raise ApiError(400, message, code="cursor_beyond_log", param=source)
+        raise _beyond_log(request, stored.id, after, in_flight=stored.run is not None)
+
+
+def _require_in_memory(request: Request, channel: Channel, after: int) -> None:
+    """ApiError 400 unless the events of a response that is not stored are in memory behind `after`."""
+    if channel.next_seq is not None and after >= channel.next_seq:
+        raise _beyond_log(request, channel.response_id, after, in_flight=not channel.ended)
+    if not channel.covers(after):
+        message = (
+            f"Response '{channel.response_id}' is not stored, and its first events are in memory no more: "
+            "read it from a later one, or retrieve it without 'stream'."
+        )
+        raise ApiError(400, message, code="events_expired", param="stream")
+
+
+def _beyond_log(request: Request, response_id: str, after: int, *, in_flight: bool) -> ApiError:
+    message = f"Response '{response_id}' has no event {after}{' yet' if in_flight else ''}."
+    source = "starting_after" if "starting_after" in request.query_params else "Last-Event-ID"
+    return ApiError(400, message, code="cursor_beyond_log", param=source)
 
 
 def _starting_after(request: Request) -> int:

@@ -45,6 +45,8 @@ from server.runs.execution import (
     Restorer,
     Run,
     RunTasks,
+    as_it_stands,
+    at_its_end,
     new_items,
     opening,
     output_id,
@@ -484,22 +486,42 @@ class Runs:
     async def get(
         self, owner: str, response_id: str, *, wait_s: float = 0.0, include: Sequence[str] = ()
     ) -> Snapshot:
-        """The Response object. Raises NotFound.
+        """The Response object; one that is not stored can be had where it is made, until it has ended. Raises
+        NotFound.
 
         wait_s: how long to wait, in seconds, for it to end, or to need the outputs of its client's tools.
         include: what its items are to say besides.
         """
+        if (run := self.unkept(owner, response_id)) is not None:
+            return await at_its_end(run, self.feed, wait_s) if wait_s > 0 else as_it_stands(run)
+        hidden = self._is_at_work(owner, response_id)
         if wait_s <= 0:
-            return await self._snapshot(await self._storage.get_response(owner, response_id), include)
-        reader, stored = await self.follow(owner, response_id)
+            stored = await self._storage.get_response(owner, response_id, hidden=hidden)
+            return await self._snapshot(stored, include)
+        reader, stored = await self.follow(owner, response_id, hidden=hidden)
         try:
             async with asyncio.timeout(wait_s):
                 stored = await self._at_rest(reader, stored)
         except TimeoutError:
-            stored = await self._storage.get_response(owner, response_id)
+            stored = await self._storage.get_response(owner, response_id, hidden=hidden)
         finally:
             reader.close()
         return await self._snapshot(stored, include)
+
+    def unkept(self, owner: str, response_id: str) -> Run | None:
+        """A run of an owner that is at work here, and that is not stored."""
+        run = self._tasks.get(response_id)
+        return run if run is not None and run.plan.owner == owner and not run.plan.store else None
+
+    def _is_at_work(self, owner: str, response_id: str) -> bool:
+        """Whether a run of an owner is at work here: as long as it is, it is shown, though it may be stored
+        for the repeats of its request alone."""
+        run = self._tasks.get(response_id)
+        return run is not None and run.plan.owner == owner
+
+    async def rejoin(self, owner: str, response_id: str) -> tuple[Reader, StoredResponse]:
+        """The same as `follow`, for a client that comes back to a response."""
+        return await self.follow(owner, response_id, hidden=self._is_at_work(owner, response_id))
 
     async def answer(self, owner: str, response_id: str) -> Snapshot:
         """What the request that started a response is answered with, once more: it at its end, or, in the

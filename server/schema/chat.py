@@ -74,6 +74,7 @@ class ChatRequest(BaseModel):
     include_reasoning: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    prompt_cache_key: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     service_tier: Tier | None = None
     priority: Priority | None = None
     sampling: SamplingFields = SamplingFields()

@@ -307,7 +307,7 @@ _REPLIES: Mapping[str, Schema] = {
             "status": {"enum": [*STATUSES]},
             "model": STRING,
             "output": listed(ref("Item")),
-            "error": or_null(of({"code": STRING, "message": STRING})),
+            "error": or_null(of({"code": STRING, "message": STRING}, {"retry_after": INTEGER})),
             "incomplete_details": or_null(of({"reason": STRING})),
             "usage": or_null(_USAGE),
             "background": BOOLEAN,

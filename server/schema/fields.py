@@ -74,7 +74,7 @@ def _each(rule: Rule, names: str) -> dict[str, Rule]:
 _HINTS: Mapping[str, Rule] = {
     "user": HINT,
     "safety_identifier": HINT,
-    "prompt_cache_key": HINT,
+    "prompt_cache_key": HONOURED,  # where a setting says so, which `server.prompting` knows; else it is named
     "prompt_cache_retention": HINT,
     "prompt_cache_options": HINT,
     "service_tier": HONOURED,

@@ -32,10 +32,12 @@ from server.items import InputReader
 from server.model_registry import ServedModel
 from server.prompting import (
     Offer,
+    cache_salt,
     check,
     custom_tool_names,
     name_capped_limit,
     name_untold,
+    name_unused_key,
     naming_source,
     offer,
     require_room,
@@ -73,6 +75,7 @@ async def prepare_chat(
     """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and 403, and
     RequestError."""
     require_use(principal, served.name, request.tools)
+    name_unused_key(request.cache_salt, request.prompt_cache_key, served.caps)
     owner = principal.owner
     request = admitted(principal.service, request)
     await aside(in_large_request(), check_modalities, request, served)
@@ -119,7 +122,7 @@ def _completion(
         reader=reader,
         constraint=offered.enforced(served.info),
         owner=principal.owner,
-        cache_salt=request.cache_salt or "",
+        cache_salt=cache_salt(request.cache_salt, request.prompt_cache_key, served.caps),
         weight=principal.service.weight,
         priority=request.priority or 0,
         adapter=served.adapter,

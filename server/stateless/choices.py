@@ -383,4 +383,4 @@ def error_frame(exc: Exception) -> bytes:
         record.error_code = error.code or error.type
     if error.status >= 500:
         log.error("a stream failed", exc_info=exc)
-    return frame(None, error.body())
+    return frame(None, orjson.dumps({"error": error.in_stream()}))

@@ -6,6 +6,7 @@ that the current task works for.
 
 from __future__ import annotations
 
+from server.telemetry.load_report import LOAD_ASKED, LOAD_REPORT, load_report
 from server.telemetry.metrics import CONTENT_TYPE, Telemetry
 from server.telemetry.observation import Asked
 from server.telemetry.readings import Distribution, EngineRates, Reading
@@ -14,6 +15,8 @@ from server.telemetry.tracing import Tracing, TracingError
 
 __all__ = [
     "CONTENT_TYPE",
+    "LOAD_ASKED",
+    "LOAD_REPORT",
     "Asked",
     "Distribution",
     "EngineRates",
@@ -23,5 +26,6 @@ __all__ = [
     "Tracing",
     "TracingError",
     "current",
+    "load_report",
     "read_traceparent",
 ]

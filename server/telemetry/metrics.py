@@ -26,6 +26,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine import Chunk, Place
+from server.telemetry.degenerate import Warnings
 from server.telemetry.observation import Asked, Observation
 from server.telemetry.readings import Reading, Readings
 from server.telemetry.record import current
@@ -58,6 +59,7 @@ class Telemetry:
         self.tracing = tracing
         self.log_prompts = log_prompts
         self._vllm_names = vllm_names
+        self._warnings = Warnings()
         self._registry = CollectorRegistry()
         self._add_http()
         self._add_generations()
@@ -200,6 +202,7 @@ class Telemetry:
     async def generate(self, asked: Asked, place: Place | None) -> AsyncGenerator[Chunk]:
         """The engine's chunks of a generation, whose metrics, span and tokens are noted; see
         `Engine.generate`."""
+        self._warnings.look(asked.model, asked.request.sampling)
         if self.log_prompts:
             await _log_prompt(asked)
         seen = Observation.of(asked, content=self.tracing is not None and self.tracing.content)

@@ -9,6 +9,7 @@ from server.runs.events.assembler import (
     fold,
     item_logprob,
 )
+from server.runs.events.channel import Channel
 from server.runs.events.feed import Feed, Reader, ReaderLagged
 from server.runs.events.journal import RETRY_S, Journal, RunLog, Tokens, stamped
 from server.runs.events.snapshot import (
@@ -24,6 +25,7 @@ __all__ = [
     "POLL_AFTER_MS",
     "RETRY_S",
     "Assembler",
+    "Channel",
     "Draft",
     "Feed",
     "Journal",

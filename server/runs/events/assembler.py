@@ -321,6 +321,14 @@ class Assembler:
             drafts += self.call_finished(item_id, ToolResult(error="The response ended before the tool did."))
         return drafts
 
+    @property
+    def closed(self) -> list[Item]:
+        """The items of the output that change no more."""
+        changing = set(self._running.values())
+        if self._open is not None:
+            changing.add(self._open.index)
+        return [item for index, item in enumerate(self.output) if index not in changing]
+
     def take_closed(self) -> list[tuple[int, Item]]:
         """The (output index, item) closed since the last call."""
         closed, self._closed = self._closed, []

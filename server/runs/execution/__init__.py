@@ -7,6 +7,7 @@ from server.runs.execution.recovery_probation import MAX_STRIKES, Probation
 from server.runs.execution.recovery_restore import Restorer
 from server.runs.execution.run import Run, new_items, opening, output_id
 from server.runs.execution.tasks import RunTasks
+from server.runs.execution.unkept import as_it_stands, at_its_end
 
 __all__ = [
     "MAX_STRIKES",
@@ -15,6 +16,8 @@ __all__ = [
     "Restorer",
     "Run",
     "RunTasks",
+    "as_it_stands",
+    "at_its_end",
     "new_items",
     "opening",
     "output_id",

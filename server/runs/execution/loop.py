@@ -95,7 +95,7 @@ class Loop:
             error = to_api_error(failure)
             if isinstance(failure, ConstraintError):
                 error = run.plan.named(failure, run.functions)
-            self.fail(run, error.message, code=_code(failure))
+            self.fail(run, error.message, code=_code(failure), retry_after=error.retry_after_s)
         except ApiError as refusal:  # what a request said of tools that nobody knew when it came
             self.fail(run, refusal.message, code="invalid_prompt")
         except RunLost as lost:  # deleted, or another's, before an engine was given it
@@ -355,12 +355,19 @@ class Loop:
         """End a run because somebody wants it ended."""
         self._end(run, "cancelled")
 
-    def fail(self, run: Run, message: str, *, code: str = "server_error", keep: bool = True) -> None:
-        """End a run that cannot go on. `keep` False: the items closed by this end cannot be stored."""
-        self._end(run, "failed", error={"code": code, "message": message}, keep=keep)
+    def fail(
+        self, run: Run, message: str, *, code: str = "server_error", keep: bool = True,
+        retry_after: int | None = None,
+    ) -> None:  # fmt: skip
+        """End a run that cannot go on. `keep` False: the items closed by this end cannot be stored.
+        retry_after: seconds after which the same request may succeed, if it may."""
+        error: dict[str, Any] = {"code": code, "message": message}
+        if retry_after is not None:
+            error["retry_after"] = retry_after
+        self._end(run, "failed", error=error, keep=keep)
 
     def _end(
-        self, run: Run, status: str, *, reason: str | None = None, error: dict[str, str] | None = None,
+        self, run: Run, status: str, *, reason: str | None = None, error: dict[str, Any] | None = None,
         keep: bool = True,
     ) -> None:  # fmt: skip
         """Write the terminal event; whatever is open is closed first."""
@@ -399,7 +406,7 @@ class Loop:
         self._tell(run, status, reason, error, (ended_at - run.plan.created_at) / 1e6)
 
     def _tell(
-        self, run: Run, status: str, reason: str | None, error: dict[str, str] | None, seconds: float
+        self, run: Run, status: str, reason: str | None, error: dict[str, Any] | None, seconds: float
     ) -> None:
         """Count a run that has ended, and log it."""
         plan, progress = run.plan, run.progress

@@ -131,7 +131,7 @@ class Run:
         return self.plan.waits and bool(pending_calls(self.assembler.output))
 
     def head(
-        self, status: str, *, completed_at: int | None = None, error: dict[str, str] | None = None,
+        self, status: str, *, completed_at: int | None = None, error: dict[str, Any] | None = None,
         reason: str | None = None, usage: dict[str, Any] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """The part of the Response object that changes, without its output. Times in unix seconds."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from engine import EngineDead
+from server.errors import to_api_error
 from server.runs.events import Feed, Journal
 from server.runs.execution.loop import Loop
 from server.runs.execution.run import Run
@@ -85,7 +86,8 @@ class RunTasks:
             if run.plan.store:
                 run.entry.channel.stop()
             else:
-                self._loop.fail(run, str(dead) or "The engine stopped.")
+                wait_s = to_api_error(dead).retry_after_s
+                self._loop.fail(run, str(dead) or "The engine stopped.", retry_after=wait_s)
         except asyncio.CancelledError:
             if run.refusal is None:
                 raise

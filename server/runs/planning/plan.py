@@ -23,6 +23,7 @@ from server.limits import Charge
 from server.prompting import (
     Offer,
     Told,
+    cache_salt,
     check,
     name_capped_limit,
     name_cut_limit,
@@ -346,7 +347,7 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         num_dropped=0,
         template_kwargs=request.chat_template_kwargs,
         effort=request.reasoning.effort if request.reasoning else None,
-        cache_salt=request.cache_salt or "",
+        cache_salt=cache_salt(request.cache_salt, request.prompt_cache_key, served.caps),
         waits=request.await_tool_outputs,
         tool_timeout_s=request.tool_timeout_s or tool_timeout_s,
         priority=request.priority or 0,

@@ -51,6 +51,7 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
         ("/v1/v1/responses", "/v1/responses"),
         ("/v1/conversations/", "/v1/conversations"),
         ("/v1/health", "/health"),
+        ("/v3/chat/completions", "/v1/chat/completions"),
     ):
         error = (await client.post(path)).json()["error"]
         assert error["message"] == f"Invalid URL (POST {path}): did you mean {meant}?"

@@ -107,3 +107,22 @@ async def test_models(tmp_path: Path, name: str) -> None:
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "model_not_found"
         assert missing.json()["error"]["param"] == "model"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/responses"])
+async def test_a_balancer_is_told_the_load_where_it_asks(tmp_path: Path, path: str) -> None:
+    engine = ScriptedEngine(max_running=1)
+    keys = ("sk-balancer-0123456789",)
+    async with running_app(tmp_path, engine, api_key=keys) as running, http_client(running) as client:
+        good = {"authorization": f"Bearer {keys[0]}"}
+        for form, told in {
+            "TEXT": "TEXT named_metrics.kv_cache_usage_perc=0.0, named_metrics.num_requests_waiting=0.0",
+            "json": 'JSON {"named_metrics": {"kv_cache_usage_perc": 0.0, "num_requests_waiting": 0.0}}',
+            "BIN": None,
+        }.items():
+            asked = {"endpoint-load-metrics-format": form}
+            reply = await client.get(path, headers={**good, **asked})
+            assert (reply.status_code, reply.headers.get("endpoint-load-metrics")) == (200, told)
+            stranger = await client.get(path, headers=asked)
+            assert stranger.status_code == 401 and "endpoint-load-metrics" not in stranger.headers
+        assert "endpoint-load-metrics" not in (await client.get(path, headers=good)).headers

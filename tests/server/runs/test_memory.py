@@ -17,8 +17,8 @@ from tests.support.running import Running, http_client, running_app
 ROOT = Path(__file__).parents[3]
 WARM_UP, MEASURED, AT_ONCE = 264, 504, 8
 SLACK = 80
-"""Bytes a response by which what our code has allocated may differ by chance; an id and its place in a list or a
-dict are more than 110."""
+"""Bytes a response by which what our code has allocated may differ by chance; an id and its place in a list
+or a dict are more than 110."""
 
 
 @pytest.fixture

@@ -20,12 +20,12 @@ OFFICIAL = {
 
 NOT_HONOURED = {
     "responses": {
-        "hint": "user safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options",
+        "hint": "user safety_identifier prompt_cache_retention prompt_cache_options",
         "refused": "prompt moderation context_management",
     },
     "input_tokens": {"refused": "personality"},
     "chat": {
-        "hint": "metadata user safety_identifier prompt_cache_key prompt_cache_retention "
+        "hint": "metadata user safety_identifier prompt_cache_retention "
         "prompt_cache_options prediction verbosity",
         "refused": "store audio web_search_options moderation functions function_call",
     },

@@ -88,7 +88,7 @@ def test_what_clients_send_passes(body: Json) -> None:
     paths = set(filter(None, ignored.header().split(",")))
     unoffered = {f"tools[{i}]" for i, tool in enumerate(body.get("tools", [])) if tool["type"] != "function"}
     assert paths <= unoffered | {
-        *("prompt_cache_key", "client_metadata", "text.verbosity"),
+        *("client_metadata", "text.verbosity"),
         *("reasoning.summary", "reasoning.context", "user", "safety_identifier"),
     }
     assert all(at(body, path) is not None for path in paths)

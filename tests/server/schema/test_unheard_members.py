@@ -315,7 +315,6 @@ FORMAT: Json = {"type": "json_schema", "name": "n"}
 MISSPELT: Json = {"type": "object", "properties": {"a": {"typ": "string"}}}
 
 HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
-    (create, {"prompt_cache_key": "k"}, "prompt_cache_key"),
     (create, {"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
     (create, {"safety_identifier": "s"}, "safety_identifier"),
     (create, {"user": "u"}, "user"),

@@ -4,6 +4,7 @@ fill."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
-from engine import Fail, GenerateRequest, RequestFailed, SamplingParams, Say, ScriptedEngine, Wait
+from engine import (
+    EngineUnavailable,
+    Fail,
+    GenerateRequest,
+    RequestFailed,
+    SamplingParams,
+    Say,
+    ScriptedEngine,
+    Wait,
+)
 from engine.backends.script import Step
 from server.stateless.choices import begin, side_by_side
 from tests.support import wire
@@ -125,6 +135,19 @@ async def test_what_fails_later_is_the_last_event(
         assert wire.validate_error(httpx.Response(200, text=frames[-1].data).json())["type"] == "server_error"
         assert all("error" not in frame.data for frame in frames[:-1])
         await idle(running)
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+async def test_an_error_in_a_stream_says_when_to_come_back(tmp_path: Path, path: str, body: Json) -> None:
+    """Behind the headers there is no Retry-After; where waiting does not help there is none in the error."""
+    for failure, retry_after in ((EngineUnavailable("away"), 5), (RequestFailed("boom"), None)):
+        script = Gated(before=(Say("early"),), after=(Fail(failure),))
+        async with live(tmp_path, script) as (running, client):
+            async with client.stream("POST", path, json={**body, "stream": True}) as reply:
+                script.gate.set()
+                frames = wire.parse_sse(await reply.aread())
+            assert json.loads(frames[-1].data)["error"].get("retry_after") == retry_after
+            await idle(running)
 
 
 @pytest.mark.parametrize("n", [1, 3])

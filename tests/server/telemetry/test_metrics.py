@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine import EngineStats, LocalEngine, ScriptedEngine
+from engine.executor import gpu_readings
 from server.telemetry import EngineRates
 from server.telemetry.vllm_names import NAMES
+from tests.support.gpus import GPU, make_up_a_gpu
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, gated_at
 from tests.support.upstreams import until
@@ -192,7 +194,16 @@ def test_tokens_a_second_are_of_the_last_minute(monkeypatch: pytest.MonkeyPatch)
     assert rates.read(EngineStats(output_tokens_total=350))["output_tokens_per_second"] == 300 / 60
 
 
-async def test_the_page_explains_every_metric_and_no_other(client: httpx.AsyncClient) -> None:
+class _WithGpu(ScriptedEngine):
+    """A scripted engine that says that it computes on a GPU."""
+
+    def gpu(self) -> Mapping[str, float]:
+        return gpu_readings(GPU)
+
+
+async def test_the_page_explains_every_metric_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name that begins with an underscore goes on from the first two words of the one before."""
     named: set[str] = set()
     for line in PAGE.read_text().splitlines():
@@ -201,7 +212,11 @@ async def test_the_page_explains_every_metric_and_no_other(client: httpx.AsyncCl
             for name in re.findall(r"`([\w*]+)`", line.split("|")[1]):
                 prefix = prefix if name.startswith("_") else "_".join(name.split("_")[:2])
                 named.add((prefix + name if name.startswith("_") else name).removesuffix("_total"))
-    shown = {name for name in await families(client) if not name.startswith("antiphon_retention_")}
+    make_up_a_gpu(monkeypatch)
+    async with running_app(tmp_path, _WithGpu()) as server, http_client(server) as client:
+        found = await families(client)
+    assert found["antiphon_gpu_utilization"].samples[0].value == 0.8
+    shown = {name for name in found if not name.startswith("antiphon_retention_")}
     assert named - {"antiphon_retention_*"} == shown
 
 
