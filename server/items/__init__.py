@@ -33,6 +33,7 @@ from server.items.item_type import (
     Route,
     Stream,
     Tool,
+    Whole,
     function_of,
     unspoken,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Stream",
     "Tool",
     "Transcript",
+    "Whole",
     "answering",
     "broken_in_a_row",
     "call_of",

@@ -249,7 +249,7 @@ def test_every_official_tool_is_taken_and_echoed() -> None:
     for tool in tools:
         wire.validate("Tool", tool)
     assert parse_tools(tools) == tools
-    offered = ("function", "custom", "mcp")
+    offered = ("function", "custom", "mcp", "shell", "local_shell", "apply_patch")
     unheard = [index for index, tool in enumerate(TOOLS) if tool["type"] not in offered]
     assert unoffered(tools) == [f"tools[{index}]" for index in unheard]
 
