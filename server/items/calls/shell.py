@@ -112,7 +112,7 @@ def _events(item: Item) -> Sequence[Mapping[str, Any]]:
     return events
 
 
-_EMPTY = {"action": {"commands": [], "timeout_ms": None, "max_output_length": None}}
+_EMPTY: Item = {"action": {"commands": [], "timeout_ms": None, "max_output_length": None}}
 
 # ------------------------------------------------------------------------------------------------------------
 # `local_shell`: one program with its arguments
