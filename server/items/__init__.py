@@ -39,6 +39,7 @@ from server.items.item_type import (
     Scene,
     Stream,
     Tool,
+    Whole,
     function_of,
     unspoken,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "Stream",
     "Tool",
     "Transcript",
+    "Whole",
     "answering",
     "broken_in_a_row",
     "call_of",

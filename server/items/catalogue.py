@@ -14,6 +14,7 @@ import orjson
 
 from server.items.item_type import Call, Execution, Item, ItemType, Words
 from server.items.private_half import Private, load_item, private_of
+from server.items.transcript import text_of
 from server.shapes import Shape, refuse
 from tools import Registry
 
@@ -61,9 +62,19 @@ def is_output(item: Item) -> bool:
 
 
 def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
-    """Outputs under the type that answers their calls, which are among `items`."""
+    """Outputs under the type that answers their calls, which are among `items`. One that came without a type
+    is that of a function. Raises ApiError 400 for one of another type than its call's."""
     kinds = {item["call_id"]: ITEM_TYPES[item["type"]].answered_by for item in items if is_client_call(item)}
-    return [{**item, "type": kinds.get(item["call_id"]) or item["type"]} for item in outputs]
+    found = []
+    for index, item in enumerate(outputs):
+        kind = kinds.get(item["call_id"]) or item["type"]
+        if kind != item["type"] != "function_call_output":
+            message = f"An output of type '{item['type']}' does not answer this call; '{kind}' would."
+            refuse(f"tool_outputs[{index}].type", message)
+        of_text = None if kind == item["type"] else ITEM_TYPES[kind].of_text
+        told = {} if of_text is None else of_text(text_of(item["output"]))
+        found.append({**item, "type": kind, **told})
+    return found
 
 
 def broken_in_a_row(output: Sequence[Item]) -> int:

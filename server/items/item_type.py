@@ -56,6 +56,20 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """How a call is shown once the model has written all of it, so that no client carries out a half of one.
+
+    read: the item's fields, for the arguments; None where they are not those of such a call. added: those of
+    its fields that are others when the item is added. events: what is shown of the item between its addition
+    and its end, as events without their output index.
+    """
+
+    read: Callable[[str], Item | None]
+    added: Mapping[str, Any] = field(default_factory=dict)
+    events: Callable[[Item], Sequence[Mapping[str, Any]]] = lambda _item: ()
+
+
+@dataclass(frozen=True, slots=True)
 class Listing:
     """An item that shows, once in a conversation, the functions that a route leads from.
 
@@ -147,17 +161,20 @@ class Call:
 
     opened: the fields of a new item, for the function's name, a fresh call id, and the arguments as far as
     they are known when the item is added: none where they are streamed, else all, whole or not. stream: how
-    they are shown as they come; None where the item is added once the model has written them. opens: the
-    types of the events that follow the item's addition. offers: the flat functions that a tool of the request
-    gives the model, a path being its own in messages; raises ApiError 400. takes: whether such a tool is
-    offered at all, or a tool of other servers that is only echoed. lacks: why a server with these tools of
-    its own cannot run such a tool, which is then not offered; None where it can. refers: writes into a new
-    item what its arguments refer to among the sources of the conversation. fields: what every call of a
-    tool's functions says from the start. execution: None where the client carries the call out.
+    they are shown as they come; None where the item is added once the model has written them. whole: what is
+    then read of them besides; a call that it cannot read becomes the function call that the model wrote, one
+    that is not whole. opens: the types of the events that follow the item's addition. offers: the flat
+    functions that a tool of the request gives the model, a path being its own in messages; raises ApiError
+    400. takes: whether such a tool is offered at all, or a tool of other servers that is only echoed. lacks:
+    why a server with these tools of its own cannot run such a tool, which is then not offered; None where it
+    can. refers: writes into a new item what its arguments refer to among the sources of the conversation.
+    fields: what every call of a tool's functions says from the start. execution: None where the client
+    carries the call out.
     """
 
     opened: Callable[[str, str, str], Item]
     stream: Stream | None = None
+    whole: Whole | None = None
     opens: tuple[str, ...] = ()
     offers: Callable[[Tool, Registry, str], Sequence[Tool]] = _itself
     takes: Callable[[Tool], bool] = _always
@@ -193,7 +210,8 @@ class ItemType:
     one. instead: where no model here can call one, what a client can do in its place, as a sentence.
     secrets: the members of such a tool that are credentials, and no part of it any more once it was read.
     answered_by: the type of the outputs that a client answers it with. answers: the type of the calls
-    that it is such an output of.
+    that it is such an output of. of_text: the fields of such an output for a text, where it does not have
+    that as its `output` and nothing else.
     """
 
     type: str
@@ -208,6 +226,7 @@ class ItemType:
     call: Call | None = None
     answered_by: str | None = None
     answers: str | None = None
+    of_text: Callable[[str], Item] | None = None
     secrets: tuple[str, ...] = ()
     instead: str = ""
     told_privately: bool = False
@@ -223,13 +242,23 @@ def unspoken(_item: Item, _transcript: Transcript) -> None:
     """The words of an item that needs none, because a prompt tells in another way what it says."""
 
 
+def with_call_id(_name: str, call_id: str, _arguments: str) -> Item:
+    """The fields of a new call of which nothing is known but its id."""
+    return {"call_id": call_id}
+
+
 def function_of(spec: ToolSpec) -> Tool:
     """A tool of this server as a flat function."""
-    # Strict: names and arguments are under the grammar from the moment a call begins.
+    return flat_function(spec.name, spec.description, spec.parameters, strict=spec.strict)
+
+
+def flat_function(name: str, description: str, parameters: Mapping[str, Any], *, strict: bool = True) -> Tool:
+    """A function in its flat form. One that is strict has its name and its arguments under the grammar from
+    the moment when a call begins."""
     return {
         "type": "function",
-        "name": spec.name,
-        "description": spec.description,
-        "parameters": dict(spec.parameters),
-        "strict": spec.strict,
+        "name": name,
+        "description": description,
+        "parameters": dict(parameters),
+        "strict": strict,
     }

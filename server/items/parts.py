@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
+from server.errors import ApiError
+from server.ignored import collecting
 from server.shapes import (
     STRING,
     Shape,
@@ -65,6 +69,19 @@ def item_shape(
 def call_shape(**fields: Shape) -> dict[str, Shape]:
     """The required fields of a call or of an output: its `call_id`, and these."""
     return {"call_id": identifier, **fields}
+
+
+def read_arguments(arguments: str, shape: Shape, names: Sequence[str]) -> dict[str, Any] | None:
+    """Those of a call's arguments, JSON as a model wrote it, that have these names, in their order; None
+    where they do not have this shape."""
+    try:
+        written = orjson.loads(arguments)
+        found = {name: written[name] for name in names if written.get(name) is not None}
+        with collecting():  # what the model says too much is no matter of the request
+            read: dict[str, Any] = shape(found, "arguments")
+    except (ValueError, AttributeError, ApiError):  # no JSON, no object, another shape
+        return None
+    return read
 
 
 CALLER: Mapping[str, Shape] = {

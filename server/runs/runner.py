@@ -796,18 +796,23 @@ def _new_outputs(
     )
     plan = RunPlan.load(stored.plan)
     items = [orjson.loads(item.body) for item in stored.output]
-    taken = {item["call_id"]: item["output"] for item in items if is_output(item)}
+    taken = {item["call_id"]: _said(item) for item in items if is_output(item)}
     fresh = []
     for item in answering(outputs, items):
         if item["call_id"] not in taken:
             fresh.append(_tool_output(plan, item))
-        elif taken[item["call_id"]] != item["output"]:
+        elif taken[item["call_id"]] != _said(item):
             raise OutputConflict(item["call_id"])
     return num_bytes, fresh
+
+
+def _said(output: Item) -> Item:
+    """What an output says, whatever its id."""
+    return {name: value for name, value in sorted(output.items()) if name != "id"}
 
 
 def _tool_output(plan: RunPlan, item: Item) -> ToolOutput:
     """An output as storage takes it; id and hash are such that posting it again is posting the same."""
     item = {**item, "id": output_id(plan, item)}
-    digest = hashlib.blake2b(orjson.dumps(item["output"]), digest_size=16).digest()
+    digest = hashlib.blake2b(orjson.dumps(_said(item)), digest_size=16).digest()
     return ToolOutput(item["call_id"], orjson.dumps(item), digest, item["id"], kind=item["type"])

@@ -190,8 +190,15 @@ def _requests() -> dict[str, Schema]:
             {},
             {
                 "tool_outputs": listed(
-                    of({"output": _CONTENT}, {"call_id": STRING, "tool_call_id": STRING}), minItems=1
+                    {
+                        "anyOf": [
+                            of({"output": _CONTENT}, {"call_id": STRING, "tool_call_id": STRING}),
+                            ref("Item"),
+                        ]
+                    },
+                    minItems=1,
                 ),
+                "type": STRING,
                 "call_id": STRING,
                 "tool_call_id": STRING,
                 "output": _CONTENT,

@@ -12,7 +12,16 @@ from typing import Any
 import orjson
 
 from server.ignored import unread
-from server.items import ASSISTANT_PART, ITEM_TYPES, USER_PART, Item, identifier, is_output, words_of
+from server.items import (
+    ASSISTANT_PART,
+    ITEM_TYPES,
+    USER_PART,
+    Item,
+    ItemType,
+    identifier,
+    is_output,
+    words_of,
+)
 from server.shapes import check_length, missing, mistyped, refuse, shorten
 
 NewId = Callable[[str], str]
@@ -92,7 +101,7 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
         )
     # Every item may have an id, so rows need not say it.
     fields = row.shape({key: value[key] for key in value if key != "id"}, path)
-    item_id = _id_of(value, path) or (None if row.needs_id else new_id(row.prefix))
+    item_id = _id_of(value, path) or (_doubled_id(fields, row) if row.needs_id else new_id(row.prefix))
     if item_id is None:
         missing(f"{path}.id")
     item: Item = {
@@ -104,6 +113,12 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
         name, source = row.doubled
         item.setdefault(name, item[source])
     return item
+
+
+def _doubled_id(fields: Mapping[str, Any], row: ItemType) -> str | None:
+    """The id that only the client knows, where another key of the item says it too."""
+    name, source = row.doubled or ("", "")
+    return fields.get(name) if source == "id" else None
 
 
 def _type_of(value: Mapping[str, Any], path: str) -> str:

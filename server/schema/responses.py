@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from engine import Shape
 from server.ignored import ignore, unread
 from server.items import FILLED as FILLED_BY_ITEMS
-from server.items import Item, identifier
+from server.items import ITEM_TYPES, Item, identifier
 from server.schema.fields import (
     UNKNOWN_TIER,
     Api,
@@ -31,7 +31,17 @@ from server.schema.fields import (
 from server.schema.formats import TEXT, asked_shape, parse_format
 from server.schema.items import NewId, check_number, normalize_item
 from server.schema.tools import Unsupported, parse_tool_choice, parse_tools, require_offered, secrets_of
-from server.shapes import check_length, from_pydantic, mapping, missing, mistyped, record, refuse, shorten
+from server.shapes import (
+    check_length,
+    from_pydantic,
+    mapping,
+    missing,
+    mistyped,
+    one_of,
+    record,
+    refuse,
+    shorten,
+)
 
 MIN_OUTPUT_TOKENS = 16
 MAX_TOOL_TIMEOUT_S = 7 * 24 * 3600
@@ -308,8 +318,8 @@ def parse_include(value: Any, param: str = "include") -> tuple[str, ...]:
 
 
 class ToolOutputs(BaseModel):
-    """A body of POST /responses/{id}/tool_outputs: normalised `function_call_output` items, one per call
-    id."""
+    """A body of POST /responses/{id}/tool_outputs: normalised outputs, one per call id; those that came
+    without a type are `function_call_output` items."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -318,7 +328,8 @@ class ToolOutputs(BaseModel):
 
 
 def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs:
-    """Read both forms: `{"tool_outputs": [{"call_id", "output"}]}` and `{"tool_call_id", "output"}`.
+    """Read both forms: `{"tool_outputs": [{"call_id", "output"}]}` and `{"tool_call_id", "output"}`. An entry
+    with a `type` is a whole output item.
 
     Raises ApiError 400, also for a call answered twice.
     """
@@ -347,12 +358,20 @@ def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs
     return ToolOutputs(items=tuple(items), stream=bool(stream))
 
 
+_OUTPUTS = tuple(row.type for row in ITEM_TYPES.values() if row.answers is not None)
+
+
 def _tool_output(entry: Any, path: str, new_id: NewId, *known: str) -> Item:
     """One output; `known` is what else stands in the same object."""
     if not isinstance(entry, dict):
         mistyped(path, "an object", entry)
-    unread(entry, ("call_id", "tool_call_id", "output", *known), path)
     dot = f"{path}." if path else ""
+    if entry.get("type") is not None:
+        one_of(*_OUTPUTS)(entry["type"], f"{dot}type")
+    if entry.get("type") not in (None, "function_call_output"):
+        written = {name: value for name, value in entry.items() if name not in known}
+        return normalize_item(written, path or "tool_outputs", new_id)
+    unread(entry, ("type", "call_id", "tool_call_id", "output", *known), path)
     call_id = entry.get("call_id") if entry.get("call_id") is not None else entry.get("tool_call_id")
     for name, value in (("call_id", call_id), ("output", entry.get("output"))):
         if value is None:

@@ -70,7 +70,7 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
         _check_kind(kind, f"{path}.type")
         return dict(value)
     tool: Tool = shape(value, path)
-    if kind == "custom":
+    if (row := type_of_calls(kind)) is not None and row.answered_by is not None:
         _name_hints(tool, path)
     return tool
 
@@ -147,8 +147,8 @@ def _flat_custom(value: dict[str, Any], path: str) -> tuple[dict[str, Any], str]
 
 
 def _name_hints(tool: Mapping[str, Any], path: str) -> None:
-    """Name what a function or custom tool says that changes nothing here: every tool is offered at once, to
-    the model itself, and nothing reads its output."""
+    """Name what a tool of the client says that changes nothing here: every tool is offered at once, to the
+    model itself, and nothing reads its output."""
     for name, idle in (("defer_loading", False), ("allowed_callers", ["direct"]), ("output_schema", None)):
         if tool.get(name, idle) != idle:
             ignore(f"{path}.{name}")

@@ -20,7 +20,7 @@ from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-from server.items import Stream, call_of
+from server.items import Stream, call_of, is_output
 from server.schema import events as grammar
 
 Json = dict[str, Any]
@@ -332,6 +332,7 @@ class _Item:
         self._names: list[str] = []
         self._parts: list[Json] = []
         self._summary: list[str] = []
+        self._commands: list[str] = []
         self._said = ""
         self._logprobs: list[Json] = []
         empty: dict[str, tuple[str, Any]] = {"message": ("content", []), "reasoning": ("summary", [])}
@@ -340,7 +341,8 @@ class _Item:
         if added["type"] in empty:
             field, value = empty[added["type"]]
             assert added[field] == value, f"{added['type']} added with {field} {added[field]!r}"
-        assert added.get("status", "in_progress") in ("in_progress", "completed"), added
+        begun = added.get("status", "in_progress") in ("in_progress", "completed")
+        assert begun or is_output(added), added
 
     def take(self, event: Json) -> None:
         name = event["type"].removeprefix("response.")
@@ -353,6 +355,9 @@ class _Item:
             part_text = event["part"].get("text", event["part"].get("refusal"))
             assert part_text == "", f"a part added with text {part_text!r}"
             self._said, self._logprobs = "", []
+        elif "command_index" in event and name.endswith(".added"):
+            assert event["command_index"] == len(self._commands) and event["command"] == "", event
+            self._said = ""
         elif "content_index" in event:
             assert event["content_index"] == len(self._parts) - 1, f"{name}: content_index"
         if name == "content_part.done":
@@ -370,6 +375,8 @@ class _Item:
         if name == "reasoning_summary_part.added":
             assert event["summary_index"] == len(self._summary)
             self._said = ""
+        elif name == "shell_call_command.done":
+            self._commands.append(event["command"])
         elif name == "reasoning_summary_text.done":
             self._summary.append(event["text"])
 
@@ -402,6 +409,8 @@ class _Item:
             assert done["content"] == self._parts, f"content {done['content']}, parts {self._parts}"
         if kind == "reasoning":
             assert [part["text"] for part in done["summary"]] == self._summary
+        if kind == "shell_call":
+            assert self.added["action"]["commands"] == [] and done["action"]["commands"] == self._commands
         if (stream := _stream(self.added)) is not None:
             said = done[stream.field]
             assert said == self._said, f"{kind} has {said!r}, its deltas said {self._said!r}"
@@ -411,6 +420,7 @@ _FINAL_FIELD = {
     "output_text.done": "text",
     "refusal.done": "refusal",
     "reasoning_text.done": "text",
+    "shell_call_command.done": "command",
     "reasoning_summary_text.done": "text",
 }
 

@@ -3,27 +3,185 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.items.item_type import Item, ItemType
-from server.items.parts import CALLER, PLACE, call_shape, identifier, item_shape
+from server.items.calls.function import CALLERS
+from server.items.item_type import Call, Item, ItemType, Tool, Whole, flat_function, with_call_id
+from server.items.parts import CALLER, PLACE, call_shape, identifier, item_shape, read_arguments
 from server.items.transcript import Transcript
-from server.shapes import STRING, array, map_of, mapping, record, tagged, whole
+from server.shapes import (
+    NAME,
+    STRING,
+    Shape,
+    array,
+    described,
+    map_of,
+    mapping,
+    record,
+    refuse,
+    schema_of,
+    tagged,
+    whole,
+)
+from tools import Registry
 
 _COMMAND = "output_index command_index"
+_NUMBER = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+_NUMBER_SHAPE = whole(1, 2**31 - 1)
+
+# ------------------------------------------------------------------------------------------------------------
+# `shell`: several commands at once
+
+_SKILL = record({"name": NAME, "description": STRING, "path": NAME})
+_LOCAL = record({}, {"skills": array(_SKILL, max_items=200)})
+_TOOL = record({}, {"environment": mapping, "allowed_callers": CALLERS})
+
+
+def _tool(value: Any, path: str) -> Tool:
+    tool: Tool = _TOOL(value, path)
+    environment = tool.get("environment")
+    if environment is None:
+        return tool
+    where = f"{path}.environment"
+    if environment.get("type") in ("container_auto", "container_reference"):
+        message = (
+            f"This server has no containers of type '{environment['type']}': commands are run by the client, "
+            "in an environment of type 'local'."
+        )
+        refuse(f"{where}.type", message, "unsupported_parameter")
+    return {**tool, "environment": tagged({"local": _LOCAL})(environment, where)}
+
+
+described(_tool, lambda: schema_of(_TOOL))
+
+_SHELL = (
+    "Runs commands in a shell on the user's machine, in the given order, and returns what each printed and "
+    "its exit code."
+)
+_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "commands": {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "description": "The commands, each as one would type it.",
+        },
+        "timeout_ms": {**_NUMBER, "description": "How long they may take, in milliseconds."},
+        "max_output_length": {
+            **_NUMBER,
+            "description": "How many characters of output of each command to return at most.",
+        },
+    },
+    "required": ["commands"],
+    "additionalProperties": False,
+}
+_NAMES = ("commands", "timeout_ms", "max_output_length")
+_ARGUMENTS = record(
+    {"commands": array(STRING, 1)},
+    {"timeout_ms": _NUMBER_SHAPE, "max_output_length": _NUMBER_SHAPE},
+    timeout_ms=None,
+    max_output_length=None,
+)
+
+
+def _offers(tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
+    skills = (tool.get("environment") or {}).get("skills") or ()
+    told = [f"- {skill['name']} ({skill['path']}): {skill['description']}" for skill in skills]
+    if told:
+        told.insert(0, "There are skills, folders whose file SKILL.md says how something is done:")
+    return [flat_function("shell", "\n".join([_SHELL, *told]), _PARAMETERS)]
+
+
+def _read(arguments: str) -> Item | None:
+    action = read_arguments(arguments, _ARGUMENTS, _NAMES)
+    if action is None:
+        return None
+    return {"action": {name: action[name] for name in _NAMES}, "environment": {"type": "local"}}
+
+
+def _events(item: Item) -> Sequence[Mapping[str, Any]]:
+    events: list[Mapping[str, Any]] = []
+    for index, command in enumerate(item["action"]["commands"]):
+        at = {"command_index": index}
+        events.append({"type": "response.shell_call_command.added", **at, "command": ""})
+        if command:
+            events.append({"type": "response.shell_call_command.delta", **at, "delta": command})
+        events.append({"type": "response.shell_call_command.done", **at, "command": command})
+    return events
+
+
+_EMPTY: Item = {"action": {"commands": [], "timeout_ms": None, "max_output_length": None}}
+
+# ------------------------------------------------------------------------------------------------------------
+# `local_shell`: one program with its arguments
+
+_LOCAL_SHELL = (
+    "Runs one program on the user's machine, without a shell in between, and returns what it printed. For a "
+    'line of a shell, run that: ["bash", "-lc", "ls | wc -l"].'
+)
+_LOCAL_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "command": {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "description": "The program and its arguments.",
+        },
+        "timeout_ms": {**_NUMBER, "description": "How long it may take, in milliseconds."},
+        "working_directory": {"type": "string", "description": "The folder to run it in."},
+        "env": {
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+            "description": "Environment variables to set for it.",
+        },
+        "user": {"type": "string", "description": "The user to run it as."},
+    },
+    "required": ["command"],
+    "additionalProperties": False,
+}
+_LOCAL_NAMES = ("command", "timeout_ms", "working_directory", "env", "user")
+
+
+def _action(command: Shape, number: Shape, **defaults: Any) -> Shape:
+    optional = {"timeout_ms": number, "working_directory": STRING, "env": map_of(STRING), "user": STRING}
+    return record({"command": command}, optional, type="exec", env={}, **defaults)
+
+
+_LOCAL_ARGUMENTS = _action(
+    array(STRING, 1), _NUMBER_SHAPE, timeout_ms=None, working_directory=None, user=None
+)
+
+
+def _offers_local(_tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
+    return [flat_function("local_shell", _LOCAL_SHELL, _LOCAL_PARAMETERS)]
+
+
+def _read_local(arguments: str) -> Item | None:
+    action = read_arguments(arguments, _LOCAL_ARGUMENTS, _LOCAL_NAMES)
+    if action is None:
+        return None
+    return {"action": {"type": "exec", **{name: action[name] for name in _LOCAL_NAMES}}}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Words
 
 
 def _say(item: Item, transcript: Transcript) -> None:
-    _say_action(item, transcript, "shell")
+    _say_action(item, transcript, "shell", _NAMES)
 
 
 def _say_local(item: Item, transcript: Transcript) -> None:
-    _say_action(item, transcript, "local_shell")
+    _say_action(item, transcript, "local_shell", _LOCAL_NAMES)
 
 
-def _say_action(item: Item, transcript: Transcript, name: str) -> None:
+def _say_action(item: Item, transcript: Transcript, name: str, names: Sequence[str]) -> None:
     if transcript.shows(item["call_id"], whole=item.get("status") != "incomplete"):
-        action = {key: value for key, value in item["action"].items() if key != "type" and value}
+        # In one order, whatever the client's: the same call is the same prompt.
+        action = {key: item["action"][key] for key in names if item["action"].get(key)}
         transcript.call(item["call_id"], name, json.dumps(action, ensure_ascii=False))
 
 
@@ -31,8 +189,18 @@ def _say_output(item: Item, transcript: Transcript) -> None:
     transcript.answer(item["call_id"], "\n\n".join(map(_told, item["output"])))
 
 
+def _printed(text: str) -> Item:
+    """The output of commands that have printed a text, and of which nothing else is known."""
+    ended = {"type": "exit", "exit_code": 0}
+    return {"output": [{"stdout": text, "stderr": "", "outcome": ended}], "max_output_length": None}
+
+
 def _say_local_output(item: Item, transcript: Transcript) -> None:
     transcript.answer(item["call_id"], item["output"])
+
+
+def _printed_by_one(text: str) -> Item:
+    return {"output": text}
 
 
 def _told(command: dict[str, Any]) -> str:
@@ -71,7 +239,8 @@ ROWS = (
             "response.shell_call_command.done": f"{_COMMAND} command",
         },
         order="(shell_call_command.added shell_call_command.delta* shell_call_command.done)*",
-        tools={"shell": record({}, {"environment": mapping})},
+        tools={"shell": _tool},
+        call=Call(with_call_id, whole=Whole(_read, _EMPTY, _events), offers=_offers),
         answered_by="shell_call_output",
     ),
     ItemType(
@@ -101,27 +270,15 @@ ROWS = (
         },
         order="(shell_call_output_content.delta* shell_call_output_content.done)*",
         answers="shell_call",
+        of_text=_printed,
     ),
     ItemType(
         "local_shell_call",
         "lsh_",
-        item_shape(
-            call_shape(
-                action=record(
-                    {"command": array(STRING)},
-                    {
-                        "timeout_ms": whole(),
-                        "working_directory": STRING,
-                        "env": map_of(STRING),
-                        "user": STRING,
-                    },
-                    type="exec",
-                    env={},
-                )
-            )
-        ),
+        item_shape(call_shape(action=_action(array(STRING), whole()))),
         _say_local,
         tools={"local_shell": record({})},
+        call=Call(with_call_id, whole=Whole(_read_local), offers=_offers_local),
         answered_by="local_shell_call_output",
     ),
     # Its id is the call's, so nobody but the client can know it.
@@ -133,5 +290,6 @@ ROWS = (
         needs_id=True,
         doubled=("call_id", "id"),
         answers="local_shell_call",
+        of_text=_printed_by_one,
     ),
 )

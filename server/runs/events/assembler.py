@@ -24,6 +24,7 @@ from server.items import (
     Route,
     Sources,
     Tool,
+    Whole,
     broken_in_a_row,
     call_of,
     execution_of,
@@ -187,17 +188,20 @@ class Assembler:
         opened = _Open(len(self.output), {}, call=call, name=name)
         if call.stream is not None:
             opened.reader = None if call.stream.reader is None else call.stream.reader()
-            self._add_call(opened, call, "", drafts)
+            self._add_call(opened, self._route(name), "", drafts)
         self._open = opened
 
-    def _add_call(self, opened: _Open, call: Call, arguments: str, drafts: list[Draft]) -> None:
-        """Add a call's item, of which these arguments are known."""
-        name = opened.name or ""
-        route = self._route(name)
+    def _add_call(
+        self, opened: _Open, route: Route, arguments: str, drafts: list[Draft], **fields: Any
+    ) -> None:
+        """Add the item of a call that leads to a route, of which these arguments and fields are known."""
+        name, call = opened.name or "", ITEM_TYPES[route.type].call
+        assert call is not None, "routes lead to calls"
+        opened.call = call
         opened.item = {"id": self._id(route.type), "type": route.type, "status": "in_progress"}
         opened.item |= route.fields
         opened.item |= call.opened(name, _call_id(self._secret, opened.index), arguments)
-        opened.item |= route.fields  # the name that the call has elsewhere may be another one
+        opened.item |= {**fields, **route.fields}  # the name that the call has elsewhere may be another one
         if call.refers is not None:
             call.refers(opened.item, arguments, self._sources)
         self._add(opened, drafts)
@@ -387,12 +391,19 @@ class Assembler:
     def _close_call(self, opened: _Open, call: Call, drafts: list[Draft], status: str) -> None:
         """The model has written a call: it is done, or, where the server carries it out, about to be."""
         text, stream = opened.text, call.stream
-        if stream is not None:
+        if call.whole is not None:
+            fields = call.whole.read(text) if status == "completed" else None
+            if fields is not None:
+                self._add_whole(opened, call.whole, fields, drafts)
+            else:
+                self._add_broken(opened, text, drafts)
+                status = "incomplete"
+        elif stream is not None:
             opened.item[stream.field] = text
             named = {"name": opened.name} if stream.named else {}
             drafts.append(opened.at(f"{stream.event}.done", **named, **{stream.field: text}))
         elif not opened.item:
-            self._add_call(opened, call, text, drafts)
+            self._add_call(opened, self._route(opened.name or ""), text, drafts)
         if not self._is_offered(opened.name):
             status = "incomplete"
         execution = call.execution
@@ -408,6 +419,22 @@ class Assembler:
             self._finish(opened, ToolResult(error=fault), drafts)
             opened.item["status"] = execution.broken
         self._item_done(opened, drafts)
+
+    def _add_whole(self, opened: _Open, whole: Whole, fields: Item, drafts: list[Draft]) -> None:
+        """Show a call that is read once it is whole."""
+        self._add_call(opened, self._route(opened.name or ""), "", drafts, **{**fields, **whole.added})
+        opened.item |= fields
+        drafts += [{**event, "output_index": opened.index} for event in whole.events(opened.item)]
+
+    def _add_broken(self, opened: _Open, text: str, drafts: list[Draft]) -> None:
+        """Show a call that cannot be read as what the model wrote, so that no client carries it out."""
+        self._add_call(opened, CLIENT, "", drafts)
+        assert opened.call is not None and opened.call.stream is not None, "function calls are streamed"
+        stream = opened.call.stream
+        if text:
+            drafts.append(opened.at(f"{stream.event}.delta", delta=text))
+        opened.item[stream.field] = text
+        drafts.append(opened.at(f"{stream.event}.done", name=opened.name, **{stream.field: text}))
 
     def _item_done(self, opened: _Open, drafts: list[Draft]) -> None:
         drafts.append(

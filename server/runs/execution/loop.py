@@ -256,6 +256,8 @@ class Loop:
             unlogged.drafts += drafts
             # The end of the turn may be all that follows a call, and has no event: it joins that of the call.
             unlogged.complete = not isinstance(last, CallEnd)
+        elif unlogged.drafts and last is not None:  # it is another call, which is shown once it is whole
+            unlogged.complete = True
         if isinstance(last, Done):
             unlogged.drafts += run.assembler.ensure_output(first_item)
             unlogged.facts["ended"] = last.reason

@@ -208,22 +208,22 @@ class Planned:
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Choices of tools that this server runs
+# Choices of tools that are no functions themselves
 
 
 def _of_functions(choice: Any, functions: Functions) -> Any:
-    """A tool choice with every reference to a tool that this server runs replaced by the functions that it
-    stands for."""
+    """A tool choice with every reference to a tool of another kind replaced by the functions that it stands
+    for."""
 
-    def is_run(ref: Mapping[str, Any]) -> bool:
-        return _is_run_here(ref) and ref.get("type") not in functions.lacking
+    def gives_functions(ref: Mapping[str, Any]) -> bool:
+        return _has_functions(ref) and ref.get("type") not in functions.lacking
 
-    if not isinstance(choice, dict) or not (choice["type"] == "allowed_tools" or is_run(choice)):
+    if not isinstance(choice, dict) or not (choice["type"] == "allowed_tools" or gives_functions(choice)):
         return choice
     refs = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
     found: list[Item] = []
     for ref in refs:
-        if is_run(ref):
+        if gives_functions(ref):
             named = [name for name, route in functions.routes.items() if _means(ref, name, route)]
             if not named:
                 label = ref.get("server_label", ref["type"])
@@ -234,10 +234,10 @@ def _of_functions(choice: Any, functions: Functions) -> Any:
     return {"type": "allowed_tools", "mode": choice.get("mode", "required"), "tools": found}
 
 
-def _is_run_here(ref: Mapping[str, Any]) -> bool:
-    """Whether a tool choice refers to tools of a type that this server runs."""
-    row = type_of_calls(ref.get("type", "function"))
-    return row is not None and row.execution is not None
+def _has_functions(ref: Mapping[str, Any]) -> bool:
+    """Whether a tool choice refers to a kind of tool that gives the model functions, and is none itself."""
+    kind = ref.get("type", "function")
+    return kind not in ("function", "custom") and type_of_calls(kind) is not None
 
 
 def _means(ref: Mapping[str, Any], name: str, route: Route) -> bool:

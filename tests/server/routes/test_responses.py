@@ -257,8 +257,11 @@ async def test_a_choice_of_what_is_not_there_is_refused(
     assert error["param"] == param
 
 
-BY_PATH = {"/v1/responses": {"input": "say hi"}, "/v1/responses/input_tokens": {"input": "say hi"}}
-CHAT = {"messages": [{"role": "user", "content": "say hi"}]}
+BY_PATH: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "say hi"},
+    "/v1/responses/input_tokens": {"input": "say hi"},
+}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "say hi"}]}
 BY_PATH |= {"/v1/chat/completions": CHAT, "/tokenize": CHAT}
 
 

@@ -249,7 +249,7 @@ def test_every_official_tool_is_taken_and_echoed() -> None:
     for tool in tools:
         wire.validate("Tool", tool)
     assert parse_tools(tools) == tools
-    offered = ("function", "custom", "mcp")
+    offered = ("function", "custom", "mcp", "shell", "local_shell", "apply_patch")
     unheard = [index for index, tool in enumerate(TOOLS) if tool["type"] not in offered]
     assert unoffered(tools) == [f"tools[{index}]" for index in unheard]
 
@@ -306,7 +306,7 @@ def test_a_tool_that_nobody_can_run_is_refused_with_what_could_stand_in(
 
 
 def test_a_list_of_allowed_tools_names_none_that_nobody_can_run() -> None:
-    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    choice: Json = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
     choice["tools"].append({"type": "web_search"})
     body = {"input": "x", "tools": [FUNCTION], "tool_choice": choice}
     with pytest.raises(ApiError) as caught:
