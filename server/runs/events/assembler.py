@@ -397,7 +397,7 @@ class Assembler:
             return  # its outcome closes it
         else:
             fault = self._fault(opened.name, broken_in_a_row(self.output[: opened.index]) + 1)
-            self._finish(opened, ToolResult(error=fault), drafts)
+            self._finish(opened, ToolResult(error=fault, kept={"broken": True}), drafts)
             opened.item["status"] = execution.broken
         self._item_done(opened, drafts)
 
