@@ -15,7 +15,7 @@ from engine import GenerateRequest, Say, ScriptedEngine
 from server.web_settings import WebSettings
 from tests.support.loopback_web import LoopbackWeb, loopback_web
 from tests.support.running import Running, http_client, running_app
-from tests.support.talk import Api, loose, prompts, saying
+from tests.support.talk import Api, Gate, loose, prompts, saying, text
 from tests.support.wire import Json
 
 WEB: Json = {"type": "web_search"}
@@ -236,6 +236,67 @@ async def test_later_turns_are_told_the_same(tmp_path: Path, web: LoopbackWeb) -
     async with searching(tmp_path, web, engine) as (_, api):
         await api.create(turn, tools=[WEB], previous_response_id=first["id"])
         assert prompts(engine)[-1] == chained
+
+
+async def test_an_answer_cites_its_sources_in_its_stream(tmp_path: Path, web: LoopbackWeb) -> None:
+    engine = ScriptedEngine(saying(searches("spring tide"), "It is highest then【1】, they say【7】."))
+    async with searching(tmp_path, web, engine) as (_, api):
+        stream = await api.stream("hi", tools=[WEB], include=["message.output_text.logprobs"])
+        assert "【" not in "".join(event.get("delta", "") for event in stream.events)
+        part = stream.response["output"][-1]["content"][0]
+        link = f"([{web.host}]({web.url('/p/tides.html')}))"
+        assert part["text"] == f"It is highest then {link}, they say."
+        note = {"type": "url_citation", "url": web.url("/p/tides.html"), "title": "/p/tides.html"}
+        assert part["annotations"] == [{**note, "start_index": 19, "end_index": 19 + len(link)}]
+        added = stream.types.index("output_text.annotation.added")
+        assert stream.types.index("output_text.done") > added
+        stored = f"/v1/responses/{stream.response['id']}"
+        again = await api.http.get(stored, params={"stream": "true"})
+        assert again.content == stream.raw
+        rest = await api.http.get(stored, params={"stream": "true", "starting_after": added})
+        assert stream.raw.endswith(rest.content) and rest.content
+        await api.create("and now?", tools=[WEB], previous_response_id=stream.response["id"])
+        assert link in prompts(engine)[-2]
+
+        shaped = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "string"}}}
+        response = await api.create("hi", tools=[WEB], text=shaped)
+        assert "http" not in text(response), "a shape has no room for links"
+
+
+@pytest.mark.parametrize("cut", ["It is high【", "It is high【1", "It is high【1】", "It is high【1】."])
+async def test_a_cited_answer_goes_on_after_a_restart(tmp_path: Path, web: LoopbackWeb, cut: str) -> None:
+    """The events that were made before and after are those of an answer that nothing has cut."""
+    whole = "It is high【1】. So【1】."
+
+    def script(gate: Gate | None) -> Any:
+        def says(request: GenerateRequest, prompt: str) -> Any:
+            if not request.generation:
+                yield Say(searches("spring tide"))
+                return
+            yield Say(cut)
+            if gate is not None:
+                yield gate.wait()
+            yield Say(whole[len(cut) :])
+
+        return says
+
+    gate = Gate()
+    async with searching(tmp_path, web, ScriptedEngine(script(gate))) as (running, api):
+        body = {"input": "hi", "tools": [WEB], "background": True}
+        begun = (await api.http.post("/v1/responses", json=body)).json()["id"]
+        await gate.reached.wait()
+        await running.context.runs.drain(0)
+    async with searching(tmp_path, web, ScriptedEngine(script(None))) as (_, api):
+        reply = await api.http.get(f"/v1/responses/{begun}", params={"stream": "true"})
+        stream = api.whole(reply)
+        assert stream.response["status"] == "completed"
+        part = stream.response["output"][-1]["content"][0]
+        link = f"([{web.host}]({web.url('/p/tides.html')}))"
+        assert part["text"] == f"It is high {link}. So {link}."
+        cited = [part["text"][note["start_index"] : note["end_index"]] for note in part["annotations"]]
+        assert cited == [link, link] and len(web.asked) == 1
+        again = await api.http.get(f"/v1/responses/{begun}", params={"stream": "true"})
+        assert again.content == reply.content
 
 
 async def test_what_is_kept_goes_with_the_response(tmp_path: Path, web: LoopbackWeb) -> None:
