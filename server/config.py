@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -31,6 +31,7 @@ from pydantic import (
 
 from server.limits import parse_limits
 from server.mcp_servers import McpSettings, read_mcp_settings
+from server.web_settings import WebSettings, read_web_settings
 from tools import Egress, read_rule
 
 THREADED_BYTES = 32 * 1024
@@ -41,7 +42,10 @@ SHIPPED_MODEL = "antiphon-tiny"
 FILE_NAME = "antiphon.toml"
 TOOLS_NAME = "tools.toml"
 
-TABLES = {"mcp": read_mcp_settings}
+TABLES: Mapping[str, Callable[[Any, Mapping[str, str]], Any]] = {
+    "mcp": read_mcp_settings,
+    "web": read_web_settings,
+}
 """What only the file can hold, and what reads it with the environment's variables."""
 
 CLIENT_VARIABLES = frozenset({"ANTIPHON_URL", "ANTIPHON_CHAT_KEY"})
@@ -225,8 +229,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=())
 
-    # Only the file has it: a table is no flag.
+    # Only the file has them: a table is no flag.
     mcp: McpSettings = McpSettings()
+    web: WebSettings = WebSettings()
 
     # Where it listens, and to whom
     host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
@@ -490,6 +495,10 @@ class Config(BaseModel):
         (),
         "where they may besides (repeatable): NAME, *.NAME, ADDRESS or NETWORK, at ports 80 and 443, or with "
         ":PORT or :*",
+    )
+    demo_web: Folder | None = _setting(
+        None,
+        "folder of documents (.md, .txt, .html) that web_search finds in place of the web, to try it",
     )
 
     # What it refuses

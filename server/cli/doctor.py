@@ -27,7 +27,16 @@ from server.admin import address_file
 from server.config import FILE_NAME, Config, masked
 from server.model_registry import build_engine
 from storage import StorageError, inspect_database
-from tools import BUILTIN, ToolsError, operator_tools
+from tools import (
+    BUILTIN,
+    PAGE,
+    EgressError,
+    SearchFailed,
+    ToolsError,
+    operator_tools,
+    reads_html,
+    search_once,
+)
 
 Verdict = Literal["ok", "note", "FAIL"]
 Finding = tuple[Verdict, str]
@@ -200,6 +209,31 @@ async def _mcp(config: Config) -> Finding:
     return "ok", ", ".join(places) or "no MCP server is configured"
 
 
+async def _web(config: Config) -> Finding:
+    from server.process import read_web
+
+    try:
+        tools = await asyncio.to_thread(read_web, config)
+    except ToolsError as exc:
+        return "FAIL", str(exc)
+    if config.demo_web is not None:
+        return "ok", f"the documents in {config.demo_web} stand in for the web"
+    if (search := config.web.search) is None:
+        return "ok", "no search provider is configured, so web_search is not offered"
+    where = f"{search.provider} at {masked(search.address)}"
+    try:
+        found = await search_once(search)
+    except SearchFailed as why:
+        return "note", f"{where}: {why}{f' What helps: {why.hint}.' if why.hint else ''}"
+    except EgressError as why:
+        return "note", f"{where}: {why}"
+    if PAGE not in tools:
+        return "note", f"{where} answers; pages are not opened, because egress is off"
+    if not reads_html():
+        return "note", f"{where} answers; pages cannot be read: pip install 'antiphon[web]'"
+    return "ok" if found else "note", f"{where} answers with {found} results"
+
+
 async def _model(config: Config) -> Finding:
     began = time.perf_counter()
     try:
@@ -233,5 +267,6 @@ CHECKS: dict[str, Check] = {
     "tools": _tools,
     "egress": _egress,
     "mcp": _mcp,
+    "web": _web,
     "model": _model,
 }

@@ -82,10 +82,16 @@ def broken_in_a_row(output: Sequence[Item]) -> int:
     count = 0
     for item in reversed(output):
         if (execution := execution_of(item)) is not None:
-            if item["status"] != execution.broken:
+            if not _is_broken(item, execution):
                 break
             count += 1
     return count
+
+
+def _is_broken(item: Item, execution: Execution) -> bool:
+    if execution.keeps is None:
+        return bool(item["status"] == execution.broken)
+    return bool((private_of(item) or {}).get("broken"))  # its status may be that of any failure
 
 
 def words_of(item: Item, path: str) -> Words:

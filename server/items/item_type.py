@@ -103,8 +103,9 @@ class Execution:
     the event that tells of it, None where there is none. repeatable: whether a call may be made again after a
     crash in the middle of it; the outcome of one that may not is told to be unknown. starts: the types of the
     events that a whole call begins its execution with. keeps: the private half of an item whose outcome is
-    written. broken: the status of a call that is not whole, or of no tool. listing: what is shown of the tool
-    before the first generation. elsewhere: where tools of such calls may be those of other servers.
+    written, with what the result keeps among it. broken: the status of a call that is not whole, or of no
+    tool. listing: what is shown of the tool before the first generation. elsewhere: where tools of such calls
+    may be those of other servers.
     """
 
     running: str

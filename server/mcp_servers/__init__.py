@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from server.mcp_servers.directory import BUILTIN_URL, Directory
 from server.mcp_servers.reach import Reach
-from server.mcp_servers.settings import McpSettings, ServerSettings, read_mcp_settings
+from server.mcp_servers.settings import McpSettings, ServerSettings, read_mcp_settings, resolved
 
 __all__ = [
     "BUILTIN_URL",
@@ -17,4 +17,5 @@ __all__ = [
     "Reach",
     "ServerSettings",
     "read_mcp_settings",
+    "resolved",
 ]

@@ -73,14 +73,15 @@ def read_mcp_settings(table: Any, env: Mapping[str, str]) -> McpSettings:
     """The table as it stands in the file, with `{ env = "NAME" }` and `{ file = "PATH" }` in place of a text
     replaced by what is there. Raises ValueError, which names the place."""
     try:
-        return McpSettings.model_validate(_resolved(table, env, "mcp"))
+        return McpSettings.model_validate(resolved(table, env, "mcp"))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(["mcp", *map(str, first["loc"])])
         raise ValueError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
-def _resolved(value: Any, env: Mapping[str, str], path: str) -> Any:
+def resolved(value: Any, env: Mapping[str, str], path: str) -> Any:
+    """A value of the file with what its secrets refer to. path: where it stands, for the ValueError."""
     if isinstance(value, dict) and value.keys() in ({"env"}, {"file"}) and _is_text(value):
         ((kind, name),) = value.items()
         if kind == "env":
@@ -92,7 +93,7 @@ def _resolved(value: Any, env: Mapping[str, str], path: str) -> Any:
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
     if isinstance(value, dict):
-        return {key: _resolved(part, env, f"{path}.{key}") for key, part in value.items()}
+        return {key: resolved(part, env, f"{path}.{key}") for key, part in value.items()}
     return value
 
 

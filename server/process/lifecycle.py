@@ -31,7 +31,7 @@ from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Trac
 from server.usage import Meter, Prices
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, open_storage
-from tools import Registry, ToolsError, prepare_arguments, prepare_egress
+from tools import Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
 
 log = logging.getLogger("antiphon")
 
@@ -178,8 +178,16 @@ class ServerLifecycle:
         """Start what the server serves without, and a request would have to wait for."""
         assert self._engine is not None
         await asyncio.to_thread(prepare_arguments)
-        if self.config.egress != "off" or self.config.egress_allow or self.config.tools is not None:
+        searches = self.config.web.provider is not None
+        if (
+            self.config.egress != "off"
+            or self.config.egress_allow
+            or self.config.tools is not None
+            or searches
+        ):
             await asyncio.to_thread(prepare_egress)
+        if searches:
+            await asyncio.to_thread(prepare_pages)
         await self._engine.prepare()
 
     async def _watch(self, what: str, death: Awaitable[BaseException]) -> None:

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 
 from engine import Constraint, ConstraintError, Engine, ToolShape, closed_schema
 from server.config import Config
-from tools import BUILTIN, Registry, operator_tools
+from tools import (
+    BUILTIN,
+    Registry,
+    ToolsError,
+    ToolSpec,
+    folder_tools,
+    operator_tools,
+    read_folder,
+    reads_html,
+    web_tools,
+)
 
 log = logging.getLogger("antiphon")
 
 
 def read_registry(config: Config) -> Registry:
     """All tools by their names; raises ToolsError for the first that cannot be offered."""
-    return {**BUILTIN, **operator_tools(config.tools, BUILTIN)}
+    return {**BUILTIN, **operator_tools(config.tools, BUILTIN), **read_web(config)}
+
+
+def read_web(config: Config) -> dict[str, ToolSpec]:
+    """The tools of the web, where it can be searched; raises ToolsError."""
+    if config.demo_web is not None:
+        if config.web.provider is not None:
+            raise ToolsError(
+                "--demo-web stands in for a search provider: take the table [web] out, or the flag"
+            )
+        return folder_tools(asyncio.run(read_folder(config.demo_web)))
+    if (search := config.web.search) is None:
+        return {}
+    if not reads_html():
+        log.warning("web pages cannot be read before this is installed: pip install 'antiphon[web]'")
+    return web_tools(search, config.egress_policy, config.web.open)
 
 
 async def enforceable(registry: Registry, engine: Engine) -> Registry:

@@ -22,6 +22,7 @@ from server.items import (
     Item,
     Listing,
     Route,
+    Source,
     Sources,
     Tool,
     Whole,
@@ -33,6 +34,7 @@ from server.items import (
     private_of,
     with_private,
 )
+from server.runs.events.citations import CitationReader, link
 from tools import Listing as ServerListing
 from tools import ToolResult
 
@@ -85,13 +87,17 @@ class _Open:
     """The output item that is being written: what deltas add to, until it is closed.
 
     item: empty as long as it is not added, which a call may not be before its arguments are whole. call: how
-    it is written, where it is a call, and of which name.
+    it is written, where it is a call, and of which name. citations: reads them out of the text, where it can
+    have any. unsaid: log probabilities of what it holds back.
     """
 
     index: int
     item: Item
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+    citations: CitationReader | None = None
+    unsaid: list[dict[str, Any]] = field(default_factory=list)
     call: Call | None = None
     name: str | None = None
     reader: ArgumentReader | None = None
@@ -110,7 +116,8 @@ class Assembler:
     secret: the run's, for ids. routes: function name -> where its calls lead, None where any function may be
     called, all the client's; nobody can answer a call of another one, so it ends as broken. logprobs: whether
     text carries them. include: what items are to say besides, by values of `include`. context: the items
-    before the output. seal: seals the content of reasoning, which is pure as well. output, unfinished: what
+    before the output. cites: whether markers in a text become links to the sources that the model was shown.
+    seal: seals the content of reasoning, which is pure as well. output, unfinished: what
     `fold` made of its events, when a run goes on.
     """
 
@@ -122,6 +129,7 @@ class Assembler:
         logprobs: bool = False,
         include: Sequence[str] = (),
         context: Iterable[Item] = (),
+        cites: bool = True,
         seal: Seal | None = None,
         output: Iterable[Item] = (),
         unfinished: Iterable[int] = (),
@@ -130,6 +138,7 @@ class Assembler:
         self._routes = routes
         self._logprobs = logprobs
         self._include = include
+        self._cites = cites
         self._seal = seal
         self.output: list[Item] = list(output)
         self._sources = Sources()
@@ -165,16 +174,36 @@ class Assembler:
     def _text(self, delta: Text, drafts: list[Draft]) -> None:
         part = self._open_part("message", drafts, phase="commentary" if delta.preamble else None)
         logprobs = [item_logprob(entry) for entry in delta.logprobs] if self._logprobs else []
-        part.pieces.append(delta.text)
+        part.unsaid.extend(logprobs)
+        for piece in [delta.text] if part.citations is None else part.citations.feed(delta.text):
+            if isinstance(piece, str):
+                self._say(part, piece, drafts)
+            else:
+                self._cite(part, piece, drafts)
+
+    def _say(self, part: _Open, text: str, drafts: list[Draft]) -> None:
+        logprobs, part.unsaid = part.unsaid, []
+        part.pieces.append(text)
         part.logprobs.extend(logprobs)
-        drafts.append(
-            part.at(
-                "response.output_text.delta",
-                content_index=0,
-                delta=delta.text,
-                logprobs=[_event_logprob(entry) for entry in logprobs],
-            )
-        )
+        shown = [_event_logprob(entry) for entry in logprobs]
+        drafts.append(part.at("response.output_text.delta", content_index=0, delta=text, logprobs=shown))
+
+    def _cite(self, part: _Open, source: Source, drafts: list[Draft]) -> None:
+        """A link to a source in the place of its marker, and the annotation of it."""
+        before, cited = part.text, link(source)
+        space = " " if before and not before[-1].isspace() else ""
+        self._say(part, f"{space}{cited}", drafts)
+        start = len(before) + len(space)  # in code points
+        annotation = {
+            "type": "url_citation",
+            "url": source.url,
+            "title": source.title,
+            "start_index": start,
+            "end_index": start + len(cited),
+        }
+        place = {"content_index": 0, "annotation_index": len(part.annotations)}
+        part.annotations.append(annotation)
+        drafts.append(part.at("response.output_text.annotation.added", **place, annotation=annotation))
 
     def _reasoning(self, text: str, drafts: list[Draft]) -> None:
         part = self._open_part("reasoning", drafts)
@@ -364,7 +393,9 @@ class Assembler:
         if kind == "reasoning":
             item["encrypted_content"] = None
         self._open = opened = self._add(_Open(len(self.output), item), drafts)
-        drafts.append(opened.at("response.content_part.added", content_index=0, part=_part(kind, "", [])))
+        if kind == "message" and self._cites and self._sources:
+            opened.citations = CitationReader(self._sources)
+        drafts.append(opened.at("response.content_part.added", content_index=0, part=_part(kind, "")))
         return opened
 
     def _close(self, drafts: list[Draft], status: str) -> None:
@@ -374,9 +405,11 @@ class Assembler:
         if opened.call is not None:
             self._close_call(opened, opened.call, drafts, status)
             return
+        if opened.citations is not None and (rest := opened.citations.rest()):
+            self._say(opened, rest, drafts)
         item, text = opened.item, opened.text
         kind = item["type"]
-        part = _part(kind, text, opened.logprobs)
+        part = _part(kind, text, opened.logprobs, opened.annotations)
         done: dict[str, Any] = {"text": text}
         if kind == "message":
             done["logprobs"] = [_event_logprob(entry) for entry in opened.logprobs]
@@ -416,7 +449,7 @@ class Assembler:
             return  # its outcome closes it
         else:
             fault = self._fault(opened.name, broken_in_a_row(self.output[: opened.index]) + 1)
-            self._finish(opened, ToolResult(error=fault), drafts)
+            self._finish(opened, ToolResult(error=fault, kept={"broken": True}), drafts)
             opened.item["status"] = execution.broken
         self._item_done(opened, drafts)
 
@@ -446,10 +479,12 @@ class Assembler:
 _TEXT_DONE = {"message": "response.output_text.done", "reasoning": "response.reasoning_text.done"}
 
 
-def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _part(
+    kind: str, text: str, logprobs: Sequence[Any] = (), annotations: Sequence[Any] = ()
+) -> dict[str, Any]:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+    return {"type": "output_text", "text": text, "annotations": list(annotations), "logprobs": list(logprobs)}
 
 
 def _copy(item: Item) -> Item:
@@ -488,6 +523,9 @@ def fold(events: Iterable[Mapping[str, Any]]) -> tuple[list[Item], set[int]]:
                 part["text"] += event["delta"]
                 if event.get("logprobs"):
                     part["logprobs"] = [*part["logprobs"], *map(_with_bytes, event["logprobs"])]
+            case "output_text.annotation.added":
+                part = output[event["output_index"]]["content"][event["content_index"]]
+                part["annotations"] = [*part["annotations"], event["annotation"]]
             case _ if "output_index" in event:
                 _fold_call(output[event["output_index"]], event)
     return output, unfinished
@@ -517,4 +555,5 @@ def _reopened(index: int, item: Item) -> _Open:
         written = [] if call.stream is None else [item[call.stream.field]]
         return _Open(index, item, written, call=call, name=item.get("name"))
     part = item["content"][0]
-    return _Open(index, item, [part["text"]], list(part.get("logprobs", ())))
+    said, noted = list(part.get("logprobs", ())), list(part.get("annotations", ()))
+    return _Open(index, item, [part["text"]], said, noted)

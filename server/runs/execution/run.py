@@ -162,6 +162,7 @@ def assembler_of(
         logprobs=plan.logprobs,
         include=plan.include,
         context=context,
+        cites=plan.answer is None,  # a shape leaves no room for links
         seal=seal,
         output=output,
         unfinished=unfinished,

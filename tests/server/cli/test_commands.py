@@ -459,6 +459,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "tools",
         "egress",
         "mcp",
+        "web",
         "model",
     ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1

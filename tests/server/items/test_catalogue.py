@@ -71,21 +71,9 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
             [called("t"), "t: error: m"],
         ),
     ],
-    "web_search_call": [
-        (
-            [{"action": {"type": "search", "query": "q", "sources": [{"type": "url", "url": "u"}]}}],
-            [
-                called("web_search", type="search", query="q"),
-                "web_search: The search was made; its results were not kept.\nIts sources:\nu",
-            ],
-        ),
-        (
-            [{"action": {"type": "open_page", "url": "u"}, "status": "failed"}],
-            [
-                called("web_search", type="open_page", url="u"),
-                "web_search: The search failed; its results were not kept.",
-            ],
-        ),
+    "web_search_call": [  # without its private half, which no client has, there is nothing to say
+        ([{"action": {"type": "search", "query": "q", "sources": [{"type": "url", "url": "u"}]}}], []),
+        ([{"action": {"type": "open_page", "url": "u"}, "status": "failed"}], []),
     ],
     "file_search_call": [
         (

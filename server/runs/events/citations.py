@@ -1,0 +1,61 @@
+"""Reads citations out of an answer while it is written: `【3】` becomes a link to the third source.
+
+A model is shown sources by their numbers and cites them by markers. Clients are shown a link in the place of
+each, and never a part of a marker: what may become one is held back. What comes out depends on the text and
+the sources alone, and not on how the text was cut into pieces.
+"""
+
+from __future__ import annotations
+
+import re
+
+from server.items import Source, Sources
+from tools import host_of
+
+# A note behind the numbers, as in `【3†L10-L14】`, says the place in the source; links have none.
+_NOTE = r"(?:†[^【】\n]{0,32})?"
+_MARKER = re.compile(rf"【(\d{{1,4}}(?:[,、] ?\d{{1,4}}){{0,7}}){_NOTE}】")
+_BEGINNING = re.compile(rf"【[\d,、 ]{{0,40}}{_NOTE}\Z")
+
+
+class CitationReader:
+    """Finds the citations of one text."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._held = ""
+
+    def feed(self, text: str) -> list[str | Source]:
+        """Take more of the text; returns what is certain of it by now: texts, and sources in the places of
+        their markers. A number that is no source's is left out with its marker."""
+        text, self._held = self._held + text, ""
+        found: list[str | Source] = []
+        plain: list[str] = []
+        end = 0
+        while (start := text.find("【", end)) >= 0:
+            plain.append(text[end:start])
+            if (marker := _MARKER.match(text, start)) is not None:
+                numbers = map(int, re.findall(r"\d+", marker[1]))
+                cited = [source for number in numbers if (source := self._sources.get(number)) is not None]
+                if cited:
+                    found += [*filter(None, ["".join(plain)]), *cited]
+                    plain.clear()
+                end = marker.end()
+            elif _BEGINNING.match(text, start) is not None:
+                self._held, end = text[start:], len(text)
+            else:
+                plain.append("【")
+                end = start + 1
+        plain.append(text[end:])
+        return [*found, *filter(None, ["".join(plain)])]
+
+    def rest(self) -> str:
+        """The text that was held back and has become no marker."""
+        held, self._held = self._held, ""
+        return held
+
+
+def link(source: Source) -> str:
+    """The text that stands for a citation: a link in Markdown, in parentheses."""
+    url = source.url.replace("(", "%28").replace(")", "%29")
+    return f"([{host_of(source.url)}]({url}))"

@@ -1,0 +1,121 @@
+"""Citations in a text that is being written: markers become links, and no part of a marker is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import Delta, Done, Text, TokenLogprob
+from server.items import Source, Sources, with_private
+from server.runs.events import Assembler, fold
+from server.runs.events.citations import CitationReader, link
+from tests.support import wire
+
+TIDES = {"number": 1, "url": "https://bay.example/tides_(new)?a=1", "title": "Tides"}
+MOON = {"number": 12, "url": "http://127.0.0.1:8080/moon", "title": "Moon"}
+SEARCH = with_private(
+    {"id": "ws_1", "type": "web_search_call", "status": "completed", "action": {"type": "search"}},
+    {"output": "", "sources": [TIDES, MOON]},
+)
+SOURCES = Sources([SEARCH])
+BAY = "([bay.example](https://bay.example/tides_%28new%29?a=1))"
+MOON_LINK = "([127.0.0.1:8080](http://127.0.0.1:8080/moon))"
+
+
+def read(*pieces: str) -> str:
+    """What a text becomes, sources in angle brackets."""
+    reader = CitationReader(SOURCES)
+    found = [each for piece in pieces for each in reader.feed(piece)]
+    return "".join(f"<{each.number}>" if isinstance(each, Source) else each for each in found) + reader.rest()
+
+
+@pytest.mark.parametrize(
+    ("text", "becomes"),
+    [
+        ("High【1】.", "High<1>."),
+        ("High【1】【12】", "High<1><12>"),
+        ("High【1, 12】 and 【12、1】", "High<1><12> and <12><1>"),
+        ("High【1†L3-L5】", "High<1>"),
+        ("High【9】.", "High."),
+        ("High【9,1】.", "High<1>."),
+        ("【note】【】【1 2】【1", "【note】【】【1 2】【1"),
+        ("【【1】】", "【<1>】"),
+        ("【12345】", "【12345】"),
+        ("【1†" + "x" * 40 + "】", "【1†" + "x" * 40 + "】"),
+        ("[1] (1)", "[1] (1)"),
+    ],
+)
+def test_markers_are_read(text: str, becomes: str) -> None:
+    assert read(text) == becomes
+    assert read(*text) == becomes, "in whatever pieces the text comes"
+
+
+@given(st.text("ab 【】†1290,、\n", max_size=60), st.lists(st.integers(0, 60), max_size=8))
+def test_it_does_not_matter_how_a_text_is_cut(text: str, cuts: list[int]) -> None:
+    ends = sorted({*(cut for cut in cuts if cut < len(text)), len(text)})
+    pieces = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    assert read(*pieces) == read(text)
+
+
+def test_no_part_of_a_marker_is_shown() -> None:
+    reader = CitationReader(SOURCES)
+    assert [reader.feed(piece) for piece in ("tide ", "【", "1", "2")] == [["tide "], [], [], []]
+    assert reader.feed("】.") == [Source(**MOON), "."]
+    assert link(Source(**TIDES)) == BAY
+
+
+def logprob(token: str) -> TokenLogprob:
+    return TokenLogprob(token=token, logprob=-1.0, data=token.encode(), id=0, top=())
+
+
+def events(*deltas: Delta, **settings: Any) -> tuple[Assembler, list[dict[str, Any]]]:
+    assembler = Assembler(b"secret", context=[SEARCH], **settings)
+    return assembler, [draft for delta in deltas for draft in assembler.feed([delta])]
+
+
+def test_a_citation_is_an_annotation_over_its_link() -> None:
+    assembler, drafts = events(Text("Flut 🌊【1"), Text("】 und【12】."), Done("stop"))
+    (item,) = wire.check_items(drafts)
+    part = item["content"][0]
+    assert part["text"] == f"Flut 🌊 {BAY} und {MOON_LINK}."
+    assert [part["text"][note["start_index"] : note["end_index"]] for note in part["annotations"]] == [
+        BAY, MOON_LINK,
+    ]  # fmt: skip
+    assert [(note["url"], note["title"]) for note in part["annotations"]] == [
+        (TIDES["url"], "Tides"), (MOON["url"], "Moon"),
+    ]  # fmt: skip
+    added = [draft for draft in drafts if draft["type"] == "response.output_text.annotation.added"]
+    assert [draft["annotation"] for draft in added] == part["annotations"]
+    assert [draft["annotation_index"] for draft in added] == [0, 1]
+    assert fold(drafts) == (assembler.output, set())
+    names = [draft["type"].removeprefix("response.output_text.") for draft in drafts]
+    assert names.index("done") > max(n for n, name in enumerate(names) if name == "annotation.added")
+    for draft in drafts:
+        assert "【" not in str(draft)
+
+
+def test_a_stream_that_ends_in_a_marker_says_what_was_held_back() -> None:
+    for end in ([Done("stop")], [Done("length")], []):
+        assembler, drafts = events(Text("High 【1"), *end)
+        drafts += assembler.interrupt()
+        assert wire.check_items(drafts)[0]["content"][0]["text"] == "High 【1"
+
+
+def test_what_a_cut_stream_has_said_is_read_back() -> None:
+    _, drafts = events(Text("a【1】 b"))
+    output, unfinished = fold(drafts)
+    going_on = Assembler(b"secret", context=[SEARCH], output=output, unfinished=unfinished)
+    drafts += going_on.interrupt()
+    assert wire.check_items(drafts)[0]["content"][0]["annotations"][0]["start_index"] == 2
+
+
+def test_without_sources_and_under_a_shape_texts_are_left_alone() -> None:
+    deltas = (Text("a【1"), Text("】"), Done("stop"))
+    plain = Assembler(b"secret")
+    untouched = [plain.feed([delta]) for delta in deltas][-1]
+    assert plain.output[0]["content"][0]["text"] == "a【1】" and untouched
+    shaped, _ = events(*deltas, cites=False)
+    assert shaped.output[0]["content"][0]["text"] == "a【1】"

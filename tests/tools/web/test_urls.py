@@ -1,0 +1,55 @@
+"""URLs in texts, and the domains that they lie in."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools import host_of, is_within, urls_in
+from tools.web.urls import key
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("See https://example.org/a?b=c#d.", "https://example.org/a?b=c"),
+        ("(at example.org/a)", "http://example.org/a"),
+        ("[this](https://example.org/a_(b))", "https://example.org/a_(b)"),
+        ("Go to Example.ORG!", "https://example.org/"),
+        ("http://127.0.0.1:8080/x, or so", "http://127.0.0.1:8080/x"),
+        ("<https://example.org/a>", "https://EXAMPLE.org/a"),
+        ("siehe http://bücher.example/ü", "http://bücher.example/ü"),
+    ],
+)
+def test_a_url_in_a_text_is_found(text: str, url: str) -> None:
+    assert key(url) in urls_in(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://example.org/a?q=secret", "https://example.org/ab", "https://a.example.org/a", "https://org/a"],
+)
+def test_another_url_is_not(url: str) -> None:
+    assert key(url) not in urls_in("See https://example.org/a and example.org/a?q= too.")
+
+
+@pytest.mark.parametrize(
+    ("url", "domains", "within"),
+    [
+        ("https://a.example.org/x", ["example.org"], True),
+        ("https://example.org:8443/x", ["https://Example.org/"], True),
+        ("https://notexample.org/", ["example.org"], False),
+        ("https://example.org.evil.example/", ["example.org"], False),
+        ("https://evil.example/?example.org", ["example.org"], False),
+        ("https://example.org@evil.example/", ["example.org"], False),
+        ("https://evil.example/", [], True),
+        ("nonsense", ["example.org"], False),
+        ("http://[", ["example.org"], False),
+    ],
+)
+def test_a_url_lies_in_a_domain_by_its_host(url: str, domains: list[str], within: bool) -> None:
+    assert is_within(url, domains) is within
+
+
+def test_a_host_has_its_port() -> None:
+    assert host_of("https://A.example:81/x") == "a.example:81"
+    assert host_of("https://a.example/") == "a.example"

@@ -1,0 +1,149 @@
+"""Fetches pages and reads them as text.
+
+A page is fetched only where its URL was seen before, unless the operator allows any: a page or a result that
+tells the model to open a URL made up of what it knows would carry that away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Protocol
+from urllib.parse import urljoin, urlsplit
+
+from tools.egress import Caps, Egress, guarded_client
+from tools.spec import ToolError
+from tools.web.urls import host_of, is_within, key
+
+CAPS = Caps(max_bytes=5 << 20, total_s=15.0)
+"""Of one page."""
+
+MAX_PAGE = 100_000
+"""Characters of a page's text; the rest is left out."""
+
+MAX_REDIRECTS = 5
+WIDTH = 160
+"""Characters of a line at most; longer ones are wrapped, so that numbers of lines say where something is."""
+
+_ACCEPT = {"accept": "text/html, text/plain, application/json;q=0.9, */*;q=0.1", "user-agent": "antiphon"}
+_HTML = ("text/html", "application/xhtml+xml")
+_PLAIN = ("application/json", "application/xml", "application/javascript", "application/yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page as text. url: where it was at last."""
+
+    url: str
+    title: str
+    text: str
+
+
+class Reading(Protocol):
+    """Where pages come from."""
+
+    async def page(self, url: str, domains: Collection[str]) -> Page:
+        """One page. domains: those that it may lie in; any where empty. Raises ToolError."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebPages:
+    """Pages of the web, as far as they may be reached."""
+
+    egress: Egress
+
+    async def page(self, url: str, domains: Collection[str]) -> Page:
+        """One page. Raises EgressError and ToolError."""
+        try:
+            async with asyncio.timeout(CAPS.total_s):
+                return await self._page(url, domains)
+        except TimeoutError:
+            raise ToolError(f"{host_of(url)} took longer than {CAPS.total_s:g} s.") from None
+
+    async def _page(self, url: str, domains: Collection[str]) -> Page:
+        async with guarded_client(self.egress, CAPS, headers=_ACCEPT) as client:
+            for _ in range(MAX_REDIRECTS + 1):
+                require_within(url, domains)
+                answer = await client.get(url)
+                if not answer.is_redirect:
+                    break
+                url = urljoin(url, answer.headers.get("location", ""))
+            else:
+                raise ToolError(f"{host_of(url)} redirects more than {MAX_REDIRECTS} times.")
+        if answer.status_code != 200:
+            raise ToolError(f"{host_of(url)} answered with status {answer.status_code}.")
+        kind = answer.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
+        return await as_page(url, kind, answer.content, answer.encoding or "utf-8")
+
+
+def require_within(url: str, domains: Collection[str]) -> None:
+    """ToolError unless a URL is of the web, and lies in one of some domains, where there are any."""
+    if urlsplit(url).scheme not in ("http", "https") or not host_of(url):
+        raise ToolError("Only a page with an http or https URL can be opened.")
+    if not is_within(url, domains):
+        raise ToolError(f"{host_of(url)} is not among the allowed domains: {', '.join(domains)}.")
+
+
+def require_seen(url: str, seen: Collection[str]) -> None:
+    """ToolError unless a URL is among those that were seen. seen: their keys."""
+    if key(url) not in seen:
+        message = (
+            "This URL was not seen before. Only pages can be opened that a search has found, that the user"
+            " has named, or that an opened page shows; search for it."
+        )
+        raise ToolError(message)
+
+
+async def as_page(url: str, kind: str, data: bytes, encoding: str) -> Page:
+    """A page of what was fetched. kind: its content type. Raises ToolError for one that is no text."""
+    if kind in _HTML:
+        return await asyncio.to_thread(_from_html, url, data)
+    if not (kind.startswith("text/") or kind in _PLAIN or kind.endswith(("+json", "+xml"))):
+        raise ToolError(f"The page is of the type {kind}, which cannot be read.")
+    try:
+        text = data.decode(encoding, "replace")
+    except LookupError:
+        text = data.decode("utf-8", "replace")
+    return Page(url, _heading(text) or url, wrapped(text))
+
+
+def reads_html() -> bool:
+    """Whether what reads HTML is installed."""
+    return find_spec("trafilatura") is not None
+
+
+def prepare_pages() -> None:
+    """Load what the first page would otherwise wait for."""
+    if reads_html():
+        import trafilatura  # noqa: F401
+
+
+def _from_html(url: str, data: bytes) -> Page:
+    if not reads_html():
+        message = "This server cannot read HTML: its operator has to install antiphon[web]."
+        raise ToolError(message)
+    import trafilatura
+
+    text = trafilatura.extract(data, url=url, include_links=True, include_comments=False)
+    if not text or not text.strip():
+        raise ToolError("The page has no text.")
+    title = trafilatura.extract_metadata(data, default_url=url).title
+    return Page(url, " ".join((title or "").split())[:300] or url, wrapped(text))
+
+
+def _heading(text: str) -> str:
+    """The first line of a text, where it is a heading in Markdown."""
+    first = text.lstrip().partition("\n")[0]
+    return first.lstrip("#").strip()[:300] if first.startswith("#") else ""
+
+
+def wrapped(text: str) -> str:
+    """A text in lines of at most WIDTH characters, cut at MAX_PAGE, without control characters."""
+    clean = "".join(char if char.isprintable() or char == "\n" else " " for char in text[:MAX_PAGE])
+    lines: list[str] = []
+    for line in clean.splitlines():
+        lines += textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+    return "\n".join(lines).strip("\n")

@@ -1,0 +1,131 @@
+"""Asks a search provider, and reads what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Protocol
+
+from tools.egress import Caps, Egress, guarded_client
+from tools.spec import ToolError
+from tools.web.providers import PROVIDERS, Query
+from tools.web.urls import is_within, key
+
+log = logging.getLogger("antiphon.tools")
+
+CAPS = Caps(max_bytes=2 << 20, total_s=10.0)
+"""Of one answer of a provider."""
+
+MAX_URL, MAX_TITLE, MAX_SNIPPET = 2000, 300, 1000
+"""Characters of a result; a result with a longer URL is left out, and the rest is cut."""
+
+_TAG = re.compile(r"<[^<>]{0,100}>")
+
+
+class SearchFailed(ToolError):
+    """A provider did not answer as it should. hint: what its operator can do about it, empty where nothing is
+    known."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One result."""
+
+    url: str
+    title: str
+    snippet: str
+
+
+class Searching(Protocol):
+    """Something that can be searched."""
+
+    async def find(self, query: Query) -> Sequence[Hit]:
+        """The results of a query, the best first. Raises ToolError."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebSearch:
+    """A provider as the operator has configured it. url: None for the provider's own."""
+
+    provider: str
+    url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def address(self) -> str:
+        """Where it is asked."""
+        row = PROVIDERS[self.provider]
+        return f"{(self.url or row.url or '').rstrip('/')}{row.path}"
+
+    async def find(self, query: Query) -> Sequence[Hit]:
+        """The results of a query, the best first. Raises SearchFailed, EgressError."""
+        row = PROVIDERS[self.provider]
+        headers = {} if self.api_key is None else dict(row.headers(self.api_key))
+        # The operator has named the provider: what requests may reach is no matter here.
+        async with guarded_client(Egress().allowing(self.address), CAPS, headers=headers) as client:
+            if row.body is not None:
+                answer = await client.post(self.address, json=dict(row.body(query)))
+            else:
+                assert row.params is not None, "a provider takes parameters or a body"
+                answer = await client.get(self.address, params=dict(row.params(query)))
+        if answer.status_code != 200:
+            hint = row.hints.get(answer.status_code, "")
+            raise SearchFailed(f"The search provider answered with status {answer.status_code}.", hint)
+        try:
+            return _hits(json.loads(answer.content), row.results, (row.link, row.title, row.snippet))
+        except ValueError:
+            raise SearchFailed("The search provider did not answer with JSON.") from None
+
+
+def _hits(said: Any, results: Iterable[str], names: tuple[str, str, str]) -> list[Hit]:
+    for name in results:
+        said = said.get(name) if isinstance(said, dict) else None
+    found = []
+    for each in said if isinstance(said, list) else ():
+        url, title, snippet = (each.get(name) if isinstance(each, dict) else None for name in names)
+        if isinstance(url, str) and url.startswith(("http://", "https://")) and len(url) <= MAX_URL:
+            found.append(Hit(url, _plain(title, MAX_TITLE) or url, _plain(snippet, MAX_SNIPPET)))
+    return found
+
+
+def _plain(text: Any, most: int) -> str:
+    """A text of a result without markup, on one line."""
+    bare = html.unescape(_TAG.sub("", text)) if isinstance(text, str) else ""
+    return " ".join(bare.split())[:most]
+
+
+async def search_all(web: Searching, queries: Sequence[Query], count: int) -> list[Hit]:
+    """The best results of several queries in turn, each URL once, within the queries' domains.
+
+    Raises the first query's ToolError where none was answered.
+    """
+    answers = await asyncio.gather(*(web.find(query) for query in queries), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, ToolError):
+            raise answer
+    lists = [answer for answer in answers if not isinstance(answer, BaseException)]
+    if not lists:
+        first = answers[0]
+        assert isinstance(first, ToolError)
+        log.warning("a search failed: %s %s", first, getattr(first, "hint", ""))
+        raise first
+    found: dict[str, Hit] = {}
+    for hit in (hit for turn in zip_longest(*lists) for hit in turn if hit is not None):
+        if is_within(hit.url, queries[0].domains):
+            found.setdefault(key(hit.url), hit)
+    return [*found.values()][:count]
+
+
+async def search_once(web: WebSearch) -> int:
+    """One search, to see whether it works; how many results it has. Raises SearchFailed, EgressError."""
+    return len(await web.find(Query("test", 1)))

@@ -1,0 +1,59 @@
+"""URLs as people and pages write them: found in texts, compared, and judged by their domain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from urllib.parse import urlsplit
+
+_URL = re.compile(
+    r"(?:https?://)?(?:[\w-]+\.)+[\w-]+(?::\d+)?(?:[/?#][^\s<>\"'`|\\^{}\[\]【】]*)?", re.IGNORECASE
+)
+_WITH_SCHEME = re.compile(r"https?://[^\s<>\"'`|\\^{}【】]+", re.IGNORECASE)
+_SCHEME = re.compile(r"\A\s*https?://", re.IGNORECASE)
+_TRAILING = ".,;:!?*_)]"
+
+
+def urls_in(text: str) -> set[str]:
+    """The keys of all URLs in a text, those without `https://` among them."""
+    found = (match[0] for pattern in (_WITH_SCHEME, _URL) for match in pattern.finditer(text))
+    return {key(form) for url in found for form in _without_the_end(url)}
+
+
+def _without_the_end(url: str) -> Iterator[str]:
+    """A URL as it stands in a text, and without each of the signs behind it that may be the sentence's."""
+    yield url
+    while url and url[-1] in _TRAILING:
+        url = url[:-1]
+        yield url
+
+
+def key(url: str) -> str:
+    """What two spellings of one URL have in common: without scheme and fragment, its host in lower case."""
+    bare = _SCHEME.sub("", url.partition("#")[0])
+    host, slash, path = bare.partition("/")
+    name, query, more = host.partition("?")
+    return f"{name.lower()}{query}{more}{slash}{path}".rstrip("/")
+
+
+def host_of(url: str) -> str:
+    """The host of a URL in lower case, with its port where it names one; empty where it has none."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port is not None else ""
+    except ValueError:
+        return ""
+    return f"{(parts.hostname or '').lower()}{port}"
+
+
+def is_within(url: str, domains: Iterable[str]) -> bool:
+    """Whether a URL's host is one of some domains, or lies under one; everything is within none."""
+    host = host_of(url).partition(":")[0]
+    wanted = [domain_of(domain) for domain in domains]
+    return not wanted or any(host == domain or host.endswith(f".{domain}") for domain in wanted)
+
+
+def domain_of(text: str) -> str:
+    """A domain as it is meant, where it was written as a URL, with a port or in capitals."""
+    bare = text.strip().lower().partition("://")[2] or text.strip().lower()
+    return bare.partition("/")[0].partition(":")[0].strip(".")
