@@ -10,7 +10,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any
 
-from server.items.item_type import Call, Execution, Item, ItemType, Words
+from server.items.item_type import Approval, Call, Execution, Item, ItemType, Words
 from server.shapes import Shape, refuse
 
 
@@ -45,21 +45,90 @@ def is_running(item: Item) -> bool:
 
 
 def is_client_call(item: Item) -> bool:
-    """Whether an item is a call that a client answers with an output."""
+    """Whether an item is one that a client answers: a call that it carries out, or one that it approves."""
     row = ITEM_TYPES.get(item["type"])
     return row is not None and row.answered_by is not None
 
 
+def must_be_answered(item: Item) -> bool:
+    """Whether no conversation can go on without an answer of this item, which one may be given."""
+    return is_client_call(item) and ITEM_TYPES[item["type"]].must_answer
+
+
 def is_output(item: Item) -> bool:
-    """Whether an item is a client's output of a call."""
+    """Whether an item is a client's answer: the output of a call, or an approval."""
     row = ITEM_TYPES.get(item["type"])
     return row is not None and row.answers is not None
 
 
+def key_of(item: Item) -> str | None:
+    """What a client's call and its answer are known to each other by; None where an answer names no call."""
+    found: str | None = item.get(ITEM_TYPES[item["type"]].key)
+    return found
+
+
+def link_of(item: Item) -> tuple[str, str | None]:
+    """The field of an answer that names its call, and its value: of the answer, or of the call itself."""
+    return answer_field(item["type"]), key_of(item)
+
+
+def answer_field(kind: str) -> str:
+    """The field by which an answer names its call: of this type of answers, or of calls."""
+    row = ITEM_TYPES[kind]
+    return row.key if row.answered_by is None else ITEM_TYPES[row.answered_by].key
+
+
+def answers_of(items: Iterable[Item]) -> dict[str | None, Item]:
+    """The client's answers among items, by the keys of what they answer."""
+    return {key_of(item): item for item in items if is_output(item)}
+
+
+def said_by(answer: Item) -> Any:
+    """What an answer says, besides what it answers."""
+    says = ITEM_TYPES[answer["type"]].says
+    return answer.get(says[0]) if len(says) == 1 else [answer.get(name) for name in says]
+
+
 def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
     """Outputs under the type that answers their calls, which are among `items`."""
-    kinds = {item["call_id"]: ITEM_TYPES[item["type"]].answered_by for item in items if is_client_call(item)}
-    return [{**item, "type": kinds.get(item["call_id"]) or item["type"]} for item in outputs]
+    kinds = {link_of(item): ITEM_TYPES[item["type"]].answered_by for item in items if is_client_call(item)}
+    return [{**item, "type": kinds.get(link_of(item)) or item["type"]} for item in outputs]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Approvals
+
+
+def is_approval(item: Item) -> bool:
+    """Whether an item answers a request for an approval, in whatever way."""
+    row = ITEM_TYPES.get(item["type"])
+    return row is not None and row.approves is not None
+
+
+def approves(item: Item) -> bool:
+    """Whether an item lets the call be made that it answers the request for."""
+    row = ITEM_TYPES.get(item["type"])
+    return row is not None and row.approves is not None and row.approves(item)
+
+
+def type_asked_for(request: Item) -> ItemType:
+    """The item type of the calls that such an item asks approval for."""
+    for row in ITEM_TYPES.values():
+        if (approval := approval_of(row)) is not None and approval.request == request["type"]:
+            return row
+    raise AssertionError(f"no call is asked for by items of type {request['type']}")
+
+
+def approval_of(row: ItemType) -> Approval | None:
+    """How a client is asked for calls of this type; None where it never is."""
+    return None if row.execution is None else row.execution.approval
+
+
+def source_of(call: Item) -> str | None:
+    """The id of the item that asked for a call before it was made."""
+    row = ITEM_TYPES.get(call["type"])
+    approval = None if row is None else approval_of(row)
+    return None if approval is None else call.get(approval.source)
 
 
 def broken_in_a_row(output: Sequence[Item]) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from server.items.transcript import Transcript
-from server.mcp_servers import Reach
+from server.mcp_servers import Approvals, Reach
 from server.shapes import Shape
 from tools import Listing as ServerListing
 from tools import Registry, ToolResult, ToolSpec
@@ -32,10 +32,14 @@ class ArgumentReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the calls of one function lead: to items of a type, which say these fields from the start."""
+    """Where the calls of one function lead: to items of a type, which say these fields from the start.
+
+    asks: whether the client is asked first; it makes no other route.
+    """
 
     type: str
     fields: Mapping[str, Any] = field(default_factory=dict)
+    asks: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,21 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Approval:
+    """How a client is asked before this server carries a call out.
+
+    request: the type of the item that asks, which takes the call's place. asked: its fields, for the
+    function's name and the whole arguments. made: the fields of the call that is made once it was approved,
+    for that item. source: the field of a call that names the item which asked for it.
+    """
+
+    request: str
+    asked: Callable[[str, str], Item]
+    made: Callable[[Item], Item]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """How this server carries a call out, between two generations.
 
@@ -79,7 +98,7 @@ class Execution:
     crash in the middle of it; the outcome of one that may not is told to be unknown. starts: the types of the
     events that a whole call begins its execution with. broken: the status of a call that is not whole, or of
     no tool. listing: what is shown of the tool before the first generation. elsewhere: where tools of such
-    calls may be those of other servers.
+    calls may be those of other servers. approval: how a client is asked for calls that need its approval.
     """
 
     running: str
@@ -90,6 +109,7 @@ class Execution:
     broken: str = "incomplete"
     listing: Listing | None = None
     elsewhere: Elsewhere | None = None
+    approval: Approval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +117,15 @@ class Elsewhere:
     """Tools that another server has, which are known once a listing among the items says them.
 
     meant: whether a tool of a request stands for another server. offers: the tools of a listing that such a
-    tool lets in, each with the fields that its calls say from the start, its own `name` among them; a
-    function is shown to the model under the name that is given there, unless that is taken. listed: those
+    tool lets in, each with its route, among whose fields is its own `name`; a function is shown to the model
+    under the name that is given there, unless that is taken. listed: those
     fields of the listing that have changed when it is done, for what the server answered. failed: the types
     of the events of a listing that failed, in place of the listing's. holds: whether a call is one of such
     tools. run: carries it out; never raises. repeatable: as in `Execution`.
     """
 
     meant: Callable[[Tool], bool]
-    offers: Callable[[Tool, Item], Sequence[tuple[Tool, Mapping[str, Any]]]]
+    offers: Callable[[Tool, Item, Approvals], Sequence[tuple[Tool, Route]]]
     listed: Callable[[ServerListing], Item]
     failed: tuple[str, ...]
     holds: Callable[[Item, Reach], bool]
@@ -125,6 +145,10 @@ def _nothing(_tool: Tool) -> Mapping[str, Any]:
     return {}
 
 
+def _unasked(_tool: Tool, _name: str, _approvals: Approvals) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """How a call that the model writes becomes an item.
@@ -135,7 +159,8 @@ class Call:
     types of the events that follow the item's addition. offers: the flat functions that a tool of the request
     gives the model, a path being its own in messages; raises ApiError 400. takes: whether such a tool is
     offered at all, or a tool of other servers that is only echoed. fields: what every call of a tool's
-    functions says from the start. execution: None where the client carries the call out.
+    functions says from the start. asks: whether calls of a tool's function of this name need the client's
+    approval. execution: None where the client carries the call out.
     """
 
     opened: Callable[[str, str, str], Item]
@@ -144,6 +169,7 @@ class Call:
     offers: Callable[[Tool, Registry, str], Sequence[Tool]] = _itself
     takes: Callable[[Tool], bool] = _always
     fields: Callable[[Tool], Mapping[str, Any]] = _nothing
+    asks: Callable[[Tool, str, Approvals], bool] = _unasked
     execution: Execution | None = None
 
     @property
@@ -169,8 +195,10 @@ class ItemType:
 
     For calls and their outputs. tools: `tools[].type` -> the shape of such a tool. call: how the model writes
     one. secrets: the members of such a tool that are credentials, and no part of it any more once it was
-    read. answered_by: the type of the outputs that a client answers it with. answers: the type of the calls
-    that it is such an output of.
+    read. answered_by: the type of the items that a client answers it with. answers: the type of the items
+    that it is such an answer of. key: the field by which an item and its answer name each other. must_answer:
+    whether a conversation cannot go on without the answer. says: the fields of an answer that make it another
+    one. approves: whether it lets the call be made that it answers.
     """
 
     type: str
@@ -185,6 +213,10 @@ class ItemType:
     call: Call | None = None
     answered_by: str | None = None
     answers: str | None = None
+    key: str = "call_id"
+    must_answer: bool = True
+    says: tuple[str, ...] = ("output",)
+    approves: Callable[[Item], bool] | None = None
     secrets: tuple[str, ...] = ()
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
-from server.items import Item, Transcript, is_output, words_of
+from server.items import Item, Transcript, answers_of, source_of, words_of
 from server.limits import Caps
 from server.schema import SamplingFields
 
@@ -24,7 +24,8 @@ def to_messages(
     """Items, oldest first, as the messages that chat templates expect; `instructions` become a system
     message. names: see `Transcript`. Raises ApiError 400 `unsupported_item` for an item that there are no
     words for."""
-    transcript = Transcript({item["call_id"] for item in items if is_output(item)}, names)
+    made = {source: item for item in items if (source := source_of(item)) is not None}
+    transcript = Transcript(answers_of(items), names, made)
     if instructions is not None:
         transcript.tell("system", instructions)
     for item in items:

@@ -190,7 +190,15 @@ def _requests() -> dict[str, Schema]:
             {},
             {
                 "tool_outputs": listed(
-                    of({"output": _CONTENT}, {"call_id": STRING, "tool_call_id": STRING}), minItems=1
+                    {
+                        "anyOf": [
+                            of({"output": _CONTENT}, {"call_id": STRING, "tool_call_id": STRING}),
+                            with_type(
+                                schema_of(ITEM_TYPES["mcp_approval_response"].shape), "mcp_approval_response"
+                            ),
+                        ]
+                    },
+                    minItems=1,
                 ),
                 "call_id": STRING,
                 "tool_call_id": STRING,
@@ -346,8 +354,9 @@ _REPLIES: Mapping[str, Schema] = {
                 "description": "An extension, while queued: its turn; 1 is the next to begin.",
             },
             "pending_tool_calls": {
-                **listed(of({"call_id": STRING, "name": STRING})),
-                "description": "An extension, while it waits: the calls whose outputs it is to be given.",
+                **listed(of({"name": STRING}, {"call_id": STRING, "approval_request_id": STRING})),
+                "description": "An extension, while it waits: the calls whose outputs or approvals it is "
+                "to be given.",
             },
         },
     ),

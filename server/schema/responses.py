@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from engine import Shape
 from server.ignored import ignore, unread
-from server.items import Item, identifier
+from server.items import ITEM_TYPES, Item, identifier, link_of
 from server.schema.fields import (
     UNKNOWN_TIER,
     Api,
@@ -305,8 +305,8 @@ def parse_include(value: Any, param: str = "include") -> tuple[str, ...]:
 
 
 class ToolOutputs(BaseModel):
-    """A body of POST /responses/{id}/tool_outputs: normalised `function_call_output` items, one per call
-    id."""
+    """A body of POST /responses/{id}/tool_outputs: normalised items, one for each call that is answered.
+    Outputs are `function_call_output` items, whatever tool was called."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -315,7 +315,8 @@ class ToolOutputs(BaseModel):
 
 
 def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs:
-    """Read both forms: `{"tool_outputs": [{"call_id", "output"}]}` and `{"tool_call_id", "output"}`.
+    """Read both forms: `{"tool_outputs": [{"call_id", "output"}]}` and `{"tool_call_id", "output"}`. In the
+    list, an `mcp_approval_response` may stand as the item that it is.
 
     Raises ApiError 400, also for a call answered twice.
     """
@@ -335,12 +336,12 @@ def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs
         items = [_tool_output(entry, f"tool_outputs[{index}]", new_id) for index, entry in enumerate(several)]
     if not items:
         check_length("tool_outputs", 0, "array", least=1)
-    seen: set[str] = set()
+    seen: set[str | None] = set()
     for index, item in enumerate(items):
-        call_id = item["call_id"]
-        if call_id in seen:
-            refuse(f"tool_outputs[{index}].call_id", f"Call '{shorten(call_id)}' is answered twice.")
-        seen.add(call_id)
+        name, key = link_of(item)
+        if key in seen:
+            refuse(f"tool_outputs[{index}].{name}", f"Call '{shorten(str(key))}' is answered twice.")
+        seen.add(key)
     return ToolOutputs(items=tuple(items), stream=bool(stream))
 
 
@@ -348,6 +349,9 @@ def _tool_output(entry: Any, path: str, new_id: NewId, *known: str) -> Item:
     """One output; `known` is what else stands in the same object."""
     if not isinstance(entry, dict):
         mistyped(path, "an object", entry)
+    row = ITEM_TYPES.get(str(entry.get("type")))
+    if row is not None and row.answers is not None and row.says != ("output",):
+        return normalize_item(entry, path or "tool_outputs", new_id)
     unread(entry, ("call_id", "tool_call_id", "output", *known), path)
     dot = f"{path}." if path else ""
     call_id = entry.get("call_id") if entry.get("call_id") is not None else entry.get("tool_call_id")

@@ -19,14 +19,17 @@ from server.items import (
     ITEM_TYPES,
     ArgumentReader,
     Call,
+    Execution,
     Item,
     Listing,
     Route,
     Tool,
+    approval_of,
     broken_in_a_row,
     call_of,
     execution_of,
     is_running,
+    type_asked_for,
 )
 from tools import Listing as ServerListing
 from tools import ToolResult
@@ -80,7 +83,7 @@ class _Open:
     """The output item that is being written: what deltas add to, until it is closed.
 
     item: empty as long as it is not added, which a call may not be before its arguments are whole. call: how
-    it is written, where it is a call, and of which name.
+    it is written, where it is a call, and of which name. asks: whether the client is asked before it is made.
     """
 
     index: int
@@ -89,6 +92,7 @@ class _Open:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     call: Call | None = None
     name: str | None = None
+    asks: bool = False
     reader: ArgumentReader | None = None
 
     def at(self, type_: str, **fields: Any) -> Draft:
@@ -172,12 +176,14 @@ class Assembler:
 
     def _call(self, name: str, drafts: list[Draft]) -> None:
         self._close(drafts, "completed")
-        call = ITEM_TYPES[self._route(name).type].call
+        route = self._route(name)
+        call = ITEM_TYPES[route.type].call
         assert call is not None, "routes lead to calls"
-        opened = _Open(len(self.output), {}, call=call, name=name)
+        opened = _Open(len(self.output), {}, call=call, name=name, asks=route.asks)
         if call.stream is not None:
             opened.reader = None if call.stream.reader is None else call.stream.reader()
-            self._add_call(opened, call, "", drafts)
+            if not opened.asks:  # nobody is asked for a call before it is whole
+                self._add_call(opened, call, "", drafts)
         self._open = opened
 
     def _add_call(self, opened: _Open, call: Call, arguments: str, drafts: list[Draft]) -> None:
@@ -211,7 +217,7 @@ class Assembler:
         if opened is None or opened.call is None or not text:
             return
         opened.pieces.append(text)
-        if opened.call.stream is not None:
+        if opened.call.stream is not None and opened.item:
             drafts.append(opened.at(f"{opened.call.stream.event}.delta", delta=text))
 
     def _fault(self, name: str | None, count: int) -> str:
@@ -255,6 +261,27 @@ class Assembler:
     def lead(self, routes: Mapping[str, Route]) -> None:
         """Where calls lead from now on, by the names of functions."""
         self._routes = routes
+
+    def call_approved(self, request: Item) -> list[Draft]:
+        """Drafts of a call that was asked for and approved, up to the beginning of its execution."""
+        drafts: list[Draft] = []
+        self._close(drafts, "completed")
+        row = type_asked_for(request)
+        call, approval = row.call, approval_of(row)
+        assert call is not None and call.execution is not None and approval is not None
+        item = {"id": self._id(row.type), "type": row.type, "status": "in_progress"}
+        opened = self._add(_Open(len(self.output), item | approval.made(request)), drafts)
+        drafts += [opened.at(event) for event in call.opens]
+        if (stream := call.stream) is not None:
+            drafts.append(opened.at(f"{stream.event}.done", **{stream.field: opened.item[stream.field]}))
+        self._begin(opened, call.execution, drafts)
+        return drafts
+
+    def _begin(self, opened: _Open, execution: Execution, drafts: list[Draft]) -> None:
+        """A whole call is about to be carried out; its outcome closes it."""
+        opened.item["status"] = execution.running
+        self._running[opened.item["id"]] = opened.index
+        drafts += [opened.at(event) for event in execution.starts]
 
     def call_finished(self, item_id: str, result: ToolResult) -> list[Draft]:
         """Drafts of the outcome of a call that this server has carried out."""
@@ -357,27 +384,41 @@ class Assembler:
     def _close_call(self, opened: _Open, call: Call, drafts: list[Draft], status: str) -> None:
         """The model has written a call: it is done, or, where the server carries it out, about to be."""
         text, stream = opened.text, call.stream
+        if not self._is_offered(opened.name):
+            status = "incomplete"
+        if opened.asks and status == "completed":
+            self._ask(opened, text, drafts)
+            return
+        if not opened.item:
+            self._add_call(opened, call, text if stream is None else "", drafts)
+            if stream is not None and text:
+                drafts.append(opened.at(f"{stream.event}.delta", delta=text))
         if stream is not None:
             opened.item[stream.field] = text
             named = {"name": opened.name} if stream.named else {}
             drafts.append(opened.at(f"{stream.event}.done", **named, **{stream.field: text}))
-        elif not opened.item:
-            self._add_call(opened, call, text, drafts)
-        if not self._is_offered(opened.name):
-            status = "incomplete"
         execution = call.execution
         if execution is None:
             opened.item["status"] = status
         elif status == "completed":
-            opened.item["status"] = execution.running
-            self._running[opened.item["id"]] = opened.index
-            drafts += [opened.at(event) for event in execution.starts]
-            return  # its outcome closes it
+            self._begin(opened, execution, drafts)
+            return
         else:
             fault = self._fault(opened.name, broken_in_a_row(self.output[: opened.index]) + 1)
             self._finish(opened, ToolResult(error=fault), drafts)
             opened.item["status"] = execution.broken
         self._item_done(opened, drafts)
+
+    def _ask(self, opened: _Open, arguments: str, drafts: list[Draft]) -> None:
+        """Ask the client for a whole call, in an item that takes the call's place."""
+        name = opened.name or ""
+        route = self._route(name)
+        approval = approval_of(ITEM_TYPES[route.type])
+        assert approval is not None, "only calls that have a way to ask need approval"
+        opened.item = {"id": self._id(approval.request), "type": approval.request}
+        opened.item |= approval.asked(name, arguments)
+        opened.item |= route.fields  # the name that the call has elsewhere may be another one
+        self._item_done(self._add(opened, drafts), drafts)
 
     def _item_done(self, opened: _Open, drafts: list[Draft]) -> None:
         drafts.append(

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from server.items import answer_field
 from storage import StoredResponse
 
 POLL_AFTER_MS = {"queued": 2000, "in_progress": 1000}
@@ -49,7 +50,8 @@ def snapshot(stored: StoredResponse, pending: Mapping[str, str] | None = None) -
     """A stored response on the wire, with members of ours while it is in flight.
 
     attempt: how often an engine was given it. queue_position: its turn, 1 is next, until it begins.
-    pending_tool_calls: what it waits for: `pending`, call_id -> name.
+    pending_tool_calls: what it waits for: `pending`, key of the call -> name; each under the field by which
+    the answer names it.
     """
     extra = b""
     place = None if stored.run is None else stored.run.place
@@ -58,7 +60,8 @@ def snapshot(stored: StoredResponse, pending: Mapping[str, str] | None = None) -
         if place is not None:
             extra += b',"queue_position":%d' % place
     if pending is not None:
-        listed = [{"call_id": call_id, "name": name} for call_id, name in pending.items()]
+        fields = {item.call_id: answer_field(item.kind) for item in stored.output if item.name is not None}
+        listed = [{fields[key]: key, "name": name} for key, name in pending.items()]
         extra += b',"pending_tool_calls":' + orjson.dumps(listed)
     body = join_response(stored.head, [item.body for item in stored.output], stored.echo, extra)
     poll_after_ms = POLL_AFTER_MS.get(stored.status) if pending is None else POLL_WAITING_MS

@@ -1,7 +1,7 @@
 """Loads the context of a turn: the stored history and the new input, checked against each other.
 
 Every tool output needs its call, and every call its output. Unanswered calls of cancelled, failed and
-incomplete responses are left out.
+incomplete responses are left out. A request for an approval may stay unanswered, and is answered once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 
 from server.access import Principal
 from server.errors import ApiError
-from server.items import Item, is_client_call, is_output, words_of
+from server.items import (
+    ITEM_TYPES,
+    Item,
+    is_approval,
+    is_client_call,
+    is_output,
+    key_of,
+    link_of,
+    must_be_answered,
+    words_of,
+)
+from server.mcp_servers import Approvals
 from server.runs.planning.pasts import Pasts, Said, read_items
 from server.runs.planning.steps import TERMINAL, pending_calls
 from server.schema import refuse, unsupported_parts
@@ -30,6 +41,7 @@ class Turn:
     """A request as a plan is made of it, its references resolved.
 
     input: its own new items, normalised. as_of: the moment in unix microseconds whose past it continues.
+    approvals: which calls of MCP tools need one.
     """
 
     request: CreateResponse
@@ -37,6 +49,7 @@ class Turn:
     principal: Principal
     served: ServedModel
     as_of: int
+    approvals: Approvals
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +127,40 @@ def replayable(history: Sequence[Said], new: Sequence[Item]) -> list[Item]:
     return [
         item
         for item, status in history
-        if status in (None, "completed") or not is_client_call(item) or item["call_id"] not in unanswered
+        if status in (None, "completed") or not is_client_call(item) or key_of(item) not in unanswered
     ]
 
 
 def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
     """Every output needs its call, and every call its output. Raises ApiError 400 naming the ids."""
-    known = {item["call_id"] for item in (*history, *new) if is_client_call(item)}
-    for index, item in enumerate(new):
-        if is_output(item) and item.get("call_id") not in known:
-            message = f"No tool call found for function call output with call_id {item.get('call_id')}."
-            refuse(f"input[{index}].call_id", message)
-    unanswered = pending_calls([*history, *new])
+    _check_answers(history, new)
+    demanded = [item for item in (*history, *new) if is_output(item) or must_be_answered(item)]
+    unanswered = pending_calls(demanded)
     if unanswered:
         refuse("input", f"No tool output found for function call {', '.join(unanswered)}.")
+
+
+def _check_answers(history: Sequence[Item], new: Sequence[Item]) -> None:
+    known = {link_of(item) for item in (*history, *new) if is_client_call(item)}
+    approved = {key_of(item) for item in history if is_approval(item)}
+    for index, item in enumerate(new):
+        if not is_output(item):
+            continue
+        name, key = link_of(item)
+        if (name, key) not in known and not is_approval(item):
+            message = f"No tool call found for function call output with {name} {key}."
+            refuse(f"input[{index}].{name}", message)
+        if (name, key) not in known:
+            wanted = ITEM_TYPES[item["type"]].answers
+            refuse(f"input[{index}].{name}", f"No item of type '{wanted}' found with id '{key}'.")
+        if is_approval(item):
+            if key in approved:
+                refuse(f"input[{index}].{name}", f"Approval request '{key}' was answered already.")
+            approved.add(key)
 
 
 def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:
     """The items without the first `count`, and without outputs whose call went with them."""
     kept = list(items[count:])
-    calls = {item["call_id"] for item in kept if is_client_call(item)}
-    return [item for item in kept if not is_output(item) or item.get("call_id") in calls]
+    calls = {key_of(item) for item in kept if is_client_call(item)}
+    return [item for item in kept if not is_output(item) or key_of(item) in calls]
