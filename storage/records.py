@@ -108,6 +108,7 @@ class NewResponse:
     conversation_limit: int | None = None  # of the items of a conversation, when the run begins
     request: KeyedRequest | None = None
     hidden: bool = False
+    audit: tuple[AuditEntry, ...] = ()  # what the audit log is to tell of the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +222,15 @@ class RunAppend:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """A tool output posted to a waiting run. `body` is the whole item, `kind` its type."""
+    """A tool output posted to a waiting run. `body` is the whole item, `kind` its type. audit: what the audit
+    log is to tell of it."""
 
     call_id: str
     body: bytes
     body_hash: bytes
     item_id: str
     kind: str = "function_call_output"
+    audit: AuditEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +250,8 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One thing that was done to keys, owners, webhooks or the data of an owner, and by whom.
+    """One thing that was done to keys, owners, webhooks or the data of an owner, or an approval that was
+    given, and by whom.
 
     actor: the id of an API key, or a word for who holds none. action: such as `api_key.created`. target: the
     id of what it was done to. owner: the owner that this belongs to, if it belongs to one. details: a JSON

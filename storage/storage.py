@@ -187,7 +187,10 @@ class Storage:
         def start(conn: Connection) -> RunClaim:
             if new.request is not None:
                 idempotency.start(conn, new.request, new.id, self.runner)
-            return runs.start(conn, new, new.runner)
+            claim = runs.start(conn, new, new.runner)
+            for entry in new.audit:
+                audit.append(conn, entry)
+            return claim
 
         return await self._write(start)
 

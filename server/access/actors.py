@@ -24,6 +24,7 @@ AuditType = Literal[
     "webhook.created",
     "webhook.deleted",
     "webhook.disabled",
+    "tool_call.approved",
     "sealing_key.created",
     "database.copied",
 ]

@@ -206,7 +206,13 @@ async def _egress(config: Config) -> Finding:
 async def _mcp(config: Config) -> Finding:
     servers = config.mcp.servers.items()
     places = [f"{name} ({server.url or server.command[0]})" for name, server in servers]
-    return "ok", ", ".join(places) or "no MCP server is configured"
+    approved = {
+        "request": "",
+        "always": "; every call of an MCP tool needs approval",
+        "never": "; no call of an MCP tool needs approval, whatever requests say",
+    }[config.mcp.approval]
+    verdict: Verdict = "note" if config.mcp.approval == "never" else "ok"
+    return verdict, (", ".join(places) or "no MCP server is configured") + approved
 
 
 async def _web(config: Config) -> Finding:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from server.items.item_type import Call, Execution, Item, ItemType, Words
+from server.items.item_type import Approval, Call, Execution, Item, ItemType, Words
 from server.items.private_half import Private, load_item, private_of
 from server.items.transcript import text_of
 from server.shapes import Shape, refuse
@@ -50,24 +50,51 @@ def is_running(item: Item) -> bool:
 
 
 def is_client_call(item: Item) -> bool:
-    """Whether an item is a call that a client answers with an output."""
+    """Whether an item is one that a client answers: a call that it carries out, or one that it approves."""
     row = ITEM_TYPES.get(item["type"])
     return row is not None and row.answered_by is not None
 
 
+def must_be_answered(item: Item) -> bool:
+    """Whether no conversation can go on without an answer of this item, which one may be given."""
+    return is_client_call(item) and ITEM_TYPES[item["type"]].must_answer
+
+
 def is_output(item: Item) -> bool:
-    """Whether an item is a client's output of a call."""
+    """Whether an item is a client's answer: the output of a call, or an approval."""
     row = ITEM_TYPES.get(item["type"])
     return row is not None and row.answers is not None
+
+
+def key_of(item: Item) -> str | None:
+    """What a client's call and its answer are known to each other by; None where an answer names no call."""
+    found: str | None = item.get(ITEM_TYPES[item["type"]].key)
+    return found
+
+
+def link_of(item: Item) -> tuple[str, str | None]:
+    """The field of an answer that names its call, and its value: of the answer, or of the call itself."""
+    return answer_field(item["type"]), key_of(item)
+
+
+def answer_field(kind: str) -> str:
+    """The field by which an answer names its call: of this type of answers, or of calls."""
+    row = ITEM_TYPES[kind]
+    return row.key if row.answered_by is None else ITEM_TYPES[row.answered_by].key
+
+
+def answers_of(items: Iterable[Item]) -> dict[str | None, Item]:
+    """The client's answers among items, by the keys of what they answer."""
+    return {key_of(item): item for item in items if is_output(item)}
 
 
 def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
     """Outputs under the type that answers their calls, which are among `items`. One that came without a type
     is that of a function. Raises ApiError 400 for one of another type than its call's."""
-    kinds = {item["call_id"]: ITEM_TYPES[item["type"]].answered_by for item in items if is_client_call(item)}
+    kinds = {link_of(item): ITEM_TYPES[item["type"]].answered_by for item in items if is_client_call(item)}
     found = []
     for index, item in enumerate(outputs):
-        kind = kinds.get(item["call_id"]) or item["type"]
+        kind = kinds.get(link_of(item)) or item["type"]
         if kind != item["type"] != "function_call_output":
             message = f"An output of type '{item['type']}' does not answer this call; '{kind}' would."
             refuse(f"tool_outputs[{index}].type", message)
@@ -75,6 +102,42 @@ def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
         told = {} if of_text is None else of_text(text_of(item["output"]))
         found.append({**item, "type": kind, **told})
     return found
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Approvals
+
+
+def is_approval(item: Item) -> bool:
+    """Whether an item answers a request for an approval, in whatever way."""
+    row = ITEM_TYPES.get(item["type"])
+    return row is not None and row.approves is not None
+
+
+def approves(item: Item) -> bool:
+    """Whether an item lets the call be made that it answers the request for."""
+    row = ITEM_TYPES.get(item["type"])
+    return row is not None and row.approves is not None and row.approves(item)
+
+
+def type_asked_for(request: Item) -> ItemType:
+    """The item type of the calls that such an item asks approval for."""
+    for row in ITEM_TYPES.values():
+        if (approval := approval_of(row)) is not None and approval.request == request["type"]:
+            return row
+    raise AssertionError(f"no call is asked for by items of type {request['type']}")
+
+
+def approval_of(row: ItemType) -> Approval | None:
+    """How a client is asked for calls of this type; None where it never is."""
+    return None if row.execution is None else row.execution.approval
+
+
+def source_of(call: Item) -> str | None:
+    """The id of the item that asked for a call before it was made."""
+    row = ITEM_TYPES.get(call["type"])
+    approval = None if row is None else approval_of(row)
+    return None if approval is None else call.get(approval.source)
 
 
 def broken_in_a_row(output: Sequence[Item]) -> int:

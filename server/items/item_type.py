@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from server.items.private_half import Private
 from server.items.sources import Sources
 from server.items.transcript import Transcript
-from server.mcp_servers import Reach
+from server.mcp_servers import Approvals, Reach
 from server.shapes import Shape
 from tools import Listing as ServerListing
 from tools import Registry, ToolResult, ToolSpec
@@ -34,10 +34,14 @@ class ArgumentReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the calls of one function lead: to items of a type, which say these fields from the start."""
+    """Where the calls of one function lead: to items of a type, which say these fields from the start.
+
+    asks: whether the client is asked first; it makes no other route.
+    """
 
     type: str
     fields: Mapping[str, Any] = field(default_factory=dict)
+    asks: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,21 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
+class Approval:
+    """How a client is asked before this server carries a call out.
+
+    request: the type of the item that asks, which takes the call's place. asked: its fields, for the
+    function's name and the whole arguments. made: the fields of the call that is made once it was approved,
+    for that item. source: the field of a call that names the item which asked for it.
+    """
+
+    request: str
+    asked: Callable[[str, str], Item]
+    made: Callable[[Item], Item]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """How this server carries a call out, between two generations.
 
@@ -105,7 +124,7 @@ class Execution:
     events that a whole call begins its execution with. keeps: the private half of an item whose outcome is
     written, with what the result keeps among it. broken: the status of a call that is not whole, or of no
     tool. listing: what is shown of the tool before the first generation. elsewhere: where tools of such calls
-    may be those of other servers.
+    may be those of other servers. approval: how a client is asked for calls that need its approval.
     """
 
     running: str
@@ -117,6 +136,7 @@ class Execution:
     broken: str = "incomplete"
     listing: Listing | None = None
     elsewhere: Elsewhere | None = None
+    approval: Approval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +144,15 @@ class Elsewhere:
     """Tools that another server has, which are known once a listing among the items says them.
 
     meant: whether a tool of a request stands for another server. offers: the tools of a listing that such a
-    tool lets in, each with the fields that its calls say from the start, its own `name` among them; a
-    function is shown to the model under the name that is given there, unless that is taken. listed: those
+    tool lets in, each with its route, among whose fields is its own `name`; a function is shown to the model
+    under the name that is given there, unless that is taken. listed: those
     fields of the listing that have changed when it is done, for what the server answered. failed: the types
     of the events of a listing that failed, in place of the listing's. holds: whether a call is one of such
     tools. run: carries it out; never raises. repeatable: as in `Execution`.
     """
 
     meant: Callable[[Tool], bool]
-    offers: Callable[[Tool, Item], Sequence[tuple[Tool, Mapping[str, Any]]]]
+    offers: Callable[[Tool, Item, Approvals], Sequence[tuple[Tool, Route]]]
     listed: Callable[[ServerListing], Item]
     failed: tuple[str, ...]
     holds: Callable[[Item, Reach], bool]
@@ -156,6 +176,10 @@ def _nothing(_tool: Tool) -> Mapping[str, Any]:
     return {}
 
 
+def _unasked(_tool: Tool, _name: str, _approvals: Approvals) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """How a call that the model writes becomes an item.
@@ -169,8 +193,8 @@ class Call:
     400. takes: whether such a tool is offered at all, or a tool of other servers that is only echoed. lacks:
     why a server with these tools of its own cannot run such a tool, which is then not offered; None where it
     can. refers: writes into a new item what its arguments refer to among the sources of the conversation.
-    fields: what every call of a tool's functions says from the start. execution: None where the client
-    carries the call out.
+    fields: what every call of a tool's functions says from the start. asks: whether calls of a tool's
+    function of this name need the client's approval. execution: None where the client carries the call out.
     """
 
     opened: Callable[[str, str, str], Item]
@@ -182,6 +206,7 @@ class Call:
     lacks: Callable[[Tool, Registry], str | None] = _lacks_nothing
     refers: Callable[[Item, str, Sources], None] | None = None
     fields: Callable[[Tool], Mapping[str, Any]] = _nothing
+    asks: Callable[[Tool, str, Approvals], bool] = _unasked
     execution: Execution | None = None
 
     @property
@@ -210,9 +235,11 @@ class ItemType:
     For calls and their outputs. tools: `tools[].type` -> the shape of such a tool. call: how the model writes
     one. instead: where no model here can call one, what a client can do in its place, as a sentence.
     secrets: the members of such a tool that are credentials, and no part of it any more once it was read.
-    answered_by: the type of the outputs that a client answers it with. answers: the type of the calls
-    that it is such an output of. of_text: the fields of such an output for a text, where it does not have
-    that as its `output` and nothing else.
+    answered_by: the type of the items that a client answers it with. answers: the type of the items that it
+    is such an answer of. of_text: the fields of such an answer for a text, where it does not have that as its
+    `output` and nothing else. key: the field by which an item and its answer name each other. must_answer:
+    whether a conversation cannot go on without the answer. approves: whether it lets the call be made that it
+    answers.
     """
 
     type: str
@@ -228,6 +255,9 @@ class ItemType:
     answered_by: str | None = None
     answers: str | None = None
     of_text: Callable[[str], Item] | None = None
+    key: str = "call_id"
+    must_answer: bool = True
+    approves: Callable[[Item], bool] | None = None
     secrets: tuple[str, ...] = ()
     instead: str = ""
     told_privately: bool = False

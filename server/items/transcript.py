@@ -7,7 +7,7 @@ one message, because templates print it as one.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -28,29 +28,37 @@ def speakable(name: str) -> str:
 class Transcript:
     """Messages as they are written, oldest first.
 
-    answered: ids of the calls that have an output somewhere in the conversation; a call that is not whole is
-    shown only where it has one. names: under which the model is offered tools of other servers, by the
-    server's label and the tool's own name.
+    answers: what the client answered anywhere in the conversation, by the keys of what it answered; a call
+    that is not whole is shown only where it has an answer. names: under which the model is offered tools of
+    other servers, by the server's label and the tool's own name. made: the calls that were approved before
+    they were made, by the ids of the items that asked.
     """
 
     def __init__(
-        self, answered: Collection[str] = (), names: Mapping[tuple[str, str], str] | None = None
+        self,
+        answers: Mapping[str | None, dict[str, Any]] | None = None,
+        names: Mapping[tuple[str, str], str] | None = None,
+        made: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         self.messages: list[dict[str, Any]] = []
         self.settled = True
-        """Whether no later output can add a call to what is written."""
+        """Whether nothing that comes later can change what is written."""
         self.names_others = False
         """Whether tools of other servers are named."""
-        self._answered = answered
+        self.answers = answers or {}
+        self.made = made or {}
         self._offered_as = names or {}
         self._names: dict[str, str] = {}  # of the calls so far, by their ids
         self._turn: dict[str, Any] | None = None
 
     def branch(
-        self, answered: Collection[str], names: Mapping[tuple[str, str], str] | None = None
+        self,
+        answers: Mapping[str | None, dict[str, Any]],
+        names: Mapping[tuple[str, str], str] | None = None,
+        made: Mapping[str, dict[str, Any]] | None = None,
     ) -> Transcript:
         """A transcript that goes on from this one, and leaves it as it is."""
-        new = Transcript(answered, names)
+        new = Transcript(answers, names, made)
         new.messages, new._names = list(self.messages), dict(self._names)
         new.settled, new.names_others = self.settled, self.names_others
         if self._turn is not None:  # it is the last message, and may be added to
@@ -76,7 +84,7 @@ class Transcript:
 
     def shows(self, call_id: str, *, whole: bool) -> bool:
         """Whether a call is to be shown."""
-        shown = whole or call_id in self._answered
+        shown = whole or call_id in self.answers
         self.settled = self.settled and shown
         return shown
 
@@ -90,6 +98,10 @@ class Transcript:
         self._names[call_id] = name
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._message().setdefault("tool_calls", []).append(call)
+
+    def has(self, call_id: str) -> bool:
+        """Whether a call was written already."""
+        return call_id in self._names
 
     def answer(self, call_id: str, output: str) -> None:
         """The output of a call."""

@@ -9,12 +9,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from server.errors import ApiError
+from server.mcp_servers.approvals import BUILTIN_URL, Approvals
 from server.mcp_servers.reach import Reach
 from server.mcp_servers.settings import McpSettings, ServerSettings
 from tools import ConnectionPool, Egress, EgressError, McpServer
-
-BUILTIN_URL = "builtin:"
-"""The `server_url` of this server's own tools; a server of the operator's is `builtin:NAME`."""
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _OURS = re.compile(
@@ -57,25 +55,25 @@ class Directory:
 
     def require(
         self, tools: Sequence[Mapping[str, Any]], secrets: Mapping[str, Mapping[str, Any]], owner: str
-    ) -> None:
-        """ApiError 400 unless all of a request's MCP servers can be reached."""
+    ) -> Approvals:
+        """ApiError 400 unless all of a request's MCP servers can be reached; which of their calls need
+        approval."""
         remote: dict[str, bool] = {}  # by label
+        trusted: list[str] = []
         for index, tool in enumerate(tools):
             if tool["type"] != "mcp":
                 continue
             path, label = f"tools[{index}]", tool["server_label"]
             if is_remote(tool):
-                self._find(tool, secrets.get(str(index), {}), owner, path)
+                server = self._find(tool, secrets.get(str(index), {}), owner, path)
+                trusted += [label] if server.trusted else []
             if label in remote and (remote[label] or is_remote(tool)):
                 raise _refused(f"{path}.server_label", f"Two MCP servers are labelled {label!r}.")
             remote[label] = is_remote(tool)
+        return Approvals(self._settings.approval, tuple(trusted))
 
     def _find(self, tool: Mapping[str, Any], secret: Mapping[str, Any], owner: str, path: str) -> McpServer:
         url, connector = tool.get("server_url", ""), tool.get("connector_id")
-        # The official default is to ask. Nothing is called without approval unless the request says so.
-        if tool.get("require_approval", "always") != "never":
-            message = "This server does not ask for approval; 'require_approval' can only be 'never'."
-            raise _refused(f"{path}.require_approval", message)
         if tool.get("tunnel_id") is not None:
             raise _refused(f"{path}.tunnel_id", "This server has no tunnels. Give a server_url.")
         if connector is not None:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from server.mcp_servers.approvals import Policy
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _URL = re.compile(r"https?://[^\s/@]+(/\S*)?")
 CONNECTORS = (
@@ -64,8 +66,10 @@ class ServerSettings(_Table):
 
 
 class McpSettings(_Table):
-    """`[mcp]`: the servers, by their names."""
+    """`[mcp]`: the servers, by their names. approval: which calls a client has to approve; `request` leaves
+    that to each request."""
 
+    approval: Policy = "request"
     servers: dict[Annotated[str, AfterValidator(_name)], ServerSettings] = Field(default_factory=dict)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
-from server.items import Item, Transcript, is_left_out, is_output, words_of
+from server.items import Item, Transcript, answers_of, is_left_out, source_of, words_of
 from server.limits import Caps
 from server.schema import SamplingFields
 
@@ -24,23 +24,26 @@ Names = Mapping[tuple[str, str], str]
 class Told:
     """The beginning of a conversation as messages, so that only what follows it has to be worded.
 
-    num_items: how many items it is. answered: ids of the calls that have an output among them.
+    num_items: how many items it is. answers, made: see `Transcript`.
     """
 
     num_items: int = 0
-    answered: frozenset[str] = frozenset()
+    answers: Mapping[str | None, Item] = field(default_factory=dict)
+    made: Mapping[str, Item] = field(default_factory=dict)
     transcript: Transcript = field(default_factory=Transcript)
 
     def and_then(self, items: Sequence[Item], source: str, names: Names | None = None) -> Told:
         """The same with more items behind it. source: the field that they came by. Raises ApiError 400
         `unsupported_item`."""
-        answered = self.answered.union(item["call_id"] for item in items if is_output(item))
-        transcript = self.transcript.branch(answered, names)
+        answers = {**self.answers, **answers_of(items)}
+        sources = ((source_of(item), item) for item in items)
+        made = {**self.made, **{source: item for source, item in sources if source is not None}}
+        transcript = self.transcript.branch(answers, names, made)
         for item in items:
             say = words_of(item, source)
             if not is_left_out(item):
                 say(item, transcript)
-        return Told(self.num_items + len(items), answered, transcript)
+        return Told(self.num_items + len(items), answers, made, transcript)
 
     def holds(self, names: Names | None) -> bool:
         """Whether these messages stay the same whatever follows, and under these names of tools."""

@@ -26,6 +26,7 @@ from server.http import (
     EventStream,
     PageArgs,
     StreamCut,
+    actor,
     choice,
     context,
     flag,
@@ -45,7 +46,7 @@ from server.http import (
     while_connected,
 )
 from server.ignored import collecting, ignore, unread
-from server.items import answering, filled_body
+from server.items import answering, filled_body, key_of
 from server.prompting import name_untold, name_unused_key
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted, require_servers
@@ -145,7 +146,9 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
     with ExitStack() as stack:
         if parsed.stream:
             stack.enter_context(here.limiter.stream(subjects))
-        started = await here.runs.create(principal(request), parsed, items, key.request, planning)
+        started = await here.runs.create(
+            principal(request), parsed, items, key.request, planning, by=actor(request)
+        )
         key.started(started.response_id)
         if parsed.stream:
             return _stream(request, started.reader, stack.pop_all(), headers=headers)
@@ -440,8 +443,9 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
         if outputs.stream:
             ignore("stream")  # the run goes on in the stream that it has
         limited(request, stored.model)
-        return _reply(await runs.feed_outputs(principal(request), stored, outputs.items))
-    missing = pending.keys() - {item["call_id"] for item in outputs.items}
+        fed = await runs.feed_outputs(principal(request), stored, outputs.items, by=actor(request))
+        return _reply(fed)
+    missing = pending.keys() - {key_of(item) for item in outputs.items}
     if missing:
         message = f"Outputs of all pending calls are needed; missing: {', '.join(sorted(missing))}."
         refuse("tool_outputs", message)

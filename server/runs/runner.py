@@ -18,13 +18,23 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import EngineUnavailable, Place
-from server.access import Principal, admitted, require_use
+from server.access import Actor, Principal, admitted, require_use
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
 from server.item_ids import identify, may_be_known
-from server.items import Item, answering, is_output, lacks
+from server.items import (
+    Item,
+    answering,
+    answers_of,
+    approves,
+    is_client_call,
+    is_output,
+    key_of,
+    lacks,
+    link_of,
+)
 from server.limits import LiveRuns
-from server.mcp_servers import Directory, Reach
+from server.mcp_servers import Approvals, Directory, Reach
 from server.runs.cluster import Fleet, Follower, Presence, Queue
 from server.runs.events import (
     POLL_AFTER_MS,
@@ -68,6 +78,7 @@ from server.schema import echo as response_echo
 from server.telemetry import current
 from server.threads import aside, in_large_request
 from storage import (
+    AuditEntry,
     ConversationLocked,
     ConversationMoved,
     ItemConflict,
@@ -83,6 +94,7 @@ from storage import (
     StoredResponse,
     ToolOutput,
     TooManyQueued,
+    UnknownCall,
 )
 
 if TYPE_CHECKING:
@@ -119,6 +131,16 @@ class Started:
     response_id: str
     response: Snapshot  # as it stood then
     reader: Reader
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a run holds from before its start: its place in the engine's queue, where it needs one at once,
+    and its places among the requests at once and the live runs."""
+
+    place: Place | None
+    visit: Visit
+    entrance: Entrance
 
 
 class Runs:
@@ -248,17 +270,20 @@ class Runs:
         input_items: Sequence[Item],
         keyed: KeyedRequest | None = None,
         planning: Planning | None = None,
+        *,
+        by: Actor | None = None,
     ) -> Started:
         """Plan a request and start its run; the start transaction is durable when this returns.
 
         keyed: what makes the request the same as another one; it is recorded with the start. planning: awaits
-        the plan, and may give it up, where nothing is to be kept of it without its client. Raises ApiError
+        the plan, and may give it up, where nothing is to be kept of it without its client. by: whom the audit
+        log names for the calls that the request approves; None is the principal. Raises ApiError
         (403 where the principal may not use the model or a tool), the engine's RequestErrors, QueueFull and
         EngineUnavailable, ConversationLocked, RequestKnown, StorageUnavailable.
         """
         served = self._models.get(request.model)
         require_use(principal, served.name, request.tools)
-        self._directory.require(request.tools, request.secrets, principal.owner)
+        approvals = self._directory.require(request.tools, request.secrets, principal.owner)
         request = admitted(service := principal.service, request)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
@@ -273,7 +298,15 @@ class Runs:
             if not request.background:
                 place = stack.enter_context(served.engine.admission.enter(principal.owner, service.weight))
             started = await self._create(
-                principal, request, input_items, served, place, visit, entrance, keyed, planning
+                principal,
+                request,
+                input_items,
+                served,
+                approvals,
+                _Held(place, visit, entrance),
+                keyed,
+                planning,
+                by or Actor(principal.key_id or principal.owner),
             )
             stack.pop_all()  # the run's task gives both back
             return started
@@ -284,11 +317,11 @@ class Runs:
         request: CreateResponse,
         input_items: Sequence[Item],
         served: ServedModel,
-        place: Place | None,
-        visit: Visit,
-        entrance: Entrance,
+        approvals: Approvals,
+        held: _Held,
         keyed: KeyedRequest | None,
         planning: Planning | None,
+        by: Actor,
     ) -> Started:
         """Plan and begin; see `create`."""
         owner = principal.owner
@@ -304,7 +337,7 @@ class Runs:
         sealed_by = await self._sealing.by(request.include, served.info.name)
         while True:
             plan = make_plan(
-                Turn(request, items, principal, served, as_of=now_us()),
+                Turn(request, items, principal, served, now_us(), approvals),
                 self._storage,
                 self._registry,
                 tool_timeout_s=self._config.tool_timeout_s,
@@ -313,9 +346,9 @@ class Runs:
                 pasts=self._pasts,
             )
             planned = await (plan if planning is None or request.background else planning(plan))
-            if place is not None:
-                visit.bring(place, len(planned.request.prompt_ids))
-            await visit.reserve(len(planned.request.prompt_ids), planned.request.sampling.max_tokens)
+            if held.place is not None:
+                held.visit.bring(held.place, len(planned.request.prompt_ids))
+            await held.visit.reserve(len(planned.request.prompt_ids), planned.request.sampling.max_tokens)
             echo = await aside(large, _echo, request, served, planned)
             try:
                 queue_limit = self._limiter.least(
@@ -324,7 +357,7 @@ class Runs:
                 sealed = await self._sealing.sealed_secrets(owner, planned.plan.response_id, request.secrets)
                 planned = replace(planned, plan=replace(planned.plan, secrets=sealed))
                 reach = self._directory.reach(request.tools, request.secrets, owner)
-                return await self._begin(planned, echo, place, visit, entrance, keyed, queue_limit, reach)
+                return await self._begin(planned, echo, held, keyed, queue_limit, reach, by)
             except ConversationMoved:
                 continue
             except ConversationLocked as locked:
@@ -351,29 +384,28 @@ class Runs:
         owner = principal.owner
         served = self._models.get(request.model)
         require_use(principal, served.name, request.tools)
-        self._directory.require(request.tools, request.secrets, owner)
+        approvals = self._directory.require(request.tools, request.secrets, owner)
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         items = await identify(self._storage, owner, items)
-        turn = Turn(request, items, principal, served, as_of=now_us())
+        turn = Turn(request, items, principal, served, now_us(), approvals)
         return await count_input(turn, self._storage, self._registry)
 
     async def _begin(
         self,
         planned: Planned,
         echo: bytes,
-        place: Place | None,
-        visit: Visit,
-        entrance: Entrance,
+        held: _Held,
         keyed: KeyedRequest | None,
         queue_limit: int | None,
         reach: Reach,
+        by: Actor,
     ) -> Started:
-        planned = replace(planned, plan=replace(planned.plan, charge=visit.charge))
+        planned = replace(planned, plan=replace(planned.plan, charge=held.visit.charge))
         plan = planned.plan
         seal = await self._sealing.seal(plan.owner, plan.sealed_by)
         dumped, input_items = await aside(in_large_request(), _as_stored, planned)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
-        run.input, run.first, run.place, run.reach = planned.input, planned.request, place, reach
+        run.input, run.first, run.place, run.reach = planned.input, planned.request, held.place, reach
         run.told = planned.told
         planned.functions.teach(reach)
         if (record := current.get()) is not None:
@@ -400,6 +432,7 @@ class Runs:
             conversation_head=planned.conversation_head,
             request=keyed,
             hidden=plan.hidden,
+            audit=_approvals(planned, by),
             priority=plan.priority,
             queue_limit=queue_limit,
             conversation_limit=self._config.max_items_per_conversation,
@@ -407,17 +440,20 @@ class Runs:
         channel = self.feed.open(plan.response_id, echo, stored=plan.store)
         self._num_starting += 1
         try:
+            if not (plan.store or plan.conversation_id):  # no transaction tells of this start
+                for entry in new.audit:
+                    await self._storage.add_audit(entry)
             run.entry = await self._journal.begin(new, opening(head, background=plan.background), channel)
         except BaseException:
             self.feed.release(plan.response_id)
             raise
         finally:
             self._num_starting -= 1
-        entrance.begun(in_database=bool(run.entry.fence))
-        visit.hand_over()
+        held.entrance.begun(in_database=bool(run.entry.fence))
+        held.visit.hand_over()
         if plan.background:
-            visit.leave()
-        run.visit = visit
+            held.visit.leave()
+        run.visit = held.visit
         response = Snapshot(join_response(orjson.dumps(head), [], echo), POLL_AFTER_MS[status])
         started = Started(plan.response_id, response, self.feed.join(plan.response_id))
         if queued:
@@ -648,17 +684,17 @@ class Runs:
         return stored, _pending(stored)
 
     async def feed_outputs(
-        self, principal: Principal, stored: StoredResponse, outputs: Sequence[Item]
+        self, principal: Principal, stored: StoredResponse, outputs: Sequence[Item], *, by: Actor
     ) -> Snapshot:
         """Give tool outputs to a waiting run; returns the Response as it then stands.
 
-        The same output again changes nothing. Raises NotFound, NotWaiting, UnknownCall, OutputConflict, and
-        ApiError 429 where the request is one too many.
+        The same output again changes nothing. by: whom the audit log names for approvals. Raises NotFound,
+        NotWaiting, UnknownCall, OutputConflict, and ApiError 429 where the request is one too many.
         """
         owner = principal.owner
         if stored.waiting:
             (await self._limiter.enter(principal.subjects, stored.model)).leave()
-        num_bytes, fresh = await aside(in_large_request(), _new_outputs, stored, outputs, self._config)
+        num_bytes, fresh = await aside(in_large_request(), _new_outputs, stored, outputs, self._config, by)
         await self._quota.require(owner, num_bytes, self._stored_bytes(principal))
         if fresh:
             waiting = await self._storage.add_tool_outputs(owner, stored.id, fresh, now_us())
@@ -764,6 +800,19 @@ def _as_stored(planned: Planned) -> tuple[bytes, tuple[NewItem, ...]]:
     return planned.plan.dump(), new_items(planned.input)
 
 
+def _approvals(planned: Planned, by: Actor) -> tuple[AuditEntry, ...]:
+    """What the audit log is to tell of the calls that a request approves."""
+    plan, wanted = planned.plan, set(planned.plan.approved)
+    asked = (item for item in planned.context if is_client_call(item) and key_of(item) in wanted)
+    return tuple(_approval(item, plan.response_id, plan.owner, by) for item in asked)
+
+
+def _approval(request: Item, response_id: str, owner: str, by: Actor) -> AuditEntry:
+    """The entry of one approval. response_id: of the response that makes the call."""
+    said = {name: request[name] for name in ("server_label", "name") if name in request}
+    return by.did("tool_call.approved", str(key_of(request)), owner, response_id=response_id, **said)
+
+
 def _pending(stored: StoredResponse) -> dict[str, str]:
     return pending_calls([orjson.loads(item.body) for item in stored.output])
 
@@ -787,7 +836,7 @@ def interrupted(response_id: str) -> ApiError:
 
 
 def _new_outputs(
-    stored: StoredResponse, outputs: Sequence[Item], config: Config
+    stored: StoredResponse, outputs: Sequence[Item], config: Config, by: Actor
 ) -> tuple[int, list[ToolOutput]]:
     """The bytes of tool outputs, and those of them that their run does not have yet. Raises OutputConflict,
     and ApiError 400 for an output that is larger than it may be."""
@@ -796,13 +845,18 @@ def _new_outputs(
     )
     plan = RunPlan.load(stored.plan)
     items = [orjson.loads(item.body) for item in stored.output]
-    taken = {item["call_id"]: _said(item) for item in items if is_output(item)}
+    taken = answers_of(items)
+    calls = {link_of(item): item for item in items if is_client_call(item)}
     fresh = []
     for item in answering(outputs, items):
-        if item["call_id"] not in taken:
-            fresh.append(_tool_output(plan, item))
-        elif taken[item["call_id"]] != _said(item):
-            raise OutputConflict(item["call_id"])
+        key = str(key_of(item))
+        if link_of(item) not in calls:
+            raise UnknownCall(key)
+        if key not in taken:
+            entry = _approval(calls[link_of(item)], stored.id, stored.owner, by) if approves(item) else None
+            fresh.append(replace(_tool_output(plan, item), audit=entry))
+        elif _said(taken[key]) != _said(item):
+            raise OutputConflict(key)
     return num_bytes, fresh
 
 
@@ -815,4 +869,4 @@ def _tool_output(plan: RunPlan, item: Item) -> ToolOutput:
     """An output as storage takes it; id and hash are such that posting it again is posting the same."""
     item = {**item, "id": output_id(plan, item)}
     digest = hashlib.blake2b(orjson.dumps(_said(item)), digest_size=16).digest()
-    return ToolOutput(item["call_id"], orjson.dumps(item), digest, item["id"], kind=item["type"])
+    return ToolOutput(str(key_of(item)), orjson.dumps(item), digest, item["id"], kind=item["type"])

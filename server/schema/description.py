@@ -353,8 +353,9 @@ _REPLIES: Mapping[str, Schema] = {
                 "description": "An extension, while queued: its turn; 1 is the next to begin.",
             },
             "pending_tool_calls": {
-                **listed(of({"call_id": STRING, "name": STRING})),
-                "description": "An extension, while it waits: the calls whose outputs it is to be given.",
+                **listed(of({"name": STRING}, {"call_id": STRING, "approval_request_id": STRING})),
+                "description": "An extension, while it waits: the calls whose outputs or approvals it is "
+                "to be given.",
             },
         },
     ),

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from engine import Shape
 from server.ignored import ignore, unread
 from server.items import FILLED as FILLED_BY_ITEMS
-from server.items import ITEM_TYPES, Item, identifier
+from server.items import ITEM_TYPES, Item, identifier, link_of
 from server.schema.fields import (
     UNKNOWN_TIER,
     Api,
@@ -318,8 +318,8 @@ def parse_include(value: Any, param: str = "include") -> tuple[str, ...]:
 
 
 class ToolOutputs(BaseModel):
-    """A body of POST /responses/{id}/tool_outputs: normalised outputs, one per call id; those that came
-    without a type are `function_call_output` items."""
+    """A body of POST /responses/{id}/tool_outputs: normalised items, one for each call that is answered.
+    Those that came without a type are `function_call_output` items."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -329,7 +329,7 @@ class ToolOutputs(BaseModel):
 
 def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs:
     """Read both forms: `{"tool_outputs": [{"call_id", "output"}]}` and `{"tool_call_id", "output"}`. An entry
-    with a `type` is a whole output item.
+    with a `type` is a whole item that answers a call.
 
     Raises ApiError 400, also for a call answered twice.
     """
@@ -349,12 +349,12 @@ def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs
         items = [_tool_output(entry, f"tool_outputs[{index}]", new_id) for index, entry in enumerate(several)]
     if not items:
         check_length("tool_outputs", 0, "array", least=1)
-    seen: set[str] = set()
+    seen: set[str | None] = set()
     for index, item in enumerate(items):
-        call_id = item["call_id"]
-        if call_id in seen:
-            refuse(f"tool_outputs[{index}].call_id", f"Call '{shorten(call_id)}' is answered twice.")
-        seen.add(call_id)
+        name, key = link_of(item)
+        if key in seen:
+            refuse(f"tool_outputs[{index}].{name}", f"Call '{shorten(str(key))}' is answered twice.")
+        seen.add(key)
     return ToolOutputs(items=tuple(items), stream=bool(stream))
 
 

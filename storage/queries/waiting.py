@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from storage.queries.items import joined
+from storage.queries.keys import audit
 from storage.queries.responses import require
 from storage.records import NotWaiting, OutputConflict, StoredItem, ToolOutput, UnknownCall, WaitingInputs
 from storage.tables import items, response_items, run_inputs, runs
@@ -60,6 +61,9 @@ def add_tool_outputs(
                 for output in new.values()
             ],
         )
+    for output in new.values():
+        if output.audit is not None:
+            audit.append(conn, output.audit)
     pending = {} if run is None else _pending(calls, known.keys() | new.keys())
     if run is not None and run.state == "waiting" and not pending:
         conn.execute(

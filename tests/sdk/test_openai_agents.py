@@ -10,6 +10,8 @@ import pytest
 from agents import (
     Agent,
     HostedMCPTool,
+    MCPToolApprovalFunctionResult,
+    MCPToolApprovalRequest,
     ModelSettings,
     OpenAIChatCompletionsModel,
     OpenAIConversationsSession,
@@ -174,3 +176,47 @@ async def test_tools_of_an_mcp_server(tmp_path: Path) -> None:
     assert result.final_output == "The tool said: home means much"
     assert again.final_output == "The tool said: booked 3"
     assert (seen.called, len(seen.listings)) == (["look_up", "book"], 1)
+
+
+def asking(tool_names: list[str] | None, approved: bool, asked: list[str]) -> HostedMCPTool:
+    """The tools of a server, each call of which the SDK asks a function about. tool_names: of those that need
+    no approval. asked: takes up what was asked about."""
+
+    def decide(request: MCPToolApprovalRequest) -> MCPToolApprovalFunctionResult:
+        asked.append(request.data.name)
+        return {"approve": True} if approved else {"approve": False, "reason": "not today"}
+
+    config: Any = {"type": "mcp", "server_label": "desk", "server_url": "builtin:desk"}
+    config["require_approval"] = "always" if tool_names is None else {"never": {"tool_names": tool_names}}
+    return HostedMCPTool(tool_config=config, on_approval_request=decide)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("chained", [False, True], ids=["history resent", "previous_response_id"])
+async def test_approvals_of_an_mcp_servers_calls(tmp_path: Path, chained: bool, streamed: bool) -> None:
+    seen, asked = Seen(), list[str]()
+    async with mcp_server(seen) as url:
+        known = read_mcp_settings({"servers": {"desk": {"url": url}}}, {})
+        async with (
+            live_app(tmp_path, mcp=known) as server,
+            AsyncOpenAI(api_key="unused", base_url=f"{server.base_url}/v1", max_retries=0) as sdk,
+        ):
+
+            async def said(directive: str, tool: HostedMCPTool) -> str:
+                model = OpenAIResponsesModel(model=MODEL, openai_client=sdk)
+                one = Agent(name="Assistant", model=model, tools=[tool])
+                if not streamed:
+                    result = await Runner.run(one, directive, auto_previous_response_id=chained)
+                    return str(result.final_output)
+                stream = Runner.run_streamed(one, directive, auto_previous_response_id=chained)
+                async for _ in stream.stream_events():
+                    pass
+                return str(stream.final_output)
+
+            booked = await said('call book {"room": 3}', asking(None, True, asked))
+            refused = await said('call book {"room": 4}', asking(["look_up"], False, asked))
+            looked = await said('call look_up {"word": "home"}', asking(["look_up"], False, asked))
+    assert booked == "The tool said: booked 3"
+    assert refused.endswith("the user declined it. The reason: not today")
+    assert looked == "The tool said: home means much"
+    assert (asked, seen.called) == (["book", "book"], ["book", "look_up"])

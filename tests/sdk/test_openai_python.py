@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI, RateLimitError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI, RateLimitError, omit
 from openai.types.responses import (
     ResponseCompletedEvent,
     ResponseFunctionToolCall,
     ResponseReasoningItem,
     ResponseTextDeltaEvent,
+    ToolParam,
 )
+from openai.types.responses.response_output_item import McpApprovalRequest, McpCall
 
 from engine import ScriptedEngine
+from server.mcp_servers import read_mcp_settings
+from tests.support.mcp_servers import Seen, mcp_server
 from tests.support.running import Running, live_app
 from tests.support.talk import TIME, WEATHER, Gate, call, gated
 
@@ -175,6 +179,44 @@ async def test_wait_mode_through_extra_body(live_sdk: AsyncOpenAI) -> None:
             await live_sdk.post(f"/responses/{response_id}/tool_outputs", body=body, cast_to=object)
     assert isinstance(event, ResponseCompletedEvent)
     assert event.response.output_text == "The tool said: rainy"
+
+
+@pytest.mark.parametrize("store", [True, False], ids=["chained", "resent"])
+async def test_an_approval_of_an_mcp_call(tmp_path: Path, store: bool) -> None:
+    tool: ToolParam = {"type": "mcp", "server_label": "desk", "server_url": "builtin:desk"}
+    async with mcp_server(seen := Seen()) as url:
+        known = read_mcp_settings({"servers": {"desk": {"url": url}}}, {})
+        async with (
+            live_app(tmp_path, mcp=known) as server,
+            AsyncOpenAI(api_key="unused", base_url=f"{server.base_url}/v1", max_retries=0) as sdk,
+        ):
+            asked = 'call book {"room": 3}'
+            first = await sdk.responses.create(model=MODEL, input=asked, tools=[tool], store=store)
+            request = first.output[-1]
+            assert isinstance(request, McpApprovalRequest)
+            assert (request.server_label, request.name, seen.called) == ("desk", "book", [])
+            answer: Any = {
+                "type": "mcp_approval_response",
+                "approval_request_id": request.id,
+                "approve": True,
+            }
+            items: Any = [answer]
+            if not store:
+                items = [{"role": "user", "content": asked}, *first.output, answer]
+            async with sdk.responses.stream(
+                model=MODEL,
+                input=items,
+                tools=[tool],
+                store=store,
+                previous_response_id=first.id if store else omit,
+            ) as stream:
+                async for _ in stream:
+                    pass
+                second = await stream.get_final_response()
+    made = second.output[0]
+    assert isinstance(made, McpCall)
+    assert (made.approval_request_id, made.output) == (request.id, "booked 3")
+    assert second.output_text == "The tool said: booked 3" and seen.called == ["book"]
 
 
 # ------------------------------------------------------------------------------------------------------------

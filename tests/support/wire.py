@@ -20,7 +20,7 @@ from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-from server.items import Stream, call_of, is_output
+from server.items import Stream, call_of, is_output, source_of
 from server.schema import events as grammar
 
 Json = dict[str, Any]
@@ -337,7 +337,10 @@ class _Item:
         self._logprobs: list[Json] = []
         empty: dict[str, tuple[str, Any]] = {"message": ("content", []), "reasoning": ("summary", [])}
         if (stream := _stream(added)) is not None:
-            empty[added["type"]] = (stream.field, "")
+            if source_of(added) is not None:  # the model wrote the arguments when it asked for the call
+                self._said = added[stream.field]
+            else:
+                empty[added["type"]] = (stream.field, "")
         if added["type"] in empty:
             field, value = empty[added["type"]]
             assert added[field] == value, f"{added['type']} added with {field} {added[field]!r}"

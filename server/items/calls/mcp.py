@@ -11,21 +11,23 @@ from typing import Any
 
 from server.ignored import ignore, unread
 from server.items.item_type import (
+    Approval,
     Call,
     Elsewhere,
     Execution,
     Item,
     ItemType,
     Listing,
+    Route,
     Scene,
     Stream,
     Tool,
     function_of,
     unspoken,
 )
-from server.items.parts import PLACE, STATUSES, item_shape
+from server.items.parts import PLACE, STATUSES, identifier, item_shape
 from server.items.transcript import Transcript, speakable, text_of
-from server.mcp_servers import BUILTIN_URL, Reach
+from server.mcp_servers import BUILTIN_URL, Approvals, Reach
 from server.shapes import (
     NAME,
     STRING,
@@ -35,6 +37,7 @@ from server.shapes import (
     described,
     map_of,
     mapping,
+    one_of,
     record,
     refuse,
     schema_of,
@@ -58,6 +61,16 @@ def _allowed(value: Any, path: str) -> Any:
 
 described(_allowed, lambda: {"anyOf": [schema_of(array(STRING)), schema_of(_FILTER)]})
 
+_SETTING = one_of("always", "never")
+_FILTERS = record({}, {"always": _FILTER, "never": _FILTER})
+
+
+def _approved(value: Any, path: str) -> Any:
+    return _FILTERS(value, path) if isinstance(value, dict) else _SETTING(value, path)
+
+
+described(_approved, lambda: {"anyOf": [schema_of(_SETTING), schema_of(_FILTERS)]})
+
 _TOOL = record(
     {"server_label": NAME},
     {
@@ -68,7 +81,7 @@ _TOOL = record(
         "server_description": STRING,
         "headers": map_of(STRING),
         "allowed_tools": _allowed,
-        "require_approval": anything,
+        "require_approval": _approved,
         "defer_loading": boolean,
     },
 )
@@ -109,28 +122,39 @@ def _is_elsewhere(tool: Tool) -> bool:
 def _offers(tool: Tool, registry: Registry, path: str) -> Sequence[Tool]:
     if _is_elsewhere(tool):
         return []  # listings offer them
-    if tool.get("require_approval", "never") != "never":
-        message = "This server does not ask for approval; 'require_approval' can only be 'never'."
-        refuse(f"{path}.require_approval", message, "unsupported_parameter")
-    allowed = tool.get("allowed_tools")
-    if isinstance(allowed, dict) and allowed.get("read_only") is not None:
-        message = "This server does not tell tools that only read from others."
-        refuse(f"{path}.allowed_tools.read_only", message, "unsupported_parameter")
-    names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
     specs = {spec.name: spec for spec in registry.values() if spec.offered_by == "mcp"}
-    if unknown := [name for name in names or () if name not in specs]:
-        message = f"There is no tool {unknown[0]!r}. The tools of {BUILTIN_URL!r} are: {', '.join(specs)}."
-        refuse(f"{path}.allowed_tools", message)
+    allowed, approval = tool.get("allowed_tools"), tool.get("require_approval")
+    _require_known(allowed, specs, f"{path}.allowed_tools")
+    for side in ("always", "never"):
+        filter_ = approval.get(side) if isinstance(approval, dict) else None
+        _require_known(filter_, specs, f"{path}.require_approval.{side}")
+    names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
     return [function_of(spec) for spec in specs.values() if names is None or spec.name in names]
 
 
-def _offers_listed(tool: Tool, listing: Item) -> Sequence[tuple[Tool, Mapping[str, Any]]]:
+def _require_known(wanted: Any, specs: Mapping[str, Any], path: str) -> None:
+    """ApiError 400 for a list or filter that asks of this server's own tools what they do not say."""
+    if isinstance(wanted, dict) and wanted.get("read_only") is not None:
+        message = "This server does not tell tools that only read from others."
+        refuse(f"{path}.read_only", message, "unsupported_parameter")
+    names = wanted.get("tool_names") if isinstance(wanted, dict) else wanted
+    if unknown := [name for name in names or () if name not in specs]:
+        message = f"There is no tool {unknown[0]!r}. The tools of {BUILTIN_URL!r} are: {', '.join(specs)}."
+        refuse(path, message)
+
+
+def _asks(tool: Tool, name: str, approvals: Approvals) -> bool:
+    return approvals.ask(tool, name)
+
+
+def _offers_listed(tool: Tool, listing: Item, approvals: Approvals) -> Sequence[tuple[Tool, Route]]:
     allowed = tool.get("allowed_tools")
     names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
     reads = allowed.get("read_only") if isinstance(allowed, dict) else None
     found = []
     for listed in listing["tools"]:
-        hint = (listed.get("annotations") or {}).get("readOnlyHint") is True
+        annotations = listed.get("annotations") or {}
+        hint = annotations.get("readOnlyHint") is True
         if (names is not None and listed["name"] not in names) or reads not in (None, hint):
             continue
         function = {
@@ -140,7 +164,8 @@ def _offers_listed(tool: Tool, listing: Item) -> Sequence[tuple[Tool, Mapping[st
             "parameters": listed["input_schema"],
             "strict": False,
         }
-        found.append((function, {**_fields(tool), "name": listed["name"]}))
+        asks = approvals.ask(tool, listed["name"], annotations)
+        found.append((function, Route("mcp_call", {**_fields(tool), "name": listed["name"]}, asks)))
     return found
 
 
@@ -250,8 +275,14 @@ _ELSEWHERE = Elsewhere(
 
 
 def _say(item: Item, transcript: Transcript) -> None:
-    transcript.call(item["id"], transcript.name(item["server_label"], item["name"]), item["arguments"])
-    transcript.answer(item["id"], _outcome(item))
+    told = item.get("approval_request_id") is not None and transcript.has(item["id"])
+    if not told:  # by the request for its approval, where the model has written the call
+        _tell(item["id"], item, _outcome(item), transcript)
+
+
+def _tell(call_id: str, item: Item, outcome: str, transcript: Transcript) -> None:
+    transcript.call(call_id, transcript.name(item["server_label"], item["name"]), item["arguments"])
+    transcript.answer(call_id, outcome)
 
 
 def _outcome(item: Item) -> str:
@@ -262,6 +293,46 @@ def _outcome(item: Item) -> str:
     return item.get("output") or ""
 
 
+# ------------------------------------------------------------------------------------------------------------
+# Approvals
+
+
+def _asked(name: str, arguments: str) -> Item:
+    return {"name": name, "arguments": arguments}
+
+
+def _made(request: Item) -> Item:
+    opened = _opened(request["name"], "", request["arguments"])
+    return {"server_label": request["server_label"], **opened, "approval_request_id": request["id"]}
+
+
+def _say_request(item: Item, transcript: Transcript) -> None:
+    """A call that was asked for is told with what came of it, and where the model has written it: so the
+    prompt is the same as if nobody had to be asked."""
+    if (call := transcript.made.get(item["id"])) is not None:
+        _tell(call["id"], item, _outcome(call), transcript)
+        return
+    answer = transcript.answers.get(item["id"])
+    if answer is None or answer["approve"]:  # the call may come yet
+        transcript.settled = False
+    _tell(item["id"], item, _refusal(answer), transcript)
+
+
+def _refusal(answer: Item | None) -> str:
+    """What the model is told of a call that was not made."""
+    if answer is None:
+        return "error: The call was not made: it needs the user's approval, which the user has not given."
+    if answer["approve"]:
+        return "error: The user approved the call, but the response ended before it was made."
+    reason = f" The reason: {answer['reason']}" if answer.get("reason") else ""
+    return f"error: The call was not made: the user declined it.{reason}"
+
+
+def _approves(answer: Item) -> bool:
+    return bool(answer["approve"])
+
+
+_APPROVAL = Approval("mcp_approval_request", _asked, _made, source="approval_request_id")
 _ERROR = {"code": whole(), "message": STRING}
 _SHAPE = item_shape(
     {"server_label": STRING, "name": STRING, "arguments": STRING},
@@ -316,8 +387,15 @@ ROWS = (
             opens=("response.mcp_call.in_progress",),
             offers=_offers,
             fields=_fields,
+            asks=_asks,
             execution=Execution(
-                "calling", _run, _finish, _repeatable, listing=_LISTING, elsewhere=_ELSEWHERE
+                "calling",
+                _run,
+                _finish,
+                _repeatable,
+                listing=_LISTING,
+                elsewhere=_ELSEWHERE,
+                approval=_APPROVAL,
             ),
         ),
         secrets=SECRETS,
@@ -326,15 +404,23 @@ ROWS = (
         "mcp_approval_request",
         "mcpr_",
         item_shape({"server_label": STRING, "name": STRING, "arguments": STRING}, statuses=()),
+        _say_request,
+        answered_by="mcp_approval_response",
+        key="id",
+        must_answer=False,
     ),
     ItemType(
         "mcp_approval_response",
         "mcpa_",
         item_shape(
-            {"approval_request_id": STRING, "approve": boolean},
+            {"approval_request_id": identifier, "approve": boolean},
             {"reason": STRING, "request_id": STRING},
             statuses=(),
         ),
+        unspoken,  # its request tells of it
         doubled=("request_id", "approval_request_id"),
+        answers="mcp_approval_request",
+        key="approval_request_id",
+        approves=_approves,
     ),
 )

@@ -19,6 +19,7 @@ from server.items import (
     ITEM_TYPES,
     ArgumentReader,
     Call,
+    Execution,
     Item,
     Listing,
     Route,
@@ -26,12 +27,14 @@ from server.items import (
     Sources,
     Tool,
     Whole,
+    approval_of,
     broken_in_a_row,
     call_of,
     execution_of,
     filled,
     is_running,
     private_of,
+    type_asked_for,
     with_private,
 )
 from server.runs.events.citations import CitationReader, link
@@ -87,8 +90,9 @@ class _Open:
     """The output item that is being written: what deltas add to, until it is closed.
 
     item: empty as long as it is not added, which a call may not be before its arguments are whole. call: how
-    it is written, where it is a call, and of which name. citations: reads them out of the text, where it can
-    have any. unsaid: log probabilities of what it holds back.
+    it is written, where it is a call, and of which name. asks: whether the client is asked before it is made.
+    citations: reads them out of the text, where it can have any. unsaid: log probabilities of what it holds
+    back.
     """
 
     index: int
@@ -100,6 +104,7 @@ class _Open:
     unsaid: list[dict[str, Any]] = field(default_factory=list)
     call: Call | None = None
     name: str | None = None
+    asks: bool = False
     reader: ArgumentReader | None = None
 
     def at(self, type_: str, **fields: Any) -> Draft:
@@ -212,12 +217,14 @@ class Assembler:
 
     def _call(self, name: str, drafts: list[Draft]) -> None:
         self._close(drafts, "completed")
-        call = ITEM_TYPES[self._route(name).type].call
+        route = self._route(name)
+        call = ITEM_TYPES[route.type].call
         assert call is not None, "routes lead to calls"
-        opened = _Open(len(self.output), {}, call=call, name=name)
+        opened = _Open(len(self.output), {}, call=call, name=name, asks=route.asks)
         if call.stream is not None:
             opened.reader = None if call.stream.reader is None else call.stream.reader()
-            self._add_call(opened, self._route(name), "", drafts)
+            if not opened.asks:  # nobody is asked for a call before it is whole
+                self._add_call(opened, route, "", drafts)
         self._open = opened
 
     def _add_call(
@@ -256,7 +263,7 @@ class Assembler:
         if opened is None or opened.call is None or not text:
             return
         opened.pieces.append(text)
-        if opened.call.stream is not None:
+        if opened.call.stream is not None and opened.item:
             drafts.append(opened.at(f"{opened.call.stream.event}.delta", delta=text))
 
     def _fault(self, name: str | None, count: int) -> str:
@@ -304,6 +311,27 @@ class Assembler:
     def know(self, context: Iterable[Item]) -> None:
         """The items before the output, whose sources can be referred to, as those of the output can."""
         self._sources = Sources((*context, *self.output))
+
+    def call_approved(self, request: Item) -> list[Draft]:
+        """Drafts of a call that was asked for and approved, up to the beginning of its execution."""
+        drafts: list[Draft] = []
+        self._close(drafts, "completed")
+        row = type_asked_for(request)
+        call, approval = row.call, approval_of(row)
+        assert call is not None and call.execution is not None and approval is not None
+        item = {"id": self._id(row.type), "type": row.type, "status": "in_progress"}
+        opened = self._add(_Open(len(self.output), item | approval.made(request)), drafts)
+        drafts += [opened.at(event) for event in call.opens]
+        if (stream := call.stream) is not None:
+            drafts.append(opened.at(f"{stream.event}.done", **{stream.field: opened.item[stream.field]}))
+        self._begin(opened, call.execution, drafts)
+        return drafts
+
+    def _begin(self, opened: _Open, execution: Execution, drafts: list[Draft]) -> None:
+        """A whole call is about to be carried out; its outcome closes it."""
+        opened.item["status"] = execution.running
+        self._running[opened.item["id"]] = opened.index
+        drafts += [opened.at(event) for event in execution.starts]
 
     def call_finished(self, item_id: str, result: ToolResult) -> list[Draft]:
         """Drafts of the outcome of a call that this server has carried out."""
@@ -424,6 +452,10 @@ class Assembler:
     def _close_call(self, opened: _Open, call: Call, drafts: list[Draft], status: str) -> None:
         """The model has written a call: it is done, or, where the server carries it out, about to be."""
         text, stream = opened.text, call.stream
+        offered = self._is_offered(opened.name)
+        if opened.asks and offered and status == "completed":
+            self._ask(opened, text, drafts)
+            return
         if call.whole is not None:
             fields = call.whole.read(text) if status == "completed" else None
             if fields is not None:
@@ -431,22 +463,22 @@ class Assembler:
             else:
                 self._add_broken(opened, text, drafts)
                 status = "incomplete"
-        elif stream is not None:
+        elif not opened.item:
+            self._add_call(opened, self._route(opened.name or ""), text if stream is None else "", drafts)
+            if stream is not None and text:
+                drafts.append(opened.at(f"{stream.event}.delta", delta=text))
+        if call.whole is None and stream is not None:
             opened.item[stream.field] = text
             named = {"name": opened.name} if stream.named else {}
             drafts.append(opened.at(f"{stream.event}.done", **named, **{stream.field: text}))
-        elif not opened.item:
-            self._add_call(opened, self._route(opened.name or ""), text, drafts)
-        if not self._is_offered(opened.name):
+        if not offered:
             status = "incomplete"
         execution = call.execution
         if execution is None:
             opened.item["status"] = status
         elif status == "completed":
-            opened.item["status"] = execution.running
-            self._running[opened.item["id"]] = opened.index
-            drafts += [opened.at(event) for event in execution.starts]
-            return  # its outcome closes it
+            self._begin(opened, execution, drafts)
+            return
         else:
             fault = self._fault(opened.name, broken_in_a_row(self.output[: opened.index]) + 1)
             self._finish(opened, ToolResult(error=fault, kept={"broken": True}), drafts)
@@ -468,6 +500,17 @@ class Assembler:
             drafts.append(opened.at(f"{stream.event}.delta", delta=text))
         opened.item[stream.field] = text
         drafts.append(opened.at(f"{stream.event}.done", name=opened.name, **{stream.field: text}))
+
+    def _ask(self, opened: _Open, arguments: str, drafts: list[Draft]) -> None:
+        """Ask the client for a whole call, in an item that takes the call's place."""
+        name = opened.name or ""
+        route = self._route(name)
+        approval = approval_of(ITEM_TYPES[route.type])
+        assert approval is not None, "only calls that have a way to ask need approval"
+        opened.item = {"id": self._id(approval.request), "type": approval.request}
+        opened.item |= approval.asked(name, arguments)
+        opened.item |= route.fields  # the name that the call has elsewhere may be another one
+        self._item_done(self._add(opened, drafts), drafts)
 
     def _item_done(self, opened: _Open, drafts: list[Draft]) -> None:
         drafts.append(

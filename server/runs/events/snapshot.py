@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from server.items import filled_body
+from server.items import answer_field, filled_body
 from storage import StoredResponse
 
 POLL_AFTER_MS = {"queued": 2000, "in_progress": 1000}
@@ -52,8 +52,8 @@ def snapshot(
     """A stored response on the wire, with members of ours while it is in flight.
 
     attempt: how often an engine was given it. queue_position: its turn, 1 is next, until it begins.
-    pending_tool_calls: what it waits for: `pending`, call_id -> name.
-    include: what its items are to say besides.
+    pending_tool_calls: what it waits for: `pending`, key of the call -> name; each under the field by which
+    the answer names it. include: what its items are to say besides.
     """
     extra = b""
     place = None if stored.run is None else stored.run.place
@@ -62,7 +62,8 @@ def snapshot(
         if place is not None:
             extra += b',"queue_position":%d' % place
     if pending is not None:
-        listed = [{"call_id": call_id, "name": name} for call_id, name in pending.items()]
+        fields = {item.call_id: answer_field(item.kind) for item in stored.output if item.name is not None}
+        listed = [{fields[key]: key, "name": name} for key, name in pending.items()]
         extra += b',"pending_tool_calls":' + orjson.dumps(listed)
     output = [filled_body(item.body, item.private, include) for item in stored.output]
     body = join_response(stored.head, output, stored.echo, extra)

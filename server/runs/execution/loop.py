@@ -30,7 +30,7 @@ from engine import (
 )
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
-from server.items import Elsewhere, Execution, Item, Route, Scene, execution_of
+from server.items import Elsewhere, Execution, Item, Route, Scene, execution_of, source_of
 from server.limits import Limiter
 from server.prompting import Offer, to_messages
 from server.runs.events import Draft, Journal
@@ -132,6 +132,7 @@ class Loop:
                 run.assembler.output,
                 run.progress,
                 unlisted=run.unlisted,
+                approved=run.approved,
                 waits=run.plan.waits,
                 max_output_tokens=run.plan.max_output_tokens,
             )
@@ -141,6 +142,10 @@ class Loop:
                         return
                 case steps.Generate(generation, max_tokens):
                     await self._generate(run, generation, max_tokens)
+                case steps.MakeCalls(requests):
+                    for request in requests:
+                        self._write(run, run.assembler.call_approved(request))
+                    run.first = None  # it does not have what comes of them
                 case steps.CallTools(calls):
                     await self._call_tools(run, calls)
                 case steps.AwaitClient():
@@ -276,6 +281,8 @@ class Loop:
         limit = run.plan.max_tool_calls
         if call["id"] in run.uncertain and not self._repeatable(run, call):
             return ToolResult(error=UNCERTAIN)
+        if source_of(call) is not None and not run.functions.allow(call):
+            return ToolResult(error=f"There is no tool {call['name']!r} among those of this response.")
         if limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
             return ToolResult(error=f"This response may make no more than {limit} tool calls.")
         if run.plan.charge is not None and (refusal := await self._limiter.tool_call(run.plan.charge)):

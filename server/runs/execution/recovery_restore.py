@@ -76,9 +76,9 @@ class Restorer:
         run.learn(functions)
         run.queued = stored.status == "queued"
         run.progress = Progress.of((len(record.token_ids), record.facts) for record in records)
-        if run.progress.ended is not None:
+        if run.progress.ended is not None or not run.progress.generations:
             run.uncertain = frozenset(item["id"] for item in output if is_running(item))
-        elif run.progress.generations:
+        else:
             begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
             front = assembler_of(plan, functions, seal, context, *_folded(records[:begun], kept))
             run.unfinished = Unfinished(front, tuple(records[begun:]))

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import GenerateRequest, Place, TokenLogprob
-from server.items import ITEM_TYPES, Item, Route, dump_private, is_client_call
+from server.items import ITEM_TYPES, Item, Route, dump_private, is_client_call, key_of
 from server.limits import Visit
 from server.model_registry import ServedModel
 from server.prompting import Told
 from server.runs.events import Assembler, Draft, RunLog, Tokens, derived_id
 from server.runs.execution.logprobs import dump_logprobs
-from server.runs.planning import Functions, Progress, RunPlan, pending_calls
+from server.runs.planning import Functions, Progress, RunPlan, approved_calls, pending_calls
 from storage import NewItem, Record, RunClaim
 
 if TYPE_CHECKING:
@@ -109,6 +109,11 @@ class Run:
         """Output tokens so far."""
         return self.progress.output_tokens + len(self.unlogged.token_ids)
 
+    @property
+    def approved(self) -> list[Item]:
+        """What asked for calls that are approved and not made yet."""
+        return approved_calls(self.plan.approved, self.context, self.assembler.output)
+
     def learn(self, functions: Functions) -> None:
         """Go on with the tools of all servers that are known by now."""
         self.functions = functions
@@ -192,9 +197,7 @@ def opening(head: dict[str, Any], *, background: bool) -> list[Draft]:
 def new_item(item: Item) -> NewItem:
     """An item as storage takes it; `name` marks the calls that a client answers."""
     name = item.get("name") or item["type"] if is_client_call(item) else None
-    return NewItem(
-        item["id"], item["type"], orjson.dumps(item), item.get("call_id"), name, dump_private(item)
-    )
+    return NewItem(item["id"], item["type"], orjson.dumps(item), key_of(item), name, dump_private(item))
 
 
 def new_items(items: Sequence[Item]) -> tuple[NewItem, ...]:
@@ -204,4 +207,4 @@ def new_items(items: Sequence[Item]) -> tuple[NewItem, ...]:
 
 def output_id(plan: RunPlan, item: Item) -> str:
     """The item id of a tool output posted to a run: derived, so the same output posted twice has the same."""
-    return derived_id(plan.id_secret, item["type"], item["call_id"])
+    return derived_id(plan.id_secret, item["type"], str(key_of(item)))

@@ -8,7 +8,7 @@ from server.runs.planning.history import Turn, drop_oldest, not_found, replayabl
 from server.runs.planning.pasts import Pasts, read_items
 from server.runs.planning.plan import Planned, RunPlan, count_input, fit, make_plan
 from server.runs.planning.spending import spent, spent_so_far
-from server.runs.planning.steps import TERMINAL, Progress, pending_calls
+from server.runs.planning.steps import TERMINAL, Progress, approved_calls, pending_calls
 
 __all__ = [
     "TERMINAL",
@@ -18,6 +18,7 @@ __all__ = [
     "Progress",
     "RunPlan",
     "Turn",
+    "approved_calls",
     "count_input",
     "drop_oldest",
     "enforced",

@@ -13,7 +13,7 @@ from server.prompting import tool_shape
 from server.schema import refuse
 
 if TYPE_CHECKING:
-    from server.mcp_servers import Reach
+    from server.mcp_servers import Approvals, Reach
     from server.model_registry import ServedModel
     from tools import Registry
 
@@ -48,17 +48,29 @@ class Functions:
         elsewhere = set(self.names.values())
         return [route for name, route in self.routes.items() if name not in elsewhere]
 
+    def allow(self, call: Item) -> bool:
+        """Whether such a call can be made with these tools, or with those of a server that is not listed
+        yet."""
+        routes = [Route(r.type, {"name": name, **r.fields}) for name, r in self.routes.items()]
+        return any(
+            route.type == call["type"] and all(call.get(key) == said for key, said in route.fields.items())
+            for route in (*routes, *self.unlisted)
+        )
+
     def teach(self, reach: Reach) -> None:
         """Tell what reaches other servers which tools they have."""
         for listing in self.listings:
             reach.learn(listing["server_label"], listing["tools"])
 
 
-def functions_of(tools: Sequence[Tool], registry: Registry, items: Sequence[Item]) -> Functions:
+def functions_of(
+    tools: Sequence[Tool], registry: Registry, items: Sequence[Item], approvals: Approvals
+) -> Functions:
     """All functions and customs of a request's tools, those that this server runs last.
 
-    items: of the conversation so far, in which other servers' tools are listed. Raises ApiError 400 when two
-    share a name, or when a tool asks for what this server has not.
+    items: of the conversation so far, in which other servers' tools are listed. approvals: which calls of MCP
+    tools need one. Raises ApiError 400 when two share a name, or when a tool asks for what this server has
+    not.
     """
     clients: list[Tool] = []
     own: list[Tool] = []
@@ -71,7 +83,8 @@ def functions_of(tools: Sequence[Tool], registry: Registry, items: Sequence[Item
         for function in call.offers(tool, registry, f"tools[{index}]"):
             if function["name"] in routes:
                 refuse("tools", f"Two tools are named {function['name']!r}.")
-            routes[function["name"]] = Route(type_, call.fields(tool))
+            asks = call.asks(tool, function["name"], approvals)
+            routes[function["name"]] = Route(type_, call.fields(tool), asks)
             (clients if call.execution is None else own).append(function)
     names: dict[tuple[str, str], str] = {}
     unlisted: list[Route] = []
@@ -84,9 +97,10 @@ def functions_of(tools: Sequence[Tool], registry: Registry, items: Sequence[Item
             unlisted.append(Route(type_, fields))
             continue
         listings.append(listing)
-        for function, said in elsewhere.offers(tool, listing):
+        for function, route in elsewhere.offers(tool, listing, approvals):
+            said = route.fields
             name = _free(function["name"], said["server_label"], routes)
-            routes[name] = Route(type_, said)
+            routes[name] = route
             names[said["server_label"], said["name"]] = name
             own.append({**function, "name": name})
     return Functions((*clients, *own), routes, names, tuple(unlisted), tuple(listings), frozenset(lacking))

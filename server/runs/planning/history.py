@@ -1,7 +1,7 @@
 """Loads the context of a turn: the stored history and the new input, checked against each other.
 
 Every tool output needs its call, and every call its output. Unanswered calls of cancelled, failed and
-incomplete responses are left out.
+incomplete responses are left out. A request for an approval may stay unanswered, and is answered once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING
 from server.access import Principal
 from server.errors import ApiError
 from server.ignored import ignore
-from server.items import Item, is_client_call, is_left_out, is_output, words_of
+from server.items import (
+    ITEM_TYPES,
+    Item,
+    is_approval,
+    is_client_call,
+    is_left_out,
+    is_output,
+    key_of,
+    link_of,
+    words_of,
+)
+from server.mcp_servers import Approvals
 from server.prompting import Told
 from server.runs.planning.calls import Calls
 from server.runs.planning.pasts import Past, Pasts, Said
@@ -33,6 +44,7 @@ class Turn:
     """A request as a plan is made of it, its references resolved.
 
     input: its own new items, normalised. as_of: the moment in unix microseconds whose past it continues.
+    approvals: which calls of MCP tools need one.
     """
 
     request: CreateResponse
@@ -40,6 +52,7 @@ class Turn:
     principal: Principal
     served: ServedModel
     as_of: int
+    approvals: Approvals
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +119,7 @@ def _joined(past: Past, new: Sequence[Item]) -> Context | None:
     calls = past.calls.and_then([(item, None) for item in new])
     if calls.doubtful and calls.pending:
         return None
-    _check_calls(calls, new)
+    _check_calls(past.calls, calls, new)
     return Context((*past.items, *new), past.told)
 
 
@@ -132,23 +145,35 @@ def replayable(history: Sequence[Said], new: Sequence[Item]) -> list[Item]:
     return [
         item
         for item, status in history
-        if status in (None, "completed") or not is_client_call(item) or item["call_id"] not in unanswered
+        if status in (None, "completed") or not is_client_call(item) or key_of(item) not in unanswered
     ]
 
 
 def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
     """Every output needs its call, and every call its output. Raises ApiError 400 naming the ids."""
-    _check_calls(Calls().and_then([(item, None) for item in (*history, *new)]), new)
+    past = Calls().and_then([(item, None) for item in history])
+    _check_calls(past, past.and_then([(item, None) for item in new]), new)
 
 
-def _check_calls(calls: Calls, new: Sequence[Item]) -> None:
-    """The same, of the calls among all items."""
+def _check_calls(past: Calls, calls: Calls, new: Sequence[Item]) -> None:
+    """The same, of the calls among the past items, and among all of them."""
+    approved = set()
     for index, item in enumerate(new):
-        if is_output(item) and item.get("call_id") not in calls.known:
-            message = f"No tool call found for function call output with call_id {item.get('call_id')}."
-            refuse(f"input[{index}].call_id", message)
-    if calls.pending:
-        refuse("input", f"No tool output found for function call {', '.join(calls.pending)}.")
+        if not is_output(item):
+            continue
+        link = name, key = link_of(item)
+        if link not in calls.known and is_approval(item):
+            wanted = ITEM_TYPES[item["type"]].answers
+            refuse(f"input[{index}].{name}", f"No item of type '{wanted}' found with id '{key}'.")
+        if link not in calls.known:
+            message = f"No tool call found for function call output with {name} {key}."
+            refuse(f"input[{index}].{name}", message)
+        if is_approval(item):
+            if link in past.answered or link in approved:
+                refuse(f"input[{index}].{name}", f"Approval request '{key}' was answered already.")
+            approved.add(link)
+    if calls.demanded:
+        refuse("input", f"No tool output found for function call {', '.join(calls.demanded)}.")
 
 
 def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:
@@ -156,5 +181,5 @@ def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:
     if not count:
         return list(items)
     kept = list(items[count:])
-    calls = {item["call_id"] for item in kept if is_client_call(item)}
-    return [item for item in kept if not is_output(item) or item.get("call_id") in calls]
+    calls = {key_of(item) for item in kept if is_client_call(item)}
+    return [item for item in kept if not is_output(item) or key_of(item) in calls]

@@ -60,12 +60,13 @@ class Past:
     def and_then(self, said: Sequence[Said], num_bytes: int, source: str) -> Past:
         """The same with more items behind it. source: the field that they came by. Raises ApiError 400
         `unsupported_item`."""
-        items = [item for item, _ in said]
+        items = (*self.items, *(item for item, _ in said))
+        told = self.told if self.told.transcript.settled else NOTHING_TOLD
         return Past(
-            (*self.items, *items),
+            items,
             (*self.statuses, *(status for _, status in said)),
             self.calls.and_then(said),
-            self.told.and_then(items, source),
+            told.and_then(items[told.num_items :], source),
             self.num_bytes + num_bytes,
         )
 

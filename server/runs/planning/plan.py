@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,21 @@ import orjson
 
 from engine import ConstraintError, GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
 from server.errors import ApiError
-from server.items import FILLED, ITEM_TYPES, Item, Route, type_of_calls
+from server.items import (
+    FILLED,
+    ITEM_TYPES,
+    Item,
+    Route,
+    approves,
+    is_client_call,
+    key_of,
+    link_of,
+    source_of,
+    type_asked_for,
+    type_of_calls,
+)
 from server.limits import Charge
+from server.mcp_servers import Approvals
 from server.prompting import (
     Offer,
     Told,
@@ -59,7 +72,8 @@ class RunPlan:
     that is wanted. key_id: of the API key that started it, None without one. trace: of the request that began
     it (`RequestRecord.dump`); None in plans of earlier versions. charge: what its start took of limits, None
     where there are none. truncates: whether the oldest items may be left out. secrets: what its tools said
-    besides, sealed, as long as the run is not over.
+    besides, sealed, as long as the run is not over. approvals: which calls of MCP tools need one. approved:
+    ids of the items that asked for calls which the input approves, and which the run makes first.
     """
 
     response_id: str
@@ -99,6 +113,8 @@ class RunPlan:
     truncates: bool = False
     secrets: str | None = None
     include: tuple[str, ...] = ()  # what items are to say of their private halves
+    approvals: Approvals = field(default_factory=Approvals)
+    approved: list[str] = field(default_factory=list)
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -110,6 +126,9 @@ class RunPlan:
         found = orjson.loads(data)
         if found.get("charge") is not None:
             found["charge"] = Charge(**found["charge"])
+        if "approvals" in found:
+            pinned = found["approvals"]
+            found["approvals"] = Approvals(pinned["policy"], tuple(pinned["trusted"]))
         return cls(**found)
 
     @property
@@ -119,7 +138,7 @@ class RunPlan:
 
     def functions(self, registry: Registry, items: Sequence[Item] = ()) -> Functions:
         """All functions and customs of the request's tools; see `functions_of`."""
-        return functions_of(self.tools, registry, items)
+        return functions_of(self.tools, registry, items, self.approvals)
 
     def offer(self, functions: Functions, *, forced: bool) -> Offer:
         """What the model is offered in a generation: a forced tool choice holds for the first one only."""
@@ -195,8 +214,8 @@ class RunPlan:
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A plan, with what was needed to make it and its first generation's request. That is not what will be
-    asked as long as other servers have to list their tools, but it counts against limits. told: the first of
-    the context's items as messages, where they are known."""
+    asked where other servers have to list their tools first, or approved calls are to be made, but it counts
+    against limits. told: the first of the context's items as messages, where they are known."""
 
     plan: RunPlan
     functions: Functions
@@ -273,9 +292,13 @@ async def make_plan(
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)
     functions, offered = await _offered(plan, registry, context.items, served)
+    plan = replace(plan, approved=_approved(context.items, turn.input, functions))
     await check(offered, served, plan.tools, request.shape_param, turn.principal.owner)
     with words_of_field("input"):
-        num_dropped, prompt = await fit(plan, served, context.items, offered, functions, context.told)
+        kept = _num_kept(context.items, plan.approved)
+        num_dropped, prompt = await fit(
+            plan, served, context.items, offered, functions, context.told, kept=kept
+        )
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=turn.principal.key_id)
 
     def finished() -> Planned:
@@ -290,6 +313,35 @@ async def make_plan(
         request.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
     )
     return await aside(in_large_request() or len(prompt.ids) > THREADED_TOKENS, finished)
+
+
+def _approved(items: Sequence[Item], new: Sequence[Item], functions: Functions) -> list[str]:
+    """The ids of the items that asked for calls which the new ones approve and which are not made yet.
+
+    Raises ApiError 400 for a call that cannot be made with the tools of this request. A client may have made
+    the item up that asked, so it can have no call approved that it could not have had without being asked.
+    """
+    made = {source_of(item) for item in items}
+    asked = {link_of(item): item for item in items if is_client_call(item)}
+    found: list[str] = []
+    for index, answer in enumerate(new):
+        if not approves(answer) or key_of(answer) in made:
+            continue
+        name, key = link_of(answer)
+        request = asked[name, key]
+        if not functions.allow({**request, "type": type_asked_for(request).type}):
+            message = f"The call that '{key}' asks approval for is of a tool that this request does not have."
+            refuse(f"input[{index}].{name}", message)
+        found.append(str(key))
+    return found
+
+
+def _num_kept(items: Sequence[Item], approved: Sequence[str]) -> int:
+    """How many of the newest items may not be left out: those from the first on that asks for a call which is
+    about to be made."""
+    wanted = set(approved)
+    asking = (index for index, item in enumerate(items) if is_client_call(item) and key_of(item) in wanted)
+    return len(items) - next(asking, len(items) - 1)
 
 
 async def count_input(turn: Turn, storage: Storage, registry: Registry) -> int:
@@ -356,6 +408,7 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         answer_param=request.shape_param,
         truncates=request.truncation == "auto",
         include=tuple(name for name in request.include if name in FILLED),
+        approvals=turn.approvals,
         trace=None if (record := current.get()) is None else record.dump(),
     )
 

@@ -12,11 +12,14 @@ import orjson
 from server.items import (
     Item,
     Route,
+    approves,
     broken_in_a_row,
     execution_of,
     is_client_call,
     is_output,
     is_running,
+    key_of,
+    source_of,
 )
 from storage import TERMINAL_STATUSES
 
@@ -153,6 +156,13 @@ class Generate:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeCalls:
+    """Make the calls that these items asked for, because the client approved them."""
+
+    requests: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CallTools:
     """Run these server tools."""
 
@@ -161,7 +171,7 @@ class CallTools:
 
 @dataclass(frozen=True, slots=True)
 class AwaitClient:
-    """Wait for the client's outputs of these calls."""
+    """Wait for the client's answers to these calls."""
 
     call_ids: tuple[str, ...]
 
@@ -174,18 +184,30 @@ class Finish:
     reason: str | None = None  # incomplete_details.reason
 
 
-Step = ListTools | Generate | CallTools | AwaitClient | Finish
+Step = ListTools | MakeCalls | Generate | CallTools | AwaitClient | Finish
 
 
 def pending_calls(items: Sequence[Item]) -> dict[str, str]:
-    """Calls that the client has not answered: call_id -> name, oldest first. One that is not whole needs no
-    answer, though it may have one."""
-    answered = {item.get("call_id") for item in items if is_output(item)}
+    """What the client has not answered: key -> name of the call, oldest first. A call that is not whole needs
+    no answer, though it may have one."""
+    answered = {key_of(item) for item in items if is_output(item)}
     return {
-        item["call_id"]: item.get("name") or item["type"]
+        str(key_of(item)): item.get("name") or item["type"]
         for item in items
-        if is_client_call(item) and item["call_id"] not in answered and item.get("status") != "incomplete"
+        if is_client_call(item) and key_of(item) not in answered and item.get("status") != "incomplete"
     }
+
+
+def approved_calls(approved: Sequence[str], context: Sequence[Item], output: Sequence[Item]) -> list[Item]:
+    """The items that asked for calls which the client has approved and which are not made yet, in the order
+    of its answers. approved: ids of those that the run's input approves."""
+    made = {source_of(item) for item in output}
+    granted = [*approved, *(key_of(item) for item in output if approves(item))]
+    wanted = [key for key in granted if key not in made]
+    if not wanted:
+        return []
+    asked = {key_of(item): item for item in (*context, *output) if is_client_call(item)}
+    return [asked[key] for key in wanted]
 
 
 def num_server_calls(output: Sequence[Item]) -> int:
@@ -200,14 +222,16 @@ def next_step(
     progress: Progress,
     *,
     unlisted: Sequence[Route],
+    approved: Sequence[Item] = (),
     waits: bool,
     max_output_tokens: int | None,
 ) -> Step:
-    """Decide. unlisted: routes whose functions were not shown yet. waits: the client feeds outputs."""
+    """Decide. unlisted: routes whose functions were not shown yet. approved: what asked for calls that are
+    approved and not made yet. waits: the client feeds outputs."""
     left = None if max_output_tokens is None else max_output_tokens - progress.output_tokens
-    if progress.generations == 0:
-        return ListTools(tuple(unlisted)) if unlisted else Generate(0, left)
-    if progress.ended is None:  # an earlier owner of the run began it
+    if progress.generations == 0 and unlisted:
+        return ListTools(tuple(unlisted))
+    if progress.generations > 0 and progress.ended is None:  # an earlier owner of the run began it
         begun = progress.generation_tokens
         return Generate(progress.generations - 1, None if left is None else left + begun)
     if progress.ended == "length":
@@ -215,6 +239,10 @@ def next_step(
     running = tuple(item for item in output if is_running(item))
     if running:
         return CallTools(running)
+    if approved:
+        return MakeCalls(tuple(approved))
+    if progress.generations == 0:
+        return Generate(0, left)
     waiting = tuple(pending_calls(output))
     if waiting:
         return AwaitClient(waiting) if waits else Finish("completed")

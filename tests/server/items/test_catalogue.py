@@ -30,6 +30,8 @@ def called(name: str, **arguments: Any) -> Json:
     return {"call": name, "arguments": arguments}
 
 
+ASKED: Json = {"server_label": "s", "name": "t", "arguments": '{"a": 1}'}
+
 WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
     "message": [([{"role": "developer", "content": "a"}], ["system: a"])],
     "reasoning": [([{"content": [{"type": "reasoning_text", "text": "hm"}]}], ["thought: hm"])],
@@ -70,6 +72,49 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
             ],
             [called("t"), "t: error: m"],
         ),
+    ],
+    "mcp_approval_request": [
+        (
+            [{**ASKED, "id": "mcpr_1"}, *more],
+            [called("t", a=1), f"t: {told}"],
+        )
+        for more, told in (
+            (
+                [],
+                "error: The call was not made: it needs the user's approval, which the user has not given.",
+            ),
+            (
+                [{"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False}],
+                "error: The call was not made: the user declined it.",
+            ),
+            (
+                [
+                    {
+                        "type": "mcp_approval_response",
+                        "approval_request_id": "mcpr_1",
+                        "approve": False,
+                        "reason": "too dear",
+                    }
+                ],
+                "error: The call was not made: the user declined it. The reason: too dear",
+            ),
+            (
+                [
+                    {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True},
+                    {**ASKED, "type": "mcp_call", "approval_request_id": "mcpr_1", "output": "o"},
+                ],
+                "o",
+            ),
+        )
+    ],
+    "mcp_approval_response": [
+        (
+            [
+                {**ASKED, "type": "mcp_approval_request", "id": "mcpr_1"},
+                {"approval_request_id": "mcpr_1", "approve": False},
+            ],
+            [called("t", a=1), "t: error: The call was not made: the user declined it."],
+        )
     ],
     "web_search_call": [  # without its private half, which no client has, there is nothing to say
         ([{"action": {"type": "search", "query": "q", "sources": [{"type": "url", "url": "u"}]}}], []),
@@ -188,8 +233,8 @@ def test_every_type_has_words_or_is_refused() -> None:
     assert sorted([*WORDS, *REFUSED]) == sorted(ITEM_TYPES)
     assert set(REFUSED) == {
         "additional_tools", "compaction", "compaction_trigger", "computer_call", "computer_call_output",
-        "configuration_update", "image_generation_call", "mcp_approval_request", "mcp_approval_response",
-        "program", "program_output", "tool_search_call", "tool_search_output",
+        "configuration_update", "image_generation_call", "program", "program_output", "tool_search_call",
+        "tool_search_output",
     }  # fmt: skip
 
 
@@ -214,6 +259,13 @@ def test_the_words_of_an_item(kind: str, items: list[Json], told: list[Any]) -> 
     assert spoken(to_messages(normalize_input(sent, new_id=lambda prefix: f"{prefix}1"))) == told
 
 
+def test_the_words_of_a_call_that_was_approved_and_never_made() -> None:
+    answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+    sent = [{**ASKED, "type": "mcp_approval_request", "id": "mcpr_1"}, answer]
+    _, told = to_messages(normalize_input(sent, new_id=lambda prefix: f"{prefix}1"))
+    assert "approved the call, but the response ended before it was made" in told["content"]
+
+
 @pytest.mark.parametrize(("kind", "items", "told"), SPOKEN)
 async def test_an_item_with_words_is_in_the_prompt(
     tmp_path: Path, kind: str, items: list[Json], told: list[Any]
@@ -222,7 +274,7 @@ async def test_an_item_with_words_is_in_the_prompt(
     engine = ScriptedEngine()
     sent: list[Json] = [{"type": kind, **item} for item in items]
     async with running_app(tmp_path, engine) as running, http_client(running) as client:
-        if ITEM_TYPES[kind].answered_by is not None:
+        if ITEM_TYPES[kind].answered_by is not None and ITEM_TYPES[kind].must_answer:
             error = await Api(client).refused(400, sent)
             assert error["message"] == "No tool output found for function call c."
             return

@@ -32,7 +32,7 @@ CLIENTS_OWN = {
 """Objects whose keys are the client's own, or those of JSON Schema."""
 
 UNREAD_AS_A_WHOLE = {
-    *("filters", "ranking_options", "container", "environment", "require_approval", "prediction"),
+    *("filters", "ranking_options", "container", "environment", "prediction"),
     *("prompt_cache_options", "client_metadata", "annotations"),
 }
 """Objects of fields and tools that are named themselves, because nothing in them changes anything; and what

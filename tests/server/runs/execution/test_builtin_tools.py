@@ -355,7 +355,14 @@ async def test_allowed_tools_are_forced_once_and_allowed_throughout(tmp_path: Pa
     [
         ([BUILTIN, {**WEATHER, "name": "calculator"}], "tools"),
         ([BUILTIN, {**BUILTIN, "server_label": "again"}], "tools"),
-        ([{**BUILTIN, "require_approval": "always"}], "tools[0].require_approval"),
+        (
+            [{**BUILTIN, "require_approval": {"never": {"read_only": True}}}],
+            "tools[0].require_approval.never.read_only",
+        ),
+        (
+            [{**BUILTIN, "require_approval": {"always": {"tool_names": ["calculater"]}}}],
+            "tools[0].require_approval.always",
+        ),
         ([{**BUILTIN, "allowed_tools": {"read_only": True}}], "tools[0].allowed_tools.read_only"),
     ],
 )

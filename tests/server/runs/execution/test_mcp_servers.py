@@ -223,8 +223,9 @@ async def test_after_a_failed_listing_the_server_is_asked_again(tmp_path: Path) 
         ([{**DESK, "headers": {"Host": "x"}}], "tools[0].headers", "'Host'"),
         ([{**DESK, "headers": {"x": "a\nb"}}], "tools[0].headers", "printable"),
         ([{**DESK, "allowed_tools": 7}], "tools[0].allowed_tools", ""),
-        ([{**DESK, "require_approval": None}], "tools[0].require_approval", "can only be 'never'"),
-        ([{**DESK, "require_approval": "always"}], "tools[0].require_approval", "can only be 'never'"),
+        ([{**DESK, "require_approval": "sometimes"}], "tools[0].require_approval", "'always', 'never'"),
+        ([{**DESK, "require_approval": 7}], "tools[0].require_approval", "a string"),
+        ([{**DESK, "require_approval": {"never": []}}], "tools[0].require_approval.never", "an object"),
         (
             [{**ELSE, "connector_id": "connector_gmail"}],
             "tools[0].connector_id",
