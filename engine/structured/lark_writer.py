@@ -220,12 +220,18 @@ class Writer:
         return " ".join(filter(None, [*pieces, _quoted(text[at:])]))
 
 
+# A string or a comment of Lark's, in which a slash begins nothing; a regex.
+_REGEXES = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?P<regex>(?:\\.|[^/\\\n])+)/')
+
+
 def client_grammar(shape: Shape) -> str:
     """The Lark grammar of a client's own shape."""
     if len(shape.source) > MAX_CLIENT:
         raise ConstraintError(f"the grammar has more than {MAX_CLIENT} characters")
     if shape.kind == "lark":
         check_repeats(shape.source)
+        for found in _REGEXES.finditer(shape.source):
+            check_pattern(found["regex"] or "")
         return _from_gbnf(shape.source) if "::=" in shape.source else shape.source
     if shape.kind == "regex":
         check_pattern(shape.source)

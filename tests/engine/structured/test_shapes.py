@@ -493,6 +493,7 @@ BOMBS: dict[str, Shape | dict[str, Any]] = {
     "a long repetition in JSON": {"type": "string", "pattern": "^x{1000000}$"},
     "nested repetitions": Shape("regex", "((a{100}){100}){100}"),
     "nested repetitions in JSON": {"type": "string", "pattern": "^((a{100}){100}){100}$"},
+    "nested repetitions in a grammar": Shape("lark", 'start: "/" A // a/b\nA: /((a{100}){100}){100}/'),
     "a long choice": Shape("choice", json.dumps(["a", "x" * 300_000])),
     "a long constant": {"const": "x" * 300_000},
     "a long value": {"enum": [1, ["x" * 300_000]]},
