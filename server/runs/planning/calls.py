@@ -26,7 +26,9 @@ class Calls:
         """The same with more items behind these. said: with the status of each one's response, None without
         one."""
         calls = [(item, status) for item, status in said if is_client_call(item)]
-        answered = self.answered.union(item.get("call_id") for item, _ in said if is_output(item))
+        answered = self.answered.union(
+            call_id for item, _ in said if is_output(item) and (call_id := item.get("call_id")) is not None
+        )
         whole = {
             item["call_id"]: item.get("name") or item["type"]
             for item, _ in calls
