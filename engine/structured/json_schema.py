@@ -13,7 +13,7 @@ from engine.parsing import MAX_DEPTH
 from engine.structured.keyword_rules import RULES, Place, refuse
 from engine.structured.keywords import COUNTS, LISTS, NAMED, PLAIN, SINGLE
 from engine.structured.recursion import endless
-from engine.structured.regexes import check_repeats
+from engine.structured.regexes import check_fixed, check_pattern
 from engine.structured.schema_algebra import TYPES, Schema, pointed, steps_to
 from engine.types import ConstraintError
 
@@ -70,6 +70,7 @@ def rewrite(schema: Schema) -> Schema:
     Raises ConstraintError naming the keyword that cannot be honoured, and where it stands.
     """
     weigh([schema])
+    schema = _with_whole_counts(schema)
     place = Place(schema, (), iter(range(MAX_STEPS)), frozenset(_anchors(schema)))
     rewritten = _rewrite(schema, place)
     if rewritten is False:
@@ -127,7 +128,7 @@ def weigh(schemas: list[Schema]) -> None:
                 if len(listed) - len(required) > MAX_OPTIONAL:
                     raise ConstraintError(f"an object has more than {MAX_OPTIONAL} optional properties")
             if isinstance(pattern := value.get("pattern"), str):
-                check_repeats(pattern)
+                check_pattern(pattern)
             pending += [(part, depth + 1) for part in value.values() if isinstance(part, dict | list)]
         elif isinstance(value, list):
             pending += [(part, depth + 1) for part in value if isinstance(part, dict | list)]
@@ -137,11 +138,29 @@ def weigh(schemas: list[Schema]) -> None:
             raise ConstraintError(f"the schema has more than {MAX_PARTS} parts")
 
 
+def _with_whole_counts(schema: Any) -> Any:
+    """A schema whose counts are integers, as 1.0 is one by the standard."""
+    if isinstance(schema, list):
+        return [_with_whole_counts(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out: Schema = {}
+    for key, value in schema.items():
+        if key in NAMED and isinstance(value, dict):
+            out[key] = {name: _with_whole_counts(part) for name, part in value.items()}
+        elif key in COUNTS and isinstance(value, float) and value.is_integer():
+            out[key] = int(value)
+        else:
+            out[key] = value if key in PLAIN else _with_whole_counts(value)
+    return out
+
+
 def _rewrite(schema: Any, place: Place) -> Any:
     """A subschema, rewritten; false where nothing fits it."""
     if not isinstance(schema, dict):
         return schema
     _check(schema, place)
+    _check_fixed(schema, place)
     out: Schema = {}
     for key, value in schema.items():
         if key in PLAIN:
@@ -189,6 +208,18 @@ def _check(schema: Schema, place: Place) -> None:
             if unknown is not None or not named:
                 what = "it names no type" if unknown is None else f"there is no type {unknown[:64]!r}"
                 raise refuse("type", place, what)
+
+
+def _check_fixed(schema: Schema, place: Place) -> None:
+    """Raise ConstraintError for a value or a name that would be written as it stands and is too long."""
+    values = [("const", schema["const"])] if "const" in schema else []
+    values += [("enum", each) for each in schema.get("enum", ())]
+    named = [(key, name) for key in ("properties", "required") for name in schema.get(key, ())]
+    for keyword, value in (*values, *named):
+        try:
+            check_fixed(value if isinstance(value, str) else json.dumps(value))
+        except ConstraintError as error:
+            raise refuse(keyword, place, str(error)) from None
 
 
 def _fits(keyword: str, value: Any) -> bool:

@@ -19,7 +19,7 @@ from engine.parsing import Shapes, openings
 from engine.structured.call_grammar import ArgumentWriter
 from engine.structured.json_documents import document
 from engine.structured.json_schema import read_schema, rewrite, weigh
-from engine.structured.regexes import ANY, check_repeats, spelled, whole
+from engine.structured.regexes import ANY, check_fixed, check_pattern, check_repeats, spelled, whole
 from engine.structured.structural_tags import TagWriter
 from engine.types import Constraint, ConstraintError, ReaderParams, Shape, ToolShape
 
@@ -109,7 +109,10 @@ class Writer:
             schema = rewrite(read_schema(shape.source))
             rules.append(f"answer: {document(schema, schema, 'answer', rules)}")
         elif shape.kind == "choice":
-            rules.append("answer: " + " | ".join(map(_quoted, json.loads(shape.source))))
+            choices = json.loads(shape.source)
+            for choice in choices:
+                check_fixed(choice)
+            rules.append("answer: " + " | ".join(map(_quoted, choices)))
         else:
             rules.append("answer: @client")
             if shape.kind == "tags":
@@ -217,14 +220,21 @@ class Writer:
         return " ".join(filter(None, [*pieces, _quoted(text[at:])]))
 
 
+# A string or a comment of Lark's, in which a slash begins nothing; a regex.
+_REGEXES = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?P<regex>(?:\\.|[^/\\\n])+)/')
+
+
 def client_grammar(shape: Shape) -> str:
     """The Lark grammar of a client's own shape."""
     if len(shape.source) > MAX_CLIENT:
         raise ConstraintError(f"the grammar has more than {MAX_CLIENT} characters")
-    check_repeats(shape.source)
     if shape.kind == "lark":
+        check_repeats(shape.source)
+        for found in _REGEXES.finditer(shape.source):
+            check_pattern(found["regex"] or "")
         return _from_gbnf(shape.source) if "::=" in shape.source else shape.source
     if shape.kind == "regex":
+        check_pattern(shape.source)
         return f"start: /{whole(shape.source)}/\n"
     raise ConstraintError(f"a shape of kind {shape.kind!r} has no grammar")
 

@@ -17,6 +17,50 @@ from engine.types import ConstraintError
 
 ANY = "(.|\\n)*"
 MAX_REPEATS = 20_000  # the automaton of a longer repetition takes half a second where it is first walked
+MAX_SHORTEST = 50_000  # characters: of a longer text the lexer has more states than it may (`grammar.LIMITS`)
+MAX_FIXED = 1 << 14  # characters of a given text: each of its tokens takes 0.3 ms for 1,000 that are to come
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise ConstraintError for a regex that repeats something too often to be walked in a step, or that
+    only texts fit which are too long to be written."""
+    check_repeats(pattern)
+    if shortest_match(pattern) > MAX_SHORTEST:
+        raise ConstraintError(f"no text of at most {MAX_SHORTEST} characters fits its repetitions")
+
+
+def check_fixed(text: str) -> None:
+    """Raise ConstraintError for a text that is to be written as it stands, and is too long for that."""
+    if len(text) > MAX_FIXED:
+        raise ConstraintError(f"the text {text[:32]!r}... has more than {MAX_FIXED} characters")
+
+
+def shortest_match(pattern: str) -> int:
+    """Characters of a regex's shortest match, or fewer: what it only looks at counts as nothing."""
+    open_groups: list[tuple[list[int], bool]] = [([0], False)]  # the alternatives; whether it only looks
+    last = 0  # of what a repetition would repeat
+    for part in _ATOM.finditer(pattern):
+        alternatives, looks = open_groups[-1]
+        if (repeated := part["repeated"]) is not None:
+            least = 0 if repeated in "*?" else 1 if repeated == "+" else int(part["least"] or 0)
+            alternatives[-1] += (least - 1) * last
+            last *= least
+            continue
+        last = 0
+        if part["opens"] is not None:
+            open_groups.append(([0], _AROUND.match(part["opens"]) is not None))
+            continue
+        if part[0] == "|":
+            alternatives.append(0)
+            continue
+        if part[0] == ")" and len(open_groups) > 1:
+            open_groups.pop()
+            last = 0 if looks else min(alternatives)
+            alternatives = open_groups[-1][0]
+        elif part["nothing"] is None:
+            last = 1
+        alternatives[-1] += last
+    return min(open_groups[0][0])
 
 
 def check_repeats(pattern: str) -> None:
@@ -139,3 +183,11 @@ def _between_slashes(regex: str) -> str:
 _AS_LARK = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 _PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|^$]", re.DOTALL)
 _AROUND = re.compile(r"\(\?<?[=!]")
+# A repetition, lazy or not; what stands for no character; the beginning of a group; its end, or a bar; an
+# escape, a class, or any other character.
+_ATOM = re.compile(
+    r"(?P<repeated>\{(?P<least>\d*)(?:,\d*)?\}|[*+?])\??|(?P<nothing>\(\?[a-zA-Z-]+\)|[$^]|\\[bBAzZ])"
+    r"|(?P<opens>\((?:\?(?:<?[=!]|P?<\w+>|[a-zA-Z-]*:))?)|[)|]"
+    r"|\\[pPxu]\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.",
+    re.DOTALL,
+)

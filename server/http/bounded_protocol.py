@@ -40,6 +40,8 @@ WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 """Methods whose bodies mean something; those of others are thrown away as they come."""
 
 _REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [^\x00-\x20\x7f]+ HTTP/\d\.\d\r\n")
+_ABSOLUTE = re.compile(rb"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/?#]*)")
+_DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _NO_SUCH_VERSION = frozenset({"Invalid HTTP version", "Pause on PRI/Upgrade"})
 
@@ -211,6 +213,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(400, "A request must have exactly one Host header.", "invalid_host")
         elif hosts and not _HOST.fullmatch(hosts[0]):
             self._refuse(400, "The Host header is no host name.", "invalid_host")
+        elif hosts and not self._is_for(hosts[0]):
+            message = "The request's target names another host than the Host header."
+            self._refuse(400, message, "invalid_host")
         elif codings and version == "1.0":
             self._refuse(400, "Transfer-Encoding is not part of HTTP/1.0.", "invalid_http")
         elif codings and codings[0].lower() != b"chunked":
@@ -228,6 +233,15 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             return True
         return False
+
+    def _is_for(self, host: bytes) -> bool:
+        """Whether the target, where it is in absolute form, names the host that the Host header does."""
+        named = _ABSOLUTE.match(self.url)
+        if named is None:
+            return True
+        port = _DEFAULT_PORTS.get(named["scheme"].lower(), b" ")
+        target, said = (each.lower().removesuffix(port) for each in (named["host"], host))
+        return target == said
 
     def _has_path(self, method: str) -> bool:
         """Whether the target names something here; one in absolute form without a path names the root."""

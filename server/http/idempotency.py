@@ -275,9 +275,13 @@ def _key(scope: Scope) -> str | None:
     """The key of a POST, or None. ApiError 400 for one that is no key."""
     if scope["type"] != "http" or scope["method"] != "POST":
         return None
-    value = next((value for name, value in scope["headers"] if name == HEADER), None)
-    if value is None:
+    values = [value for name, value in scope["headers"] if name == HEADER]
+    if not values:
         return None
+    if len(values) > 1:
+        message = "A request has at most one Idempotency-Key header."
+        raise ApiError(400, message, code="invalid_idempotency_key", param="Idempotency-Key")
+    value = values[0]
     if not 1 <= len(value) <= MAX_KEY or any(not 0x21 <= byte <= 0x7E for byte in value):
         message = f"An idempotency key has 1 to {MAX_KEY} visible ASCII characters."
         raise ApiError(400, message, code="invalid_idempotency_key", param="Idempotency-Key")

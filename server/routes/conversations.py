@@ -65,7 +65,7 @@ async def create_conversation(request: Request) -> Response:
     body, items = await read_as(request, _read, allow_empty=True)
     unread(body, ("items", "metadata"))
     here, who = context(request), owner(request)
-    metadata = orjson.dumps(check_metadata(body.get("metadata") or {}))
+    metadata = orjson.dumps(check_metadata({} if body.get("metadata") is None else body["metadata"]))
     conversation_id = f"conv_{secrets.token_hex(24)}"
     create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata)
     stored = await _stored(request, items or [], create, num_bytes=len(metadata))

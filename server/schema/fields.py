@@ -129,7 +129,8 @@ _EXTENSIONS: Mapping[str, Rule] = _each(
 # What other open servers take and this one does not: a client that relies on it must hear so.
 _FOREIGN: Mapping[str, Rule] = {
     "bad_words": _refused([]),
-    "allowed_token_ids": _refused([]),
+    # An empty list would allow no token at all, so it does not say what leaving the field out says.
+    "allowed_token_ids": _refused(),
     "truncate_prompt_tokens": _refused(),
     "prompt_logprobs": _refused(),
     "include_stop_str_in_output": _refused(False),

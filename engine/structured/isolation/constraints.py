@@ -52,7 +52,7 @@ Mask = NDArray[np.int32]
 # Seconds of a processor. Almost all that can be compiled is in the first; what is not is tried once more, one
 # at a time, so that a flood of what never ends holds up nobody else.
 SHORT_S = 0.1
-LONG_S = 2.0
+LONG_S = 1.5
 # A mask takes microseconds; the limits of `grammar` end nearly all that is hostile after some 15 ms. Other
 # rows under grammars wait so long for one that does not end, and then for another process.
 MASK_S = 0.02

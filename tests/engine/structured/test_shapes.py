@@ -18,6 +18,8 @@ from engine.dialects.table import dialect_named
 from engine.parsing.coercion import MAX_DEPTH
 from engine.parsing.output_reader import Reader
 from engine.structured.grammar import Grammars, Matcher, allowed_ids
+from engine.structured.json_schema import read_schema, rewrite, written
+from engine.structured.regexes import shortest_match
 from engine.types import (
     CallArgs,
     CallEnd,
@@ -489,6 +491,13 @@ BOMBS: dict[str, Shape | dict[str, Any]] = {
     "deep": json.loads('{"not": ' * 900 + "{}" + "}" * 900),
     "a long repetition": Shape("regex", "x{1000000}"),
     "a long repetition in JSON": {"type": "string", "pattern": "^x{1000000}$"},
+    "nested repetitions": Shape("regex", "((a{100}){100}){100}"),
+    "nested repetitions in JSON": {"type": "string", "pattern": "^((a{100}){100}){100}$"},
+    "nested repetitions in a grammar": Shape("lark", 'start: "/" A // a/b\nA: /((a{100}){100}){100}/'),
+    "a long choice": Shape("choice", json.dumps(["a", "x" * 300_000])),
+    "a long constant": {"const": "x" * 300_000},
+    "a long value": {"enum": [1, ["x" * 300_000]]},
+    "a long name": {"type": "object", "properties": {"x" * 300_000: {}}},
     "20,000 words": Shape("lark", "start: " + " | ".join(f'"w{index}"' for index in range(20_000))),
 }  # fmt: skip
 
@@ -532,6 +541,46 @@ def test_what_only_looks_like_a_bomb_is_quick(shape: Shape) -> None:
         if state.stopped or token_id in own.eos_token_ids:
             break
     assert time.thread_time() - began < 0.5
+
+
+def test_a_count_may_be_written_as_a_float_without_a_fraction() -> None:
+    counted: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "enum": {"type": "string", "minLength": 2, "maxLength": 3},
+            "minItems": {"type": "array", "minItems": 1, "maxItems": 2, "items": {"$ref": "#/$defs/a"}},
+        },
+        "minProperties": 1,
+        "propertyNames": {"maxLength": 8},
+        "$defs": {"a": {"type": "string", "minLength": 4}},
+    }
+    text = re.sub(r'("m(?:in|ax)(?:Length|Items|Properties)": \d+)', r"\1.0", json.dumps(counted))
+    assert text.count(".0") == 7
+    assert written(rewrite(read_schema(text))) == written(rewrite(counted))
+    with pytest.raises(ConstraintError, match="minLength"):
+        rewrite({"minLength": 1.5})
+    assert rewrite({"const": {"minLength": 1.0}})["const"] == {"minLength": 1.0}
+
+
+SHORTEST = {
+    "abc": 3,
+    "a|bcd": 1,
+    "(a|bcd){4}": 4,
+    "((a{100}){100}){100}": 1_000_000,
+    "((((a{1,100}){1,100}){1,100}){1,100})b": 2,
+    "(?:ab)?c": 1,
+    "(?i)(?=abc)x": 1,
+    "[a-z{}()]{5}\\d{2,}b+c*": 8,
+    "\\u0041{3}\\p{L}{3}": 6,
+    "(a{100}?){100}?": 10_000,
+    "^a$|^$": 0,
+    "(ab": 0,
+}
+
+
+@pytest.mark.parametrize("pattern", SHORTEST)
+def test_the_shortest_match_of_a_regex(pattern: str) -> None:
+    assert shortest_match(pattern) == SHORTEST[pattern]
 
 
 # -- other shapes --------------------------------------------------------------------------------------------

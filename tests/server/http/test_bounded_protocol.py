@@ -181,6 +181,9 @@ MALFORMED = {
     "high byte in the target": (b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "asterisk": (b"GET * HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "no such port": (b"GET http://x:99999/ HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "another host": (b"GET http://other/health HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "another port": (b"GET http://localhost:81/health HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "a name and a host": (b"GET http://localhost@other/health HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "two lengths": (
         b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
         400,
@@ -223,8 +226,9 @@ async def test_malformed_requests_have_clear_answers(live_server: Running, name:
 @pytest.mark.parametrize(
     ("target", "status"),
     [
-        (b"http://x/health", 200),
-        (b"http://x", 404),
+        (b"http://localhost/health", 200),
+        (b"HTTP://LOCALHOST:80/health", 200),
+        (b"http://localhost", 404),
         (b"/health#part", 200),
         (b"//health", 404),
         (b"/%zz", 404),

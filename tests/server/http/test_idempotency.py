@@ -193,6 +193,14 @@ async def test_a_refused_request_does_not_use_its_key_up(tmp_path: Path) -> None
         assert (await here.respond()).status_code == 200
 
 
+async def test_two_keys_are_refused(tmp_path: Path) -> None:
+    async with held(tmp_path, open=True) as here:
+        headers = [("idempotency-key", "one"), ("idempotency-key", "two")]
+        reply = await here.http.post("/v1/responses", json={"input": "hi"}, headers=headers)
+        assert error(reply, 400)["param"] == "Idempotency-Key"
+        assert not here.engine.requests
+
+
 async def test_a_deleted_response_leaves_its_key_free(tmp_path: Path) -> None:
     async with held(tmp_path, open=True) as here:
         first = (await here.respond()).json()["id"]

@@ -162,6 +162,9 @@ async def test_limits(client: httpx.AsyncClient) -> None:
     await refused(await client.post(f"{path}/items", json={"items": [1]}), 400, "items[0]")
     await refused(await client.post(f"{path}/items?include=nothing", json={"items": []}), 400, "include[0]")
     await refused(await client.post(path, json={}), 400, "metadata")
+    wrong: list[Any] = [[], "", 0, False]
+    for empty in wrong:
+        await refused(await client.post("/v1/conversations", json={"metadata": empty}), 400, "metadata")
     sixteen = {str(number): "v" for number in range(16)}
     assert (await client.post(path, json={"metadata": sixteen})).status_code == 200
     await refused(await client.post(path, json={"metadata": {**sixteen, "17": "v"}}), 400, "metadata")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from engine import ScriptedEngine
+from engine import LocalEngine, ScriptedEngine
+from engine.tiny import CHECKPOINT
 from server.runs.cluster import leases
 from tests.support.running import Running, http_client, live_app
 from tests.support.talk import Api, Gate, gated, text
@@ -77,6 +78,22 @@ async def test_a_stored_run_ends_cancelled_when_its_grace_is_over(tmp_path: Path
         await eventually(lambda: server.context.runs.num_active == 0)
         done = await api.ended(live.id)
         assert (done["status"], text(done)) == ("cancelled", "one two")
+
+
+async def test_long_prompts_that_are_left_are_computed_no_longer_than_their_grace(tmp_path: Path) -> None:
+    """Of one in its prefill, and of one that waits behind it."""
+    engine = LocalEngine(CHECKPOINT, num_threads=1, max_num_seqs=1, kv_cache_bytes=320 << 20)
+    async with live_app(tmp_path, engine, resume_grace_s=0.01) as server, http_client(server) as client:
+        api = Api(client)
+        async with api.open("word " * 15_000) as first, api.open("word " * 14_000) as second:
+            await first.until("in_progress")
+            await second.until("in_progress")
+            await eventually(lambda: engine.stats().prefilling == 1)
+        await eventually(lambda: server.context.runs.num_active == 0)
+        await engine.settled()
+        stats = engine.stats()
+        assert (stats.running, stats.waiting, stats.output_tokens_total) == (0, 0, 0)
+        assert (await api.get(first.id))["status"] == (await api.get(second.id))["status"] == "cancelled"
 
 
 async def test_a_plain_create_that_is_left_has_the_same_grace(tmp_path: Path) -> None:

@@ -67,6 +67,13 @@ def test_a_refused_field_is_400_unless_it_asks_for_the_default(api: str) -> None
             screen(cast(Api, api), {name: accepted})
 
 
+@pytest.mark.parametrize("api", ["responses", "chat", "completions"])
+def test_a_list_that_allows_no_token_is_refused(api: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        screen(cast(Api, api), {"allowed_token_ids": []})
+    assert (caught.value.status, caught.value.param) == (400, "allowed_token_ids")
+
+
 @pytest.mark.parametrize("api", OFFICIAL)
 def test_null_means_absent(api: str) -> None:
     with collecting() as ignored:
