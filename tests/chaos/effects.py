@@ -113,14 +113,14 @@ class Actors:
     report: Report
     running: dict[str, Kind] = field(default_factory=dict)  # by mark
     done: dict[str, Kind] = field(default_factory=dict)
+    turns: Counter[tuple[str, int]] = field(default_factory=Counter)  # by kind and number: calls that ended
     unknown: Counter[str] = field(default_factory=Counter)  # by kind: calls of which nobody knows whether
     stopping: bool = False
 
     async def act(self, kind: Kind, number: int) -> None:
         """One call after the other."""
-        turn = 0
         while not self.stopping:
-            mark, turn = f"{kind.tool}-{kind.repeatable}-{number}-{turn}", turn + 1
+            mark = f"{kind.tool}-{kind.repeatable}-{number}-{self.turns[kind.name, number]}"
             self.running[mark] = kind
             tool = {"type": "mcp", "server_label": "t", "server_url": kind.url, "require_approval": "never"}
             asked = f"call {kind.tool} {json.dumps({'mark': mark})}"
@@ -130,6 +130,7 @@ class Actors:
                 await asyncio.sleep(0.05)
             self._check(kind, mark, found)
             self.done[mark] = self.running.pop(mark)
+            self.turns[kind.name, number] += 1
 
     def _check(self, kind: Kind, mark: str, found: Json) -> None:
         told = f"{kind.name} {found['id']}"
@@ -197,11 +198,12 @@ async def kill_in_calls(form: Form, report: Report) -> None:
 
 
 async def _progress(actors: Actors, tasks: list[asyncio.Task[None]]) -> None:
-    """Wait until as many calls as there are clients have ended: so no run meets three deaths in a row, which
-    it would be taken for the cause of (row 20b)."""
-    until = len(actors.done) + len(tasks)
+    """Wait until each client has ended a call: so no run meets three deaths in a row, which it would be taken
+    for the cause of (row 20b)."""
+    before = actors.turns.copy()
+    clients = [(kind.name, number) for kind in KINDS for number in range(CLIENTS)]
     async with asyncio.timeout(120):
-        while len(actors.done) < until:
+        while any(actors.turns[client] == before[client] for client in clients):
             if failed := [task for task in tasks if task.done()]:
                 await failed[0]
             await asyncio.sleep(0.02)

@@ -81,7 +81,6 @@ class Loop:
         """
         record = self._take_record(run)
         try:
-            await self._probation.enter(run)
             await self._steps(run)
         except asyncio.CancelledError:
             if not run.cancelled:
@@ -141,6 +140,7 @@ class Loop:
                     if not await self._list_tools(run, routes):
                         return
                 case steps.Generate(generation, max_tokens):
+                    await self._probation.enter(run)
                     await self._generate(run, generation, max_tokens)
                 case steps.MakeCalls(requests):
                     for request in requests:
@@ -273,6 +273,9 @@ class Loop:
         """Run server tools. A call is durable before it runs: after a crash it is known to have begun."""
         await self._journal.flushed(run.entry)
         for call in calls:
+            execution, _ = self._execution(run, call)
+            if isinstance(execution, Execution):  # what runs elsewhere cannot end this process
+                await self._probation.enter(run)
             result = await self._outcome(run, call)
             self._write(run, run.assembler.call_finished(call["id"], result))
 

@@ -3,7 +3,7 @@
 A run is suspected after the processes that ran it have ended twice in a row before it made progress
 (`PROGRESS_EVENTS` more events). Suspects go to the engine one at a time, those with the fewest strikes first;
 the next one follows once the one before it has made progress, parked or ended. All other runs go at once.
-Each attempt is counted in storage before the engine is given the run.
+Each attempt is counted in storage before the engine, or a tool in this process, is given the run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Probation:
         self._over = False
 
     async def enter(self, run: Run) -> None:
-        """Return when an engine may be given the run; the attempt is counted by then.
+        """Return when an engine, or a tool in this process, may be given the run; the attempt is counted then.
 
         Raises RunLost, and EngineDead where there is no engine any more.
         """

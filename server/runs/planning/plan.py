@@ -112,7 +112,7 @@ class RunPlan:
     charge: Charge | None = None
     truncates: bool = False
     secrets: str | None = None
-    include: tuple[str, ...] = ()  # what items are to say of their private halves
+    include: list[str] = field(default_factory=list)  # what items are to say of their private halves
     approvals: Approvals = field(default_factory=Approvals)
     approved: list[str] = field(default_factory=list)
 
@@ -407,7 +407,7 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         answer=None if request.shape is None else (request.shape.kind, request.shape.source),
         answer_param=request.shape_param,
         truncates=request.truncation == "auto",
-        include=tuple(name for name in request.include if name in FILLED),
+        include=[name for name in request.include if name in FILLED],
         approvals=turn.approvals,
         trace=None if (record := current.get()) is None else record.dump(),
     )
