@@ -110,9 +110,12 @@ def insufficient_quota(status: int, message: str, headers: Mapping[str, str] | N
 
     status: 429, or 403 where nothing of it ever comes back.
     """
-    code = "insufficient_quota"
     return ApiError(
-        status, message, code=code, type=code, headers={**(headers or {}), "x-should-retry": "false"}
+        status,
+        message,
+        code="insufficient_quota",
+        type="insufficient_quota",
+        headers={**(headers or {}), "x-should-retry": "false"},
     )
 
 
