@@ -282,7 +282,8 @@ async def test_a_cited_answer_goes_on_after_a_restart(tmp_path: Path, web: Loopb
 
     gate = Gate()
     async with searching(tmp_path, web, ScriptedEngine(script(gate))) as (running, api):
-        body = {"input": "hi", "tools": [WEB], "background": True}
+        body: Json = {"input": "hi", "tools": [WEB], "background": True}
+        body["include"] = ["message.output_text.logprobs"]
         begun = (await api.http.post("/v1/responses", json=body)).json()["id"]
         await gate.reached.wait()
         await running.context.runs.drain(0)
