@@ -67,6 +67,11 @@ def test_no_part_of_a_marker_is_shown() -> None:
     assert link(Source(**TIDES)) == BAY
 
 
+def test_a_link_stays_one_whatever_its_source_is_called() -> None:
+    hostile = Source(1, "https://a.example/x](javascript:1)<b> '`\\", "T")
+    assert link(hostile) == "([a.example](https://a.example/x%5D%28javascript:1%29%3Cb%3E%20%27%60%5C))"
+
+
 def logprob(token: str) -> TokenLogprob:
     return TokenLogprob(0, token, token.encode(), -1.0)
 
