@@ -77,12 +77,15 @@ def choice(query: QueryParams, name: str, choices: Sequence[str]) -> str | None:
     return value
 
 
-def include(query: QueryParams) -> tuple[str, ...]:
+def include(query: QueryParams, *, fills: bool = True) -> tuple[str, ...]:
     """The `include` list, in either spelling. It counts as read where all that it asks for can be filled in
-    from what is kept of items; the rest of what is kept is always shown, so that asking changes nothing."""
+    from what is kept of items; the rest of what is kept is always shown, so that asking changes nothing.
+
+    fills: whether the reply fills anything in; events come again as they were.
+    """
     spelled = {name: query.getlist(name) for name in ("include[]", "include")}
     for name, values in spelled.items():
-        if values and FILLED.issuperset(values):
+        if fills and values and FILLED.issuperset(values):
             queried(name)
     return parse_include([*spelled["include[]"], *spelled["include"]])
 

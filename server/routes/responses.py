@@ -285,8 +285,8 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     """A response as it stands, or after `wait` seconds at most (extension) at its end; or (`stream=true`) its
     events from any point on."""
     query = request.query_params
-    shown = include(query)
     runs, stream = context(request).runs, flag(query, "stream")
+    shown = include(query, fills=not stream)
     wait_s = number(query, "wait", minimum=0, maximum=MAX_WAIT_S)
     if stream and wait_s is not None:
         refuse("wait", "A stream waits anyway: 'wait' cannot be given together with 'stream'.")

@@ -17,12 +17,17 @@ from agents import (
     OpenAIConversationsSession,
     OpenAIResponsesModel,
     Runner,
+    WebSearchTool,
     function_tool,
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI
 
+from server.config import Config
 from server.mcp_servers import read_mcp_settings
+from server.process.tools_registry import read_registry
+from server.web_settings import WebSettings
+from tests.support.loopback_web import loopback_web
 from tests.support.mcp_servers import Seen, mcp_server
 from tests.support.running import live_app
 from tests.support.talk import call
@@ -220,3 +225,26 @@ async def test_approvals_of_an_mcp_servers_calls(tmp_path: Path, chained: bool, 
     assert refused.endswith("the user declined it. The reason: not today")
     assert looked == "The tool said: home means much"
     assert (asked, seen.called) == (["book", "book"], ["book", "look_up"])
+
+
+async def test_a_hosted_web_search_and_what_its_answer_cites(tmp_path: Path) -> None:
+    async with loopback_web() as web:
+        table = WebSettings(provider="searxng", url=web.url(""))
+        async with live_app(tmp_path, registry=read_registry(Config(web=table))) as running:
+            sdk = AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="unused", max_retries=0)
+            searching = Agent(
+                name="Assistant",
+                model=OpenAIResponsesModel(model=MODEL, openai_client=sdk),
+                tools=[WebSearchTool(user_location={"type": "approximate", "city": "Brest"})],
+                model_settings=ModelSettings(response_include=["web_search_call.action.sources"]),
+            )
+            result = await Runner.run(searching, 'call web_search {"queries": ["spring tide"]}')
+            search, answer = [item.model_dump() for item in result.raw_responses[-1].output]
+            assert (search["type"], search["status"]) == ("web_search_call", "completed")
+            (note,) = answer["content"][0]["annotations"]
+            assert (note["type"], note["url"]) == ("url_citation", web.url("/p/tides.html"))
+            again = await Runner.run(
+                searching, [*result.to_input_list(), {"role": "user", "content": "say on"}]
+            )
+            assert (again.final_output, len(web.asked)) == ("on", 1)
+            await sdk.close()

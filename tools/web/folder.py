@@ -29,7 +29,7 @@ class Folder:
 
     def __init__(self, pages: Sequence[Page]) -> None:
         self._pages = {key(page.url): page for page in pages}
-        # Searches run on the event loop's thread, one at a time: each takes far less than a millisecond.
+        # It is filled on the thread that reads the files, and searched on the event loop's alone.
         self._index = sqlite3.connect(":memory:", check_same_thread=False)
         self._index.execute("CREATE VIRTUAL TABLE pages USING fts5(url UNINDEXED, title, text)")
         rows = [(page.url, page.title, page.text) for page in pages]

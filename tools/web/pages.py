@@ -16,6 +16,7 @@ from urllib.parse import urljoin, urlsplit
 
 from tools.egress import Caps, Egress, guarded_client
 from tools.spec import ToolError
+from tools.web.plain_text import one_line, printable
 from tools.web.urls import host_of, is_within, key
 
 CAPS = Caps(max_bytes=5 << 20, total_s=15.0)
@@ -131,19 +132,18 @@ def _from_html(url: str, data: bytes) -> Page:
     if not text or not text.strip():
         raise ToolError("The page has no text.")
     title = trafilatura.extract_metadata(data, default_url=url).title
-    return Page(url, " ".join((title or "").split())[:300] or url, wrapped(text))
+    return Page(url, one_line(title or "", 300) or url, wrapped(text))
 
 
 def _heading(text: str) -> str:
     """The first line of a text, where it is a heading in Markdown."""
     first = text.lstrip().partition("\n")[0]
-    return first.lstrip("#").strip()[:300] if first.startswith("#") else ""
+    return one_line(first.lstrip("#"), 300) if first.startswith("#") else ""
 
 
 def wrapped(text: str) -> str:
     """A text in lines of at most WIDTH characters, cut at MAX_PAGE, without control characters."""
-    clean = "".join(char if char.isprintable() or char == "\n" else " " for char in text[:MAX_PAGE])
     lines: list[str] = []
-    for line in clean.splitlines():
+    for line in printable(text[:MAX_PAGE]).split("\n"):
         lines += textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
     return "\n".join(lines).strip("\n")

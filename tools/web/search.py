@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from tools.egress import Caps, Egress, guarded_client
 from tools.spec import ToolError
+from tools.web.plain_text import one_line
 from tools.web.providers import PROVIDERS, Query
 from tools.web.urls import is_within, key
 
@@ -93,15 +94,20 @@ def _hits(said: Any, results: Iterable[str], names: tuple[str, str, str]) -> lis
     found = []
     for each in said if isinstance(said, list) else ():
         url, title, snippet = (each.get(name) if isinstance(each, dict) else None for name in names)
-        if isinstance(url, str) and url.startswith(("http://", "https://")) and len(url) <= MAX_URL:
+        if isinstance(url, str) and _is_of_the_web(url):
             found.append(Hit(url, _plain(title, MAX_TITLE) or url, _plain(snippet, MAX_SNIPPET)))
     return found
+
+
+def _is_of_the_web(url: str) -> bool:
+    whole = url.startswith(("http://", "https://")) and len(url) <= MAX_URL
+    return whole and url.isprintable() and " " not in url
 
 
 def _plain(text: Any, most: int) -> str:
     """A text of a result without markup, on one line."""
     bare = html.unescape(_TAG.sub("", text)) if isinstance(text, str) else ""
-    return " ".join(bare.split())[:most]
+    return one_line(bare, most)
 
 
 async def search_all(web: Searching, queries: Sequence[Query], count: int) -> list[Hit]:

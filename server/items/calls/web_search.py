@@ -7,8 +7,9 @@ which queries there were, or which URL.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from server.items.item_type import Call, Execution, Item, ItemType, Scene, Tool
 from server.items.parts import PLACE, SEARCHING, item_shape
@@ -46,7 +47,7 @@ _RESULTS = {"low": 4, "medium": 8, "high": 12}
 """Results of a search, all its queries together, by the size of the context."""
 _LINES = {"low": 20, "medium": 40, "high": 80}
 """Lines of a page that are shown at once, by the size of the context."""
-MAX_QUERIES, MAX_QUERY, MAX_PATTERN = 4, 400, 200
+MAX_QUERIES, MAX_QUERY, MAX_PATTERN, MAX_URL, MAX_PART = 4, 400, 200, 2000, 100_000
 MAX_FOUND = 20
 """Lines with a pattern that are shown."""
 
@@ -123,13 +124,13 @@ _NOWHERE = "about:invalid"
 def _opened(name: str, _call_id: str, arguments: str) -> Item:
     said = _read(arguments)
     if name == "open_page":
-        return {"action": {"type": "open_page", "url": _text(said.get("url")), **_part(said)}}
+        return {"action": {"type": "open_page", "url": _url(said), **_part(said)}}
     if name == "find_in_page":
-        url, pattern = _text(said.get("url")) or _NOWHERE, _text(said.get("pattern")) or ""
-        return {"action": {"type": "find_in_page", "url": url, "pattern": pattern[:MAX_PATTERN]}}
+        pattern = _text(said.get("pattern"), MAX_PATTERN)
+        return {"action": {"type": "find_in_page", "url": _url(said) or _NOWHERE, "pattern": pattern}}
     asked = said.get("queries")
-    texts = [asked] if isinstance(asked, str) else asked if isinstance(asked, list) else []
-    queries = [text.strip()[:MAX_QUERY] for text in texts if isinstance(text, str) and text.strip()]
+    texts = asked if isinstance(asked, list) else [asked]
+    queries = [query for text in texts if (query := _text(text, MAX_QUERY))]
     action: Item = {"type": "search", "queries": queries[:MAX_QUERIES]}
     return {"action": {**action, "query": queries[0]} if queries else action}
 
@@ -137,13 +138,13 @@ def _opened(name: str, _call_id: str, arguments: str) -> Item:
 def _part(said: Mapping[str, Any]) -> Item:
     """Which part of a long page is meant, where it is not the first."""
     page = said.get("page")
-    return {"page": page} if isinstance(page, int) and not isinstance(page, bool) and page > 1 else {}
+    return {"page": min(page, MAX_PART)} if _is_number(page) and page > 1 else {}
 
 
 def _refers(item: Item, arguments: str, sources: Sources) -> None:
     """Put a source's URL in the place of its number."""
     action, number = item["action"], _read(arguments).get("ref")
-    source = sources.get(number) if isinstance(number, int) else None
+    source = sources.get(number) if _is_number(number) else None
     if source is not None and action["type"] != "search" and action["url"] in (None, _NOWHERE):
         item["action"] = {**action, "url": source.url}
 
@@ -156,8 +157,20 @@ def _read(arguments: str) -> Mapping[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _text(value: Any) -> str | None:
-    return value.strip() or None if isinstance(value, str) else None
+def _url(said: Mapping[str, Any]) -> str | None:
+    url = _text(said.get("url"), MAX_URL)
+    return None if not url else url if "://" in url else f"https://{url}"
+
+
+def _text(value: Any, most: int) -> str:
+    """A text among the arguments; empty where there is none. JSON can write halves of surrogate pairs, which
+    are no characters."""
+    text = value.encode("utf-8", "replace").decode().strip() if isinstance(value, str) else ""
+    return text[:most]
+
+
+def _is_number(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 async def _run(item: Item, registry: Registry, scene: Scene) -> ToolResult:
@@ -194,7 +207,8 @@ async def _search(action: Item, tool: Tool, registry: Registry, sources: Sources
         "count": _RESULTS[tool.get("search_context_size") or "medium"],
         "domains": _domains(tool),
     }
-    if country := (tool.get("user_location") or {}).get("country"):
+    country = (tool.get("user_location") or {}).get("country") or ""
+    if re.fullmatch("[A-Za-z]{2}", country):
         asked["country"] = country
     answer = await execute(registry[SEARCH], json.dumps(asked))
     if answer.output is None:

@@ -17,6 +17,10 @@ _NOTE = r"(?:†[^【】\n]{0,32})?"
 _MARKER = re.compile(rf"【(\d{{1,4}}(?:[,、] ?\d{{1,4}}){{0,7}}){_NOTE}】")
 _BEGINNING = re.compile(rf"【[\d,、 ]{{0,40}}{_NOTE}\Z")
 
+_ENCODED = str.maketrans({char: f"%{ord(char):02X}" for char in "()<>[]\"'`\\ "})
+"""What would end a link in Markdown, or begin something else in it."""
+_NO_HOST = re.compile(r"[^\w.:-]")
+
 
 class CitationReader:
     """Finds the citations of one text."""
@@ -57,5 +61,5 @@ class CitationReader:
 
 def link(source: Source) -> str:
     """The text that stands for a citation: a link in Markdown, in parentheses."""
-    url = source.url.replace("(", "%28").replace(")", "%29")
-    return f"([{host_of(source.url)}]({url}))"
+    url = source.url.translate(_ENCODED)
+    return f"([{_NO_HOST.sub('', host_of(source.url))}]({url}))"

@@ -100,6 +100,9 @@ async def test_include_shows_sources_and_results_at_once_or_later(tmp_path: Path
         assert (call["action"], "results" in call) == (filled["action"], False)
         page = await api.http.get(f"/v1/responses/{at_once.response['id']}/input_items", params=shown)
         assert page.status_code == 200
+        stream = await api.http.get(f"/v1/responses/{late['id']}", params={**shown, "stream": "true"})
+        assert stream.headers["x-antiphon-ignored"] == "?include[]", "events come again as they were"
+        assert b'"sources"' not in stream.content
 
 
 async def test_pages_are_opened_by_number_and_searched(tmp_path: Path, web: LoopbackWeb) -> None:
@@ -177,6 +180,18 @@ async def test_domains_hold_for_results_pages_and_redirects(tmp_path: Path, web:
         assert "Nothing was found." in prompts(engine)[-1]
 
 
+async def test_calls_of_one_turn_number_their_sources_on(tmp_path: Path, web: LoopbackWeb) -> None:
+    both = f"{searches('horn')}\n{searches('spring tide')}"
+    engine = ScriptedEngine(saying(both, "x【2】"))
+    async with searching(tmp_path, web, engine) as (_, api):
+        response = (await api.stream("hi", tools=[WEB])).response
+        told = prompts(engine)[-1]
+        assert f"【1】 /p/harbour.html\n{web.url('/p/harbour.html')}" in told
+        assert f"【2】 /p/tides.html\n{web.url('/p/tides.html')}" in told
+        note = response["output"][-1]["content"][0]["annotations"][0]
+        assert (len(made(response)), note["url"]) == (2, web.url("/p/tides.html"))
+
+
 async def test_what_fails_is_told_to_the_model(tmp_path: Path, web: LoopbackWeb) -> None:
     script = saying(
         searches("bay"), asks("open_page", ref=7), asks("find_in_page", pattern="x"),
@@ -204,6 +219,30 @@ def _says(request: GenerateRequest, prompt: str) -> str:
     if "and now?" in prompt:
         return "so"
     return "It is high." if request.generation else searches("spring tide")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "action"),
+    [
+        ("web_search", '{"queries": ["\\ud800", " a ", ""]}', {"queries": ["?", "a"], "query": "?"}),
+        ("web_search", '{"queries": "tide"}', {"queries": ["tide"], "query": "tide"}),
+        ("web_search", '{"queries": [1, null, {}]}', {"queries": []}),
+        ("web_search", '["tide"]', {"queries": []}),
+        ("open_page", '{"ref": true, "page": 1e3}', {"url": None}),
+        ("open_page", f'{{"ref": 1{"0" * 30}, "page": 1{"0" * 30}}}', {"url": None, "page": 100000}),
+        ("open_page", '{"url": "example.org/a"}', {"url": "https://example.org/a"}),
+        ("find_in_page", '{"ref": -1}', {"url": "about:invalid", "pattern": ""}),
+    ],
+)
+async def test_whatever_the_model_writes_becomes_an_item(
+    tmp_path: Path, web: LoopbackWeb, name: str, arguments: str, action: Json
+) -> None:
+    call = f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    async with searching(tmp_path, web, loose(saying(call, "done"))) as (_, api):
+        response = (await api.stream("hi", tools=[WEB])).response
+        kind = "search" if name == "web_search" else name
+        assert [item["action"] for item in made(response)] == [{"type": kind, **action}]
+        assert (response["status"], text(response)) == ("completed", "done")
 
 
 async def test_later_turns_are_told_the_same(tmp_path: Path, web: LoopbackWeb) -> None:
@@ -282,7 +321,8 @@ async def test_a_cited_answer_goes_on_after_a_restart(tmp_path: Path, web: Loopb
 
     gate = Gate()
     async with searching(tmp_path, web, ScriptedEngine(script(gate))) as (running, api):
-        body = {"input": "hi", "tools": [WEB], "background": True}
+        body: Json = {"input": "hi", "tools": [WEB], "background": True}
+        body["include"] = ["message.output_text.logprobs"]
         begun = (await api.http.post("/v1/responses", json=body)).json()["id"]
         await gate.reached.wait()
         await running.context.runs.drain(0)

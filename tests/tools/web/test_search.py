@@ -84,6 +84,7 @@ async def test_what_an_operator_can_do_is_said(provider: Provider, status: int, 
         ({"results": {}}, 0),
         ({"results": [None, 1, {"url": 3}, {"url": "ftp://x/"}, {"url": "https://x/" + "y" * 2000}]}, 0),
         ({"results": [{"url": "https://x/", "title": None, "content": 7}]}, 1),
+        ({"results": [{"url": "https://x/\ud800"}, {"url": "https://x/a b"}, {"url": "https://x/\n"}]}, 0),
     ],
 )
 async def test_a_strange_answer_is_no_fault_of_ours(
@@ -96,6 +97,13 @@ async def test_a_strange_answer_is_no_fault_of_ours(
             await search_once(web)
     else:
         assert await search_once(web) == found
+
+
+async def test_texts_of_strangers_are_plain(provider: Provider) -> None:
+    strange = {"url": "https://x/", "title": "a\ud800b\x00\u202ec", "content": "d\n\x1b[31me"}
+    provider.answer = {"results": [strange]}
+    (hit,) = await WebSearch("searxng", provider.url).find(Query("q", 1))
+    assert (hit.title, hit.snippet) == ("a b c", "d [31me")
 
 
 async def test_queries_take_turns_and_a_url_comes_once() -> None:

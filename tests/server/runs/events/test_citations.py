@@ -67,8 +67,13 @@ def test_no_part_of_a_marker_is_shown() -> None:
     assert link(Source(**TIDES)) == BAY
 
 
+def test_a_link_stays_one_whatever_its_source_is_called() -> None:
+    hostile = Source(1, "https://a.example/x](javascript:1)<b> '`\\", "T")
+    assert link(hostile) == "([a.example](https://a.example/x%5D%28javascript:1%29%3Cb%3E%20%27%60%5C))"
+
+
 def logprob(token: str) -> TokenLogprob:
-    return TokenLogprob(token=token, logprob=-1.0, data=token.encode(), id=0, top=())
+    return TokenLogprob(0, token, token.encode(), -1.0)
 
 
 def events(*deltas: Delta, **settings: Any) -> tuple[Assembler, list[dict[str, Any]]]:
@@ -95,6 +100,17 @@ def test_a_citation_is_an_annotation_over_its_link() -> None:
     assert names.index("done") > max(n for n, name in enumerate(names) if name == "annotation.added")
     for draft in drafts:
         assert "【" not in str(draft)
+
+
+def test_log_probabilities_come_with_the_text_that_their_tokens_become() -> None:
+    said = (Text(token, (logprob(token),)) for token in ("a", "【", "1", "】", " b", "【9", "】", "c"))
+    _, drafts = events(*said, Done("stop"), logprobs=True)
+    part = wire.check_items(drafts)[0]["content"][0]
+    deltas = [draft for draft in drafts if draft["type"] == "response.output_text.delta"]
+    assert [(draft["delta"], [entry["token"] for entry in draft["logprobs"]]) for draft in deltas] == [
+        ("a", ["a"]), (f" {BAY}", ["【", "1", "】"]), (" b", [" b"]), ("c", ["【9", "】", "c"]),
+    ]  # fmt: skip
+    assert part["text"] == f"a {BAY} bc" and len(part["logprobs"]) == 8
 
 
 def test_a_stream_that_ends_in_a_marker_says_what_was_held_back() -> None:
