@@ -34,12 +34,14 @@ class ArgumentReader(Protocol):
 class Route:
     """Where the calls of one function lead: to items of a type, which say these fields from the start.
 
-    asks: whether the client is asked first; it makes no other route.
+    What follows makes no other route. asks: whether the client is asked first. server: which server the
+    function is of, where there are several.
     """
 
     type: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     asks: bool = field(default=False, compare=False)
+    server: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,16 @@ class Stream:
 class Listing:
     """An item that shows, once in a conversation, the functions that a route leads from.
 
-    type: the item's. opened: its fields when it is added, for the route's fields. filled: those that have
-    changed when it is done, for the functions. events: the event types between the two. shows: whether an
-    item is the listing of a route with these fields.
+    type: the item's. opened: its fields when it is added, for the route. filled: those that have changed when
+    it is done, for the functions. events: the event types between the two. shows: whether an item is the
+    listing of a route.
     """
 
     type: str
-    opened: Callable[[Mapping[str, Any]], Item]
+    opened: Callable[[Route], Item]
     filled: Callable[[Sequence[Tool]], Item]
     events: tuple[str, ...]
-    shows: Callable[[Item, Mapping[str, Any]], bool]
+    shows: Callable[[Item, Route], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,10 @@ def _nothing(_tool: Tool) -> Mapping[str, Any]:
     return {}
 
 
+def _nowhere(_tool: Tool) -> str | None:
+    return None
+
+
 def _unasked(_tool: Tool, _name: str, _approvals: Approvals) -> bool:
     return False
 
@@ -159,8 +165,9 @@ class Call:
     types of the events that follow the item's addition. offers: the flat functions that a tool of the request
     gives the model, a path being its own in messages; raises ApiError 400. takes: whether such a tool is
     offered at all, or a tool of other servers that is only echoed. fields: what every call of a tool's
-    functions says from the start. asks: whether calls of a tool's function of this name need the client's
-    approval. execution: None where the client carries the call out.
+    functions says from the start. server: which server the functions of a tool are of. asks: whether calls of
+    a tool's function of this name need the client's approval. execution: None where the client carries the
+    call out.
     """
 
     opened: Callable[[str, str, str], Item]
@@ -169,6 +176,7 @@ class Call:
     offers: Callable[[Tool, Registry, str], Sequence[Tool]] = _itself
     takes: Callable[[Tool], bool] = _always
     fields: Callable[[Tool], Mapping[str, Any]] = _nothing
+    server: Callable[[Tool], str | None] = _nowhere
     asks: Callable[[Tool, str, Approvals], bool] = _unasked
     execution: Execution | None = None
 
@@ -196,9 +204,9 @@ class ItemType:
     For calls and their outputs. tools: `tools[].type` -> the shape of such a tool. call: how the model writes
     one. secrets: the members of such a tool that are credentials, and no part of it any more once it was
     read. answered_by: the type of the items that a client answers it with. answers: the type of the items
-    that it is such an answer of. key: the field by which an item and its answer name each other. must_answer:
-    whether a conversation cannot go on without the answer. says: the fields of an answer that make it another
-    one. approves: whether it lets the call be made that it answers.
+    that it is such an answer of. key: the field by which an item and its answer name each other. says: the
+    fields of an answer that make it another one. approves: of an answer to a request for an approval, whether
+    it lets the call be made.
     """
 
     type: str
@@ -214,7 +222,6 @@ class ItemType:
     answered_by: str | None = None
     answers: str | None = None
     key: str = "call_id"
-    must_answer: bool = True
     says: tuple[str, ...] = ("output",)
     approves: Callable[[Item], bool] | None = None
     secrets: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ from server.items import (
     answering,
     answers_of,
     approves,
+    asks_approval,
     is_client_call,
     is_output,
     key_of,
@@ -769,7 +770,7 @@ def _as_stored(planned: Planned) -> tuple[bytes, tuple[NewItem, ...]]:
 def _approvals(planned: Planned, by: Actor) -> tuple[AuditEntry, ...]:
     """What the audit log is to tell of the calls that a request approves."""
     plan, wanted = planned.plan, set(planned.plan.approved)
-    asked = (item for item in planned.context if is_client_call(item) and key_of(item) in wanted)
+    asked = (item for item in planned.context if asks_approval(item) and key_of(item) in wanted)
     return tuple(_approval(item, plan.response_id, plan.owner, by) for item in asked)
 
 
@@ -818,10 +819,10 @@ def _new_outputs(
         key = str(key_of(item))
         if link_of(item) not in calls:
             raise UnknownCall(key)
-        if key not in taken:
+        if link_of(item) not in taken:
             entry = _approval(calls[link_of(item)], stored.id, stored.owner, by) if approves(item) else None
             fresh.append(replace(_tool_output(plan, item), audit=entry))
-        elif said_by(taken[key]) != said_by(item):
+        elif said_by(taken[link_of(item)]) != said_by(item):
             raise OutputConflict(key)
     return num_bytes, fresh
 

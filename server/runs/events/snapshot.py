@@ -61,7 +61,7 @@ def snapshot(stored: StoredResponse, pending: Mapping[str, str] | None = None) -
             extra += b',"queue_position":%d' % place
     if pending is not None:
         fields = {item.call_id: answer_field(item.kind) for item in stored.output if item.name is not None}
-        listed = [{fields[key]: key, "name": name} for key, name in pending.items()]
+        listed = [{fields.get(key, "call_id"): key, "name": name} for key, name in pending.items()]
         extra += b',"pending_tool_calls":' + orjson.dumps(listed)
     body = join_response(stored.head, [item.body for item in stored.output], stored.echo, extra)
     poll_after_ms = POLL_AFTER_MS.get(stored.status) if pending is None else POLL_WAITING_MS

@@ -15,12 +15,12 @@ from server.errors import ApiError
 from server.items import (
     ITEM_TYPES,
     Item,
+    asks_approval,
     is_approval,
     is_client_call,
     is_output,
     key_of,
     link_of,
-    must_be_answered,
     words_of,
 )
 from server.mcp_servers import Approvals
@@ -134,8 +134,7 @@ def replayable(history: Sequence[Said], new: Sequence[Item]) -> list[Item]:
 def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
     """Every output needs its call, and every call its output. Raises ApiError 400 naming the ids."""
     _check_answers(history, new)
-    demanded = [item for item in (*history, *new) if is_output(item) or must_be_answered(item)]
-    unanswered = pending_calls(demanded)
+    unanswered = pending_calls([item for item in (*history, *new) if not asks_approval(item)])
     if unanswered:
         refuse("input", f"No tool output found for function call {', '.join(unanswered)}.")
 
@@ -162,5 +161,5 @@ def _check_answers(history: Sequence[Item], new: Sequence[Item]) -> None:
 def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:
     """The items without the first `count`, and without outputs whose call went with them."""
     kept = list(items[count:])
-    calls = {key_of(item) for item in kept if is_client_call(item)}
-    return [item for item in kept if not is_output(item) or key_of(item) in calls]
+    calls = {link_of(item) for item in kept if is_client_call(item)}
+    return [item for item in kept if not is_output(item) or link_of(item) in calls]
