@@ -193,8 +193,10 @@ def _requests() -> dict[str, Schema]:
                     {
                         "anyOf": [
                             of({"output": _CONTENT}, {"call_id": STRING, "tool_call_id": STRING}),
-                            with_type(
-                                schema_of(ITEM_TYPES["mcp_approval_response"].shape), "mcp_approval_response"
+                            *(
+                                with_type(schema_of(row.shape), name)
+                                for name, row in ITEM_TYPES.items()
+                                if row.approves is not None
                             ),
                         ]
                     },

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from engine import Shape
 from server.ignored import ignore, unread
-from server.items import ITEM_TYPES, Item, identifier, link_of
+from server.items import Item, identifier, is_approval, link_of
 from server.schema.fields import (
     UNKNOWN_TIER,
     Api,
@@ -349,8 +349,7 @@ def _tool_output(entry: Any, path: str, new_id: NewId, *known: str) -> Item:
     """One output; `known` is what else stands in the same object."""
     if not isinstance(entry, dict):
         mistyped(path, "an object", entry)
-    row = ITEM_TYPES.get(str(entry.get("type")))
-    if row is not None and row.answers is not None and row.says != ("output",):
+    if is_approval({"type": str(entry.get("type"))}):
         return normalize_item(entry, path or "tool_outputs", new_id)
     unread(entry, ("call_id", "tool_call_id", "output", *known), path)
     dot = f"{path}." if path else ""
