@@ -291,6 +291,9 @@ class Session:
             self._print(f"{item['name']}({item['arguments']})", BOLD)
             outcome = _error_text(item.get("error")) or item.get("output")
             self._print(f" -> {outcome}\n" if outcome is not None else "\n", DIM)
+        elif item["type"] == "mcp_approval_request":
+            self._print(f"{item['name']}({item['arguments']})", BOLD)
+            self._print(" -> not made: it needs an approval, which this chat does not give\n", DIM)
 
     def _print(self, text: str, style: str) -> None:
         """Write text in a style, which stays until another one is written; at once, as it comes."""

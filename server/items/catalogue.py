@@ -55,11 +55,6 @@ def is_client_call(item: Item) -> bool:
     return row is not None and row.answered_by is not None
 
 
-def must_be_answered(item: Item) -> bool:
-    """Whether no conversation can go on without an answer of this item, which one may be given."""
-    return is_client_call(item) and ITEM_TYPES[item["type"]].must_answer
-
-
 def is_output(item: Item) -> bool:
     """Whether an item is a client's answer: the output of a call, or an approval."""
     row = ITEM_TYPES.get(item["type"])
@@ -83,9 +78,9 @@ def answer_field(kind: str) -> str:
     return row.key if row.answered_by is None else ITEM_TYPES[row.answered_by].key
 
 
-def answers_of(items: Iterable[Item]) -> dict[str | None, Item]:
-    """The client's answers among items, by the keys of what they answer."""
-    return {key_of(item): item for item in items if is_output(item)}
+def answers_of(items: Iterable[Item]) -> dict[tuple[str, str | None], Item]:
+    """The client's answers among items, by what links them with their calls."""
+    return {link_of(item): item for item in items if is_output(item)}
 
 
 def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
@@ -106,6 +101,12 @@ def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
 
 # ------------------------------------------------------------------------------------------------------------
 # Approvals
+
+
+def asks_approval(item: Item) -> bool:
+    """Whether an item asks the client to approve a call. It may stay unanswered."""
+    row = ITEM_TYPES.get(item["type"])
+    return row is not None and row.answered_by is not None and is_approval({"type": row.answered_by})
 
 
 def is_approval(item: Item) -> bool:

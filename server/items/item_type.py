@@ -36,12 +36,14 @@ class ArgumentReader(Protocol):
 class Route:
     """Where the calls of one function lead: to items of a type, which say these fields from the start.
 
-    asks: whether the client is asked first; it makes no other route.
+    What follows makes no other route. asks: whether the client is asked first. server: which server the
+    function is of, where there are several.
     """
 
     type: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     asks: bool = field(default=False, compare=False)
+    server: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +79,16 @@ class Whole:
 class Listing:
     """An item that shows, once in a conversation, the functions that a route leads from.
 
-    type: the item's. opened: its fields when it is added, for the route's fields. filled: those that have
-    changed when it is done, for the functions. events: the event types between the two. shows: whether an
-    item is the listing of a route with these fields.
+    type: the item's. opened: its fields when it is added, for the route. filled: those that have changed when
+    it is done, for the functions. events: the event types between the two. shows: whether an item is the
+    listing of a route.
     """
 
     type: str
-    opened: Callable[[Mapping[str, Any]], Item]
+    opened: Callable[[Route], Item]
     filled: Callable[[Sequence[Tool]], Item]
     events: tuple[str, ...]
-    shows: Callable[[Item, Mapping[str, Any]], bool]
+    shows: Callable[[Item, Route], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,10 @@ def _nothing(_tool: Tool) -> Mapping[str, Any]:
     return {}
 
 
+def _nowhere(_tool: Tool) -> str | None:
+    return None
+
+
 def _unasked(_tool: Tool, _name: str, _approvals: Approvals) -> bool:
     return False
 
@@ -193,8 +199,9 @@ class Call:
     400. takes: whether such a tool is offered at all, or a tool of other servers that is only echoed. lacks:
     why a server with these tools of its own cannot run such a tool, which is then not offered; None where it
     can. refers: writes into a new item what its arguments refer to among the sources of the conversation.
-    fields: what every call of a tool's functions says from the start. asks: whether calls of a tool's
-    function of this name need the client's approval. execution: None where the client carries the call out.
+    fields: what every call of a tool's functions says from the start. server: which server the functions of a
+    tool are of. asks: whether calls of a tool's function of this name need the client's approval. execution:
+    None where the client carries the call out.
     """
 
     opened: Callable[[str, str, str], Item]
@@ -206,6 +213,7 @@ class Call:
     lacks: Callable[[Tool, Registry], str | None] = _lacks_nothing
     refers: Callable[[Item, str, Sources], None] | None = None
     fields: Callable[[Tool], Mapping[str, Any]] = _nothing
+    server: Callable[[Tool], str | None] = _nowhere
     asks: Callable[[Tool, str, Approvals], bool] = _unasked
     execution: Execution | None = None
 
@@ -237,9 +245,8 @@ class ItemType:
     secrets: the members of such a tool that are credentials, and no part of it any more once it was read.
     answered_by: the type of the items that a client answers it with. answers: the type of the items that it
     is such an answer of. of_text: the fields of such an answer for a text, where it does not have that as its
-    `output` and nothing else. key: the field by which an item and its answer name each other. must_answer:
-    whether a conversation cannot go on without the answer. approves: whether it lets the call be made that it
-    answers.
+    `output` and nothing else. key: the field by which an item and its answer name each other. approves: of an
+    answer to a request for an approval, whether it lets the call be made.
     """
 
     type: str
@@ -256,7 +263,6 @@ class ItemType:
     answers: str | None = None
     of_text: Callable[[str], Item] | None = None
     key: str = "call_id"
-    must_answer: bool = True
     approves: Callable[[Item], bool] | None = None
     secrets: tuple[str, ...] = ()
     instead: str = ""

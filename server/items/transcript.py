@@ -28,15 +28,15 @@ def speakable(name: str) -> str:
 class Transcript:
     """Messages as they are written, oldest first.
 
-    answers: what the client answered anywhere in the conversation, by the keys of what it answered; a call
-    that is not whole is shown only where it has an answer. names: under which the model is offered tools of
-    other servers, by the server's label and the tool's own name. made: the calls that were approved before
-    they were made, by the ids of the items that asked.
+    answers: what the client answered anywhere in the conversation, by the answer's field that names the call
+    and its value; a call that is not whole is shown only where it has an answer. names: under which the model
+    is offered tools of other servers, by the server's label and the tool's own name. made: the calls that
+    were approved before they were made, by the ids of the items that asked.
     """
 
     def __init__(
         self,
-        answers: Mapping[str | None, dict[str, Any]] | None = None,
+        answers: Mapping[tuple[str, str | None], dict[str, Any]] | None = None,
         names: Mapping[tuple[str, str], str] | None = None,
         made: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
@@ -53,7 +53,7 @@ class Transcript:
 
     def branch(
         self,
-        answers: Mapping[str | None, dict[str, Any]],
+        answers: Mapping[tuple[str, str | None], dict[str, Any]],
         names: Mapping[tuple[str, str], str] | None = None,
         made: Mapping[str, dict[str, Any]] | None = None,
     ) -> Transcript:
@@ -84,7 +84,7 @@ class Transcript:
 
     def shows(self, call_id: str, *, whole: bool) -> bool:
         """Whether a call is to be shown."""
-        shown = whole or call_id in self.answers
+        shown = whole or ("call_id", call_id) in self.answers
         self.settled = self.settled and shown
         return shown
 

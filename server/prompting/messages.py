@@ -28,7 +28,7 @@ class Told:
     """
 
     num_items: int = 0
-    answers: Mapping[str | None, Item] = field(default_factory=dict)
+    answers: Mapping[tuple[str, str | None], Item] = field(default_factory=dict)
     made: Mapping[str, Item] = field(default_factory=dict)
     transcript: Transcript = field(default_factory=Transcript)
 

@@ -27,6 +27,7 @@ from server.items import (
     answering,
     answers_of,
     approves,
+    asks_approval,
     is_client_call,
     is_output,
     key_of,
@@ -803,7 +804,7 @@ def _as_stored(planned: Planned) -> tuple[bytes, tuple[NewItem, ...]]:
 def _approvals(planned: Planned, by: Actor) -> tuple[AuditEntry, ...]:
     """What the audit log is to tell of the calls that a request approves."""
     plan, wanted = planned.plan, set(planned.plan.approved)
-    asked = (item for item in planned.context if is_client_call(item) and key_of(item) in wanted)
+    asked = (item for item in planned.context if asks_approval(item) and key_of(item) in wanted)
     return tuple(_approval(item, plan.response_id, plan.owner, by) for item in asked)
 
 
@@ -852,10 +853,10 @@ def _new_outputs(
         key = str(key_of(item))
         if link_of(item) not in calls:
             raise UnknownCall(key)
-        if key not in taken:
+        if link_of(item) not in taken:
             entry = _approval(calls[link_of(item)], stored.id, stored.owner, by) if approves(item) else None
             fresh.append(replace(_tool_output(plan, item), audit=entry))
-        elif _said(taken[key]) != _said(item):
+        elif _said(taken[link_of(item)]) != _said(item):
             raise OutputConflict(key)
     return num_bytes, fresh
 

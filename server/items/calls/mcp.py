@@ -173,12 +173,17 @@ def _fields(tool: Tool) -> Mapping[str, Any]:
     return {"server_label": tool["server_label"]}
 
 
+def _server(tool: Tool) -> str | None:
+    return tool.get("server_url") or tool.get("connector_id")
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Listings
 
 
-def _opened_listing(fields: Mapping[str, Any]) -> Item:
-    return {**fields, "tools": []}
+def _opened_listing(route: Route) -> Item:
+    # A label may be given to another server later, which has other tools, and hints of its own about them.
+    return {**route.fields, "server": route.server, "tools": []}
 
 
 def _filled_listing(functions: Sequence[Tool]) -> Item:
@@ -197,9 +202,10 @@ def _listed(listing: ServerListing) -> Item:
     return {"tools": tools, "error": listing.error}
 
 
-def _shows(item: Item, fields: Mapping[str, Any]) -> bool:
-    listed = item["type"] == "mcp_list_tools" and item["server_label"] == fields["server_label"]
-    return bool(listed and item.get("error") is None)
+def _shows(item: Item, route: Route) -> bool:
+    if item["type"] != "mcp_list_tools" or item["server_label"] != route.fields["server_label"]:
+        return False
+    return item.get("error") is None and item.get("server", route.server) == route.server
 
 
 _LISTING = Listing(
@@ -312,7 +318,7 @@ def _say_request(item: Item, transcript: Transcript) -> None:
     if (call := transcript.made.get(item["id"])) is not None:
         _tell(call["id"], item, _outcome(call), transcript)
         return
-    answer = transcript.answers.get(item["id"])
+    answer = transcript.answers.get(("approval_request_id", item["id"]))
     if answer is None or answer["approve"]:  # the call may come yet
         transcript.settled = False
     _tell(item["id"], item, _refusal(answer), transcript)
@@ -355,7 +361,11 @@ ROWS = (
     ItemType(
         "mcp_list_tools",
         "mcpl_",
-        item_shape({"server_label": STRING, "tools": array(_LISTED)}, {"error": STRING}, statuses=()),
+        item_shape(
+            {"server_label": STRING, "tools": array(_LISTED)},
+            {"error": STRING, "server": STRING},
+            statuses=(),
+        ),
         unspoken,  # the model is offered the tools themselves
         events={
             "response.mcp_list_tools.in_progress": PLACE,
@@ -387,6 +397,7 @@ ROWS = (
             opens=("response.mcp_call.in_progress",),
             offers=_offers,
             fields=_fields,
+            server=_server,
             asks=_asks,
             execution=Execution(
                 "calling",
@@ -407,7 +418,6 @@ ROWS = (
         _say_request,
         answered_by="mcp_approval_response",
         key="id",
-        must_answer=False,
     ),
     ItemType(
         "mcp_approval_response",

@@ -297,7 +297,7 @@ class Assembler:
     def _listed(self, listing: Listing, route: Route, filled: Item, events: Sequence[str]) -> list[Draft]:
         drafts: list[Draft] = []
         self._close(drafts, "completed")
-        item = {"id": self._id(listing.type), "type": listing.type, **listing.opened(route.fields)}
+        item = {"id": self._id(listing.type), "type": listing.type, **listing.opened(route)}
         opened = self._add(_Open(len(self.output), item), drafts)
         item |= filled
         drafts += [opened.at(event) for event in events]

@@ -63,7 +63,7 @@ def snapshot(
             extra += b',"queue_position":%d' % place
     if pending is not None:
         fields = {item.call_id: answer_field(item.kind) for item in stored.output if item.name is not None}
-        listed = [{fields[key]: key, "name": name} for key, name in pending.items()]
+        listed = [{fields.get(key, "call_id"): key, "name": name} for key, name in pending.items()]
         extra += b',"pending_tool_calls":' + orjson.dumps(listed)
     output = [filled_body(item.body, item.private, include) for item in stored.output]
     body = join_response(stored.head, output, stored.echo, extra)

@@ -273,8 +273,7 @@ class Loop:
         """Run server tools. A call is durable before it runs: after a crash it is known to have begun."""
         await self._journal.flushed(run.entry)
         for call in calls:
-            execution, _ = self._execution(run, call)
-            if isinstance(execution, Execution):  # what runs elsewhere cannot end this process
+            if self._elsewhere(run, call) is None:  # what runs elsewhere cannot end this process
                 await self._probation.enter(run)
             result = await self._outcome(run, call)
             self._write(run, run.assembler.call_finished(call["id"], result))
@@ -285,7 +284,7 @@ class Loop:
         if call["id"] in run.uncertain and not self._repeatable(run, call):
             return ToolResult(error=UNCERTAIN)
         if source_of(call) is not None and not run.functions.allow(call):
-            return ToolResult(error=f"There is no tool {call['name']!r} among those of this response.")
+            return ToolResult(error=f"There is no tool {call.get('name')!r} among those of this response.")
         if limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
             return ToolResult(error=f"This response may make no more than {limit} tool calls.")
         if run.plan.charge is not None and (refusal := await self._limiter.tool_call(run.plan.charge)):

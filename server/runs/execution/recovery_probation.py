@@ -42,7 +42,7 @@ class Probation:
         self._over = False
 
     async def enter(self, run: Run) -> None:
-        """Return when an engine, or a tool in this process, may be given the run; the attempt is counted then.
+        """Return when an engine or a tool of this process may be given the run, and the attempt is counted.
 
         Raises RunLost, and EngineDead where there is no engine any more.
         """

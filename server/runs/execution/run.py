@@ -182,7 +182,7 @@ def _unlisted(routes: Iterable[Route], items: Sequence[Item]) -> tuple[Route, ..
         if execution is None or execution.listing is None or route in found:
             continue
         shows = execution.listing.shows
-        if not any(shows(item, route.fields) for item in items):
+        if not any(shows(item, route) for item in items):
             found.append(route)
     return tuple(found)
 

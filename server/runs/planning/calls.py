@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from server.items import Item, is_client_call, is_output, link_of, must_be_answered
+from server.items import Item, asks_approval, is_client_call, is_output, link_of
 
 Link = tuple[str, str | None]
 """What a call and its answer are known to each other by; see `server.items.link_of`."""
@@ -42,4 +42,4 @@ class Calls:
     @property
     def demanded(self) -> list[str]:
         """The keys of the calls that no conversation goes on without an answer to."""
-        return [str(key) for (_, key), item in self.pending.items() if must_be_answered(item)]
+        return [str(key) for (_, key), item in self.pending.items() if not asks_approval(item)]

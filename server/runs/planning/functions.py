@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine import Constraint, ConstraintError, Shape
 from server.items import Call, Elsewhere, Item, Route, Tool, type_of_calls
@@ -84,7 +84,7 @@ def functions_of(
             if function["name"] in routes:
                 refuse("tools", f"Two tools are named {function['name']!r}.")
             asks = call.asks(tool, function["name"], approvals)
-            routes[function["name"]] = Route(type_, call.fields(tool), asks)
+            routes[function["name"]] = Route(type_, call.fields(tool), asks, call.server(tool))
             (clients if call.execution is None else own).append(function)
     names: dict[tuple[str, str], str] = {}
     unlisted: list[Route] = []
@@ -92,9 +92,9 @@ def functions_of(
     for _, tool, call, type_ in _calls(tools):  # last, because their names can be changed
         if (elsewhere := _elsewhere(call)) is None or not elsewhere.meant(tool):
             continue
-        fields = call.fields(tool)
-        if (listing := _listing(call, fields, items)) is None:
-            unlisted.append(Route(type_, fields))
+        found = Route(type_, call.fields(tool), server=call.server(tool))
+        if (listing := _listing(call, found, items)) is None:
+            unlisted.append(found)
             continue
         listings.append(listing)
         for function, route in elsewhere.offers(tool, listing, approvals):
@@ -118,11 +118,11 @@ def _elsewhere(call: Call) -> Elsewhere | None:
     return None if call.execution is None else call.execution.elsewhere
 
 
-def _listing(call: Call, fields: Mapping[str, Any], items: Sequence[Item]) -> Item | None:
+def _listing(call: Call, route: Route, items: Sequence[Item]) -> Item | None:
     """The last listing of a server's tools."""
     assert call.execution is not None and call.execution.listing is not None, "servers elsewhere are listed"
     shows = call.execution.listing.shows
-    return next((item for item in reversed(items) if shows(item, fields)), None)
+    return next((item for item in reversed(items) if shows(item, route)), None)
 
 
 def _free(name: str, label: str, taken: Mapping[str, Route]) -> str:

@@ -181,5 +181,5 @@ def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:
     if not count:
         return list(items)
     kept = list(items[count:])
-    calls = {key_of(item) for item in kept if is_client_call(item)}
-    return [item for item in kept if not is_output(item) or key_of(item) in calls]
+    calls = {link_of(item) for item in kept if is_client_call(item)}
+    return [item for item in kept if not is_output(item) or link_of(item) in calls]

@@ -24,7 +24,7 @@ from server.items import (
     Item,
     Route,
     approves,
-    is_client_call,
+    asks_approval,
     key_of,
     link_of,
     source_of,
@@ -322,13 +322,13 @@ def _approved(items: Sequence[Item], new: Sequence[Item], functions: Functions) 
     the item up that asked, so it can have no call approved that it could not have had without being asked.
     """
     made = {source_of(item) for item in items}
-    asked = {link_of(item): item for item in items if is_client_call(item)}
+    asked = {key_of(item): item for item in items if asks_approval(item)}
     found: list[str] = []
     for index, answer in enumerate(new):
         if not approves(answer) or key_of(answer) in made:
             continue
         name, key = link_of(answer)
-        request = asked[name, key]
+        request = asked[key]
         if not functions.allow({**request, "type": type_asked_for(request).type}):
             message = f"The call that '{key}' asks approval for is of a tool that this request does not have."
             refuse(f"input[{index}].{name}", message)
@@ -340,7 +340,7 @@ def _num_kept(items: Sequence[Item], approved: Sequence[str]) -> int:
     """How many of the newest items may not be left out: those from the first on that asks for a call which is
     about to be made."""
     wanted = set(approved)
-    asking = (index for index, item in enumerate(items) if is_client_call(item) and key_of(item) in wanted)
+    asking = (index for index, item in enumerate(items) if asks_approval(item) and key_of(item) in wanted)
     return len(items) - next(asking, len(items) - 1)
 
 

@@ -13,12 +13,14 @@ from server.items import (
     Item,
     Route,
     approves,
+    asks_approval,
     broken_in_a_row,
     execution_of,
     is_client_call,
     is_output,
     is_running,
     key_of,
+    link_of,
     source_of,
 )
 from storage import TERMINAL_STATUSES
@@ -190,11 +192,11 @@ Step = ListTools | MakeCalls | Generate | CallTools | AwaitClient | Finish
 def pending_calls(items: Sequence[Item]) -> dict[str, str]:
     """What the client has not answered: key -> name of the call, oldest first. A call that is not whole needs
     no answer, though it may have one."""
-    answered = {key_of(item) for item in items if is_output(item)}
+    answered = {link_of(item) for item in items if is_output(item)}
     return {
         str(key_of(item)): item.get("name") or item["type"]
         for item in items
-        if is_client_call(item) and key_of(item) not in answered and item.get("status") != "incomplete"
+        if is_client_call(item) and link_of(item) not in answered and item.get("status") != "incomplete"
     }
 
 
@@ -206,7 +208,7 @@ def approved_calls(approved: Sequence[str], context: Sequence[Item], output: Seq
     wanted = [key for key in granted if key not in made]
     if not wanted:
         return []
-    asked = {key_of(item): item for item in (*context, *output) if is_client_call(item)}
+    asked = {key_of(item): item for item in (*context, *output) if asks_approval(item)}
     return [asked[key] for key in wanted]
 
 

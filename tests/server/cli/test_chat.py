@@ -23,6 +23,7 @@ import pytest
 from engine import GenerateRequest, ScriptedEngine
 from server.cli import chat
 from server.cli.chat import PLAIN, ChatError, Session, add_arguments
+from server.mcp_servers import McpSettings
 from tests.support.running import Running, live_app
 
 
@@ -118,6 +119,13 @@ async def test_instructions_reasoning_and_tools_are_shown(live_server: Running) 
         argv=("--tools", "--instructions", "Be brief."),
     )
     assert "calculator(" in called and "-> 42" in called
+
+
+async def test_a_call_that_needs_approval_is_told_not_to_be_made(tmp_path: Path) -> None:
+    async with live_app(tmp_path, mcp=McpSettings(approval="always")) as server:
+        called = await talk(server, 'call calculator {"expression": "6 * 7"}', "say on", argv=("--tools",))
+    assert "calculator(" in called and "-> not made: it needs an approval" in called
+    assert "42" not in called and called.endswith("on\n")
 
 
 @pytest.mark.parametrize("after", [1, 2000, 4000])

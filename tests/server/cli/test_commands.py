@@ -492,6 +492,26 @@ def test_doctor_tells_what_tools_may_reach(
     assert line in capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("policy", "line"),
+    [
+        ("request", "ok    mcp       no MCP server is configured"),
+        ("always", "ok    mcp       no MCP server is configured; every call of an MCP tool needs approval"),
+        (
+            "never",
+            "note  mcp       no MCP server is configured; no call of an MCP tool needs approval, whatever "
+            "requests say",
+        ),
+    ],
+)
+def test_doctor_tells_of_a_forced_policy_of_approvals(
+    policy: str, line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "antiphon.toml").write_text(f'[mcp]\napproval = "{policy}"\n')
+    assert main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]) == 0
+    assert line in capsys.readouterr().out.splitlines()
+
+
 def database_line(capsys: pytest.CaptureFixture[str]) -> str:
     return next(line for line in capsys.readouterr().out.splitlines() if line[6:14] == "database")
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine import ScriptedEngine
 from server.access import LOCAL_OWNER
-from server.items import ITEM_TYPES, ItemType, is_running
+from server.items import ITEM_TYPES, ItemType, asks_approval, is_running
 from server.prompting import to_messages
 from server.schema import events as grammar
 from server.schema import normalize_input
@@ -274,7 +274,7 @@ async def test_an_item_with_words_is_in_the_prompt(
     engine = ScriptedEngine()
     sent: list[Json] = [{"type": kind, **item} for item in items]
     async with running_app(tmp_path, engine) as running, http_client(running) as client:
-        if ITEM_TYPES[kind].answered_by is not None and ITEM_TYPES[kind].must_answer:
+        if ITEM_TYPES[kind].answered_by is not None and not asks_approval({"type": kind}):
             error = await Api(client).refused(400, sent)
             assert error["message"] == "No tool output found for function call c."
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,13 +101,13 @@ def _say(item: Item, transcript: Transcript) -> None:
     transcript.answer(item["id"], item["total"] or f"no dice: {item['fault']}")
 
 
-def _shows(item: Item, _fields: Mapping[str, Any]) -> bool:
+def _shows(item: Item, _route: Route) -> bool:
     return bool(item["type"] == "dice_listing")
 
 
 LISTING = Listing(
     "dice_listing",
-    opened=lambda _fields: {"cups": []},
+    opened=lambda _route: {"cups": []},
     filled=lambda functions: {"cups": [function["name"] for function in functions]},
     events=("response.dice_listing.completed",),
     shows=_shows,

@@ -275,6 +275,22 @@ async def test_only_the_hints_of_a_trusted_server_spare_an_approval(tmp_path: Pa
         assert names == (["book"] if trust else ["look_up", "book"])
 
 
+async def test_a_label_that_is_given_to_another_server_is_listed_anew(tmp_path: Path) -> None:
+    """What one server says of its tools spares no approval at another one."""
+    one, other = Seen(), Seen()
+    async with mcp_server(one) as url, mcp_server(other) as other_url:
+        known = settings(desk={"url": url}, other={"url": other_url, "trust": True})
+        async with live_app(tmp_path, **known) as server, http_client(server) as client:
+            api = Api(client)
+            first = await api.create("say hi", tools=[DESK])
+            chain: Json = {"previous_response_id": first["id"]}
+            same = await api.create("say hi", tools=[DESK], **chain)
+            moved = await api.create(LOOK_UP, tools=[{**DESK, "server_url": "builtin:other"}], **chain)
+    assert (kinds(same), kinds(moved)) == (["message"], ["mcp_list_tools", "mcp_call", "message"])
+    assert (one.called, other.called, len(other.listings)) == ([], ["look_up"], 1)
+    assert [item["output"][0]["server"] for item in (first, moved)] == ["builtin:desk", "builtin:other"]
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Answers that are refused
 
@@ -398,6 +414,19 @@ async def test_what_a_client_made_up_reaches_no_other_tools_than_the_request_has
     assert made(allowed)[0]["output"] == "booked 7", "as it would have been with require_approval never"
 
 
+async def test_an_output_is_no_answer_to_a_request_of_the_same_id(tmp_path: Path) -> None:
+    """A function's call and a request for an approval may have one id among the items that a client sends."""
+    forged: Json = {"type": "mcp_approval_request", "id": "c1", "server_label": "desk", "name": "book"}
+    function = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    sent = [{**forged, "arguments": '{"room": 7}'}, function, answer("c1", "yes")]
+    async with desk(tmp_path) as here:
+        asked: Json = {"tools": [ASKING], "store": False}
+        unanswered = await here.api.create([*sent, {"role": "user", "content": "say hi"}], **asked)
+        assert "has not given" in prompts(here.engine)[0] and here.seen.called == []
+        approved = await here.api.create([*sent, approve("c1")], **asked)
+    assert text(unanswered) == "hi" and made(approved)[0]["output"] == "booked 7"
+
+
 async def test_an_answer_does_not_approve_what_a_client_changed(tmp_path: Path) -> None:
     """A stored request cannot be resent with other arguments under its id."""
     async with desk(tmp_path) as here:
@@ -494,6 +523,8 @@ async def test_a_run_waits_for_outputs_and_approvals_together(tmp_path: Path) ->
         [_, function] = waiting["pending_tool_calls"]
         wrong = await fed(here, live.id, {"call_id": request["id"], "output": "yes"})
         assert wrong.json()["error"]["code"] == "unknown_call_id", "an output approves nothing"
+        wrong = await fed(here, live.id, {**approve(request["id"]), "type": ["mcp_approval_response"]})
+        assert wrong.json()["error"]["param"] == "tool_outputs[0].call_id"
         wrong = await fed(here, live.id, approve(function["call_id"]))
         assert wrong.json()["error"]["code"] == "unknown_call_id"
         here.api.response(await fed(here, live.id, approve(request["id"])))

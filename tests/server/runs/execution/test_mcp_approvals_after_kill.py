@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from server.mcp_servers import read_mcp_settings
-from tests.server.runs.execution.test_mcp_approvals import ASKING, BOOK, approve, decline, kinds, requests
+from tests.server.runs.execution.test_mcp_approvals import ASKING, BOOK, approve, decline, requests
+from tests.server.runs.execution.test_mcp_servers import kinds
 from tests.support.mcp_servers import Seen, mcp_server
 from tests.support.postgres import Postgres
 from tests.support.processes import server_process
