@@ -483,7 +483,7 @@ class Config(BaseModel):
     )
     unsupported_tools: Literal["refuse", "ignore"] = _setting(
         "refuse",
-        "what becomes of tools that no model can call here, such as web_search: a 400, or, for clients that "
+        "what becomes of tools that no model can call here, such as file_search: a 400, or, for clients that "
         "always send one, they are left out",
     )
     egress: Literal["off", "public", "any"] = _setting(

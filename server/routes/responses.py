@@ -46,7 +46,7 @@ from server.http import (
     while_connected,
 )
 from server.ignored import collecting, ignore, unread
-from server.items import answering, filled_body, key_of
+from server.items import answering, filled_body, instead_of, key_of
 from server.prompting import name_untold, name_unused_key
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted, require_servers
@@ -58,6 +58,7 @@ from server.schema import (
     Item,
     ToolOutputs,
     as_output,
+    leave_out,
     normalize_input,
     parse_create,
     parse_input_tokens,
@@ -120,10 +121,14 @@ def _asked(
 
 def _name_untold(request: Request, parsed: CreateResponse) -> None:
     """Name what the request says to a chat template that does not read it, a key that salts nothing, and
-    tools that this server cannot run. Raises ApiError for an unknown model."""
-    for index in context(request).runs.lacking(parsed.tools):
-        ignore(f"tools[{index}]")
-    served = context(request).models.get(parsed.model)
+    tools that this server cannot run, where these are not refused. Raises ApiError for them, and for an
+    unknown model."""
+    here = context(request)
+    for index, why in here.runs.lacking(parsed.tools).items():
+        kind = parsed.tools[index]["type"]
+        told = f"This server cannot run tools of type '{kind}': {why}. {instead_of(kind)}"
+        leave_out(f"tools[{index}]", told, here.config.unsupported_tools)
+    served = here.models.get(parsed.model)
     name_unused_key(parsed.cache_salt, parsed.prompt_cache_key, served.caps)
     name_untold(
         served.info,

@@ -33,6 +33,7 @@ from server.schema.responses import (
     parse_tool_outputs,
 )
 from server.schema.search import Search, num_requests
+from server.schema.tools import leave_out
 from server.shapes import array, boolean, check_length, missing, mistyped, refuse, shorten, text
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "echo",
     "effective_tier",
     "is_tier",
+    "leave_out",
     "missing",
     "mistyped",
     "normalize_input",

@@ -202,10 +202,20 @@ def require_offered(
             kind = tool["type"]
             if kind in ("function", "custom") or (not on_chat and is_offered(tool)):
                 continue
-            if unsupported == "ignore":
-                ignore(f"{param}[{index}]")
-            else:
-                refuse(f"{param}[{index}].type", _unsupported(kind, on_chat), "unsupported_tool")
+            leave_out(f"{param}[{index}]", _unsupported(kind, on_chat), unsupported)
+
+
+def leave_out(path: str, why: str, unsupported: Unsupported) -> None:
+    """Raise ApiError 400 `unsupported_tool` for the tool at a path of the request, or only name its place, if
+    `unsupported` is `ignore`. why: a sentence or more."""
+    if unsupported == "ignore":
+        ignore(path)
+        return
+    setting = (
+        "If your client always sends such tools, the operator can have the server leave them out: "
+        "--unsupported-tools ignore."
+    )
+    refuse(f"{path}.type", f"{why} {setting}", "unsupported_tool")
 
 
 def _unsupported(kind: str, on_chat: bool) -> str:
@@ -217,11 +227,7 @@ def _unsupported(kind: str, on_chat: bool) -> str:
     else:
         advice = "Chat completions have functions and custom tools; others are offered on /v1/responses."
     told = f"This server has no tool of type '{shorten(kind)}'{' here' * on_chat}."
-    setting = (
-        "If your client always sends such tools, the operator can have the server leave them out: "
-        "--unsupported-tools ignore."
-    )
-    return " ".join(filter(None, (told, advice, setting)))
+    return " ".join(filter(None, (told, advice)))
 
 
 # ------------------------------------------------------------------------------------------------------------

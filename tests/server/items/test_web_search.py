@@ -356,9 +356,9 @@ async def ignored(http: httpx.AsyncClient, tool: Json) -> str | None:
     return named
 
 
-async def test_where_it_cannot_be_run_it_is_named_and_not_offered(tmp_path: Path, web: LoopbackWeb) -> None:
+async def test_where_it_cannot_be_run_it_is_refused_or_left_out(tmp_path: Path, web: LoopbackWeb) -> None:
     engine = ScriptedEngine()
-    async with searching(tmp_path, web, engine) as (_, api):
+    async with searching(tmp_path, web, engine, unsupported_tools="ignore") as (_, api):
         assert await ignored(api.http, {**WEB, "external_web_access": False}) == "tools[0]"
         assert "web_search" not in prompts(engine)[-1]
         assert await ignored(api.http, {"type": "web_search_preview"}) is None
@@ -369,4 +369,10 @@ async def test_where_it_cannot_be_run_it_is_named_and_not_offered(tmp_path: Path
         assert await ignored(api.http, WEB) is None
         assert "web_search" in prompts(engine)[-1] and "open_page" not in prompts(engine)[-1]
     async with running_app(tmp_path, engine, registry=None) as running, http_client(running) as http:
+        reply = await http.post("/v1/responses", json={"input": "say hi", "tools": [WEB]})
+        error = reply.json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_tool", "tools[0].type")
+        assert "no search provider is configured" in error["message"]
+    left_out = running_app(tmp_path, engine, registry=None, unsupported_tools="ignore")
+    async with left_out as running, http_client(running) as http:
         assert await ignored(http, WEB) == "tools[0]"

@@ -243,7 +243,7 @@ async def test_allowed_tools_narrow_what_may_be_called(tmp_path: Path) -> None:
         ([WEATHER], {"type": "function", "name": "get_time"}, "tool_choice"),
         ([WEATHER], {"type": "web_search"}, "tool_choice"),
         ([WEATHER], {"type": "mcp", "server_label": "antiphon"}, "tool_choice"),
-        ([WEATHER], {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]},
+        ([WEATHER], {"type": "allowed_tools", "mode": "required", "tools": [{"type": "file_search"}]},
          "tool_choice.tools[0].type"),
         ([WEATHER], {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "no"}]},
          "tool_choice.tools"),
@@ -265,10 +265,13 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "say hi"}]}
 BY_PATH |= {"/v1/chat/completions": CHAT, "/tokenize": CHAT}
 
 
+@pytest.mark.parametrize("kind", ["code_interpreter", "web_search"])  # known to none; that lacks its provider
 @pytest.mark.parametrize("path", BY_PATH)
-async def test_tools_that_nobody_runs_here_are_refused_or_left_out(path: str, tmp_path: Path) -> None:
-    body = {**BY_PATH[path], "tools": [{"type": "web_search"}, WEATHER]}
-    forced = {**body, "tool_choice": {"type": "web_search"}}
+async def test_tools_that_nobody_runs_here_are_refused_or_left_out(
+    path: str, kind: str, tmp_path: Path
+) -> None:
+    body = {**BY_PATH[path], "tools": [{"type": kind}, WEATHER]}
+    forced = {**body, "tool_choice": {"type": kind}}
     async with running_app(tmp_path / "refuses") as server, http_client(server) as client:
         error = (await client.post(path, json=body)).json()["error"]
         assert (error["code"], error["param"]) == ("unsupported_tool", "tools[0].type")
@@ -277,7 +280,7 @@ async def test_tools_that_nobody_runs_here_are_refused_or_left_out(path: str, tm
         reply = await client.post(path, json=body)
         assert (reply.status_code, reply.headers["x-antiphon-ignored"]) == (200, "tools[0]")
         if path == "/v1/responses":
-            assert [tool["type"] for tool in reply.json()["tools"]] == ["web_search", "function"]
+            assert [tool["type"] for tool in reply.json()["tools"]] == [kind, "function"]
         refused = await client.post(path, json=forced)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
 

@@ -277,14 +277,14 @@ def test_a_kind_of_tool_that_is_not_official_is_refused_with_those_that_are(kind
 
 
 def test_another_version_of_a_known_tool_passes_and_is_named() -> None:
-    later = {"type": "web_search_2027_01_31", "depth": 3}
+    later = {"type": "code_interpreter_2027_01_31", "depth": 3}
     assert parse_tools([FUNCTION, later])[1] == later
     assert unoffered([FUNCTION, later]) == ["tools[1]"]
 
 
 UNOFFERED = [
     *((tool, "functions" if tool["type"] == "computer" else "") for tool in TOOLS if not is_offered(tool)),
-    ({"type": "web_search_2027_01_31"}, "Offer a function that searches"),
+    ({"type": "code_interpreter_2027_01_31"}, "Offer a function that runs code"),
     ({"type": "function_2027_01_31"}, "It has one of type 'function'."),
 ]
 
@@ -308,7 +308,7 @@ def test_a_tool_that_nobody_can_run_is_refused_with_what_could_stand_in(
 
 def test_a_list_of_allowed_tools_names_none_that_nobody_can_run() -> None:
     choice: Json = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
-    choice["tools"].append({"type": "web_search"})
+    choice["tools"].append({"type": "file_search"})
     body = {"input": "x", "tools": [FUNCTION], "tool_choice": choice}
     with pytest.raises(ApiError) as caught:
         parse_create(body)
