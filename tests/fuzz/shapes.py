@@ -77,7 +77,7 @@ JUNK = (
 )  # fmt: skip
 TARGETS = (
     b"/health", b"/version", b"/v1/models", b"/nothing", b"/%00", b"/%zz%f", b"//", b"/a?b=c&d",
-    b"/v1/responses/x", b"http://x/health", b"http://x", b"/\x7e", b"/v1/responses/%2e%2e",
+    b"/v1/responses/x", b"http://localhost/health", b"http://localhost", b"/\x7e", b"/v1/responses/%2e%2e",
     b"/v1/responses?limit=%ff", b"/v1/organization/projects",
     b"/v1/organization/usage/completions?start_time=0", b"/v1/organization/projects/%00/limits",
     b"/admin/keys", b"/admin/tiers/%ff",
