@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,7 @@ class RunPlan:
     charge: Charge | None = None
     truncates: bool = False
     secrets: str | None = None
-    include: tuple[str, ...] = ()  # what items are to say of their private halves
+    include: list[str] = field(default_factory=list)  # what items are to say of their private halves
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -338,7 +338,7 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         answer=None if request.shape is None else (request.shape.kind, request.shape.source),
         answer_param=request.shape_param,
         truncates=request.truncation == "auto",
-        include=tuple(name for name in request.include if name in FILLED),
+        include=[name for name in request.include if name in FILLED],
         trace=None if (record := current.get()) is None else record.dump(),
     )
 
