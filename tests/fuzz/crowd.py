@@ -226,7 +226,8 @@ class Crowd:
             return f"the server is gone: {error!r}"
 
     async def _left_behind(self) -> str | None:
-        names = ("antiphon_engine_running", "antiphon_engine_waiting", "antiphon_engine_kv_blocks_used")
+        gauges = ("running", "waiting", "waiting_tokens", "kv_blocks_used")
+        names = tuple(f"antiphon_engine_{gauge}{{" for gauge in gauges)
         left: dict[str, float] = {}
         for _ in range(100):
             async with self._session.get(f"{self.url}/metrics") as reply:

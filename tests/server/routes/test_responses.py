@@ -265,7 +265,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "say hi"}]}
 BY_PATH |= {"/v1/chat/completions": CHAT, "/tokenize": CHAT}
 
 
-@pytest.mark.parametrize("kind", ["code_interpreter", "web_search"])  # known to none; that lacks its provider
+@pytest.mark.parametrize("kind", ["image_generation", "web_search"])  # known to none; that lacks its provider
 @pytest.mark.parametrize("path", BY_PATH)
 async def test_tools_that_nobody_runs_here_are_refused_or_left_out(
     path: str, kind: str, tmp_path: Path

@@ -524,7 +524,7 @@ async def test_a_run_waits_for_outputs_and_approvals_together(tmp_path: Path) ->
         wrong = await fed(here, live.id, {"call_id": request["id"], "output": "yes"})
         assert wrong.json()["error"]["code"] == "unknown_call_id", "an output approves nothing"
         wrong = await fed(here, live.id, {**approve(request["id"]), "type": ["mcp_approval_response"]})
-        assert wrong.json()["error"]["param"] == "tool_outputs[0].call_id"
+        assert wrong.json()["error"]["param"] == "tool_outputs[0].type"
         wrong = await fed(here, live.id, approve(function["call_id"]))
         assert wrong.json()["error"]["code"] == "unknown_call_id"
         here.api.response(await fed(here, live.id, approve(request["id"])))
