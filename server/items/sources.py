@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from server.items.private_half import private_of
+from server.items.private_half import PrivateItem, private_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Sources:
         self._by_number: dict[int, Source] = {}
         self._by_url: dict[str, Source] = {}
         for item in items:
-            self.add(item)
+            if isinstance(item, PrivateItem):  # of thousands few are
+                self.add(item)
 
     def __bool__(self) -> bool:
         return bool(self._by_number)

@@ -292,7 +292,8 @@ async def make_plan(
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)
     functions, offered = await _offered(plan, registry, context.items, served)
-    plan = replace(plan, approved=_approved(context.items, turn.input, functions))
+    approved = await aside(in_large_request(), _approved, context.items, turn.input, functions)
+    plan = replace(plan, approved=approved)
     await check(offered, served, plan.tools, request.shape_param, turn.principal.owner)
     with words_of_field("input"):
         kept = _num_kept(context.items, plan.approved)
@@ -321,6 +322,8 @@ def _approved(items: Sequence[Item], new: Sequence[Item], functions: Functions) 
     Raises ApiError 400 for a call that cannot be made with the tools of this request. A client may have made
     the item up that asked, so it can have no call approved that it could not have had without being asked.
     """
+    if not any(map(approves, new)):
+        return []
     made = {source_of(item) for item in items}
     asked = {key_of(item): item for item in items if asks_approval(item)}
     found: list[str] = []
@@ -339,6 +342,8 @@ def _approved(items: Sequence[Item], new: Sequence[Item], functions: Functions) 
 def _num_kept(items: Sequence[Item], approved: Sequence[str]) -> int:
     """How many of the newest items may not be left out: those from the first on that asks for a call which is
     about to be made."""
+    if not approved:
+        return 1
     wanted = set(approved)
     asking = (index for index, item in enumerate(items) if asks_approval(item) and key_of(item) in wanted)
     return len(items) - next(asking, len(items) - 1)
