@@ -7,6 +7,7 @@ one message, because templates print it as one.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,10 @@ class Transcript:
         self.answers = answers or {}
         self.made = made or {}
         self._offered_as = names or {}
-        self._names: dict[str, str] = {}  # of the calls so far, by their ids
+        self._calls: dict[
+            str, tuple[int, str]
+        ] = {}  # by their ids: which they are in their order, and their names
+        self._answered: list[int] = []  # which calls the outputs at the end are of
         self._turn: dict[str, Any] | None = None
 
     def branch(
@@ -59,7 +63,8 @@ class Transcript:
     ) -> Transcript:
         """A transcript that goes on from this one, and leaves it as it is."""
         new = Transcript(answers, names, made)
-        new.messages, new._names = list(self.messages), dict(self._names)
+        new.messages, new._calls = list(self.messages), dict(self._calls)
+        new._answered = list(self._answered)
         new.settled, new.names_others = self.settled, self.names_others
         if self._turn is not None:  # it is the last message, and may be added to
             new._turn = new.messages[-1] = dict(self._turn)
@@ -95,19 +100,26 @@ class Transcript:
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
         """A call of the assistant; arguments are JSON."""
-        self._names[call_id] = name
+        self._calls[call_id] = (len(self._calls), name)
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._message().setdefault("tool_calls", []).append(call)
 
     def has(self, call_id: str) -> bool:
         """Whether a call was written already."""
-        return call_id in self._names
+        return call_id in self._calls
 
     def answer(self, call_id: str, output: str) -> None:
-        """The output of a call."""
+        """The output of a call. Outputs stand in the order of their calls, in whatever order they come: many
+        templates show no ids."""
         self._turn = None
-        name = self._names.get(call_id, "")
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": output})
+        if not self.messages or self.messages[-1]["role"] != "tool":
+            self._answered = []
+        which, name = self._calls.get(call_id, (len(self._calls), ""))
+        place = bisect_right(self._answered, which)
+        index = len(self.messages) - len(self._answered) + place
+        self._answered.insert(place, which)
+        message = {"role": "tool", "tool_call_id": call_id, "name": name, "content": output}
+        self.messages.insert(index, message)
 
     def _message(self, *closed_by: str) -> dict[str, Any]:
         """The turn's message; a new one when what comes would stand before something that it has already."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.shared.exceptions import MCPError
 from mcp.types import ImageContent, ToolAnnotations
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -51,6 +52,8 @@ def make_server(seen: Seen) -> MCPServer:
     def book(room: int) -> str:
         """Book a room."""
         seen.called.append("book")
+        if room == 13:
+            raise MCPError(code=-32000, message="no room is given this number")
         if room > 9:
             raise ValueError(f"there is no room {room}")
         return f"booked {room}"

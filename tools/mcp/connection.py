@@ -43,8 +43,8 @@ MAX_REPLY = 16 << 20
 CAPS = Caps(max_bytes=MAX_REPLY, total_s=MOST_CALL_S + CONNECT_S)
 """Of one HTTP exchange, which a stream of events is as long as it lasts."""
 
-CONNECTION_CLOSED = -32000
-"""The SDK's code for a request whose connection is gone."""
+CONNECTION_CLOSED = (-32000, "Connection closed")
+"""The SDK's code and words for a request whose connection is gone; the code alone may be a server's own."""
 
 log = logging.getLogger("antiphon.mcp")
 
@@ -255,7 +255,7 @@ def _is_closed(exc: BaseException | None) -> bool:
     """Whether the SDK says of a request only that its connection is gone."""
     from mcp.shared.exceptions import MCPError
 
-    return isinstance(exc, MCPError) and exc.code == CONNECTION_CLOSED
+    return isinstance(exc, MCPError) and (exc.code, exc.message) == CONNECTION_CLOSED
 
 
 def _first(exc: BaseException) -> BaseException:

@@ -78,6 +78,8 @@ async def _outputs(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     assert process.stdout is not None and process.stderr is not None
     async with _reader(process.stdout) as stdout, _reader(process.stderr) as stderr:
         outputs = asyncio.gather(_read(stdout), _read(stderr))
+        # What it ends with when it is given up is seen by nobody, and would be logged for that.
+        outputs.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
             while process.poll() is None:
                 if outputs.done():  # closed, and it may go on without them

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LENGTH = struct.Struct("<I")
 ORDER = struct.Struct("<cq")  # to the nursery: fork, or tell the end of a process
 ANSWER = struct.Struct("<q")  # the process id, or how it ended, as `os.waitpid` says it
-TAKEN = struct.Struct("<?H")
+TAKEN = struct.Struct("<?I")
 """Of one row: whether its shape is whole, how many tokens it took."""
 MASKED = struct.Struct("<dH")
 """Of one row: seconds for its first mask, how many of its masks are right."""

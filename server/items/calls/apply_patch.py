@@ -30,8 +30,9 @@ _ADDED = r"\+[^\n]*"
 _CHANGED = r"[ +\-][^\n]*"
 _HEADERS = r"(@@( [^\n]+)?\n)"
 
-CREATE = rf"^({_ADDED}(\n{_ADDED})*\n?)?$"
-"""The diff of a new file: all of its lines, each behind a plus."""
+CREATE = rf"^{_ADDED}(\n{_ADDED})*\n?$"
+"""The diff of a new file: all of its lines, each behind a plus; one at least, because the Agents SDK refuses
+an empty diff."""
 UPDATE = (
     rf"^{_HEADERS}*{_CHANGED}(\n{_CHANGED})*"
     rf"(\n{_HEADERS}+{_CHANGED}(\n{_CHANGED})*)*"

@@ -25,6 +25,8 @@ from server.items import (
     Route,
     approves,
     asks_approval,
+    is_client_call,
+    is_output,
     key_of,
     link_of,
     source_of,
@@ -143,7 +145,8 @@ class RunPlan:
     def offer(self, functions: Functions, *, forced: bool) -> Offer:
         """What the model is offered in a generation: a forced tool choice holds for the first one only."""
         # As long as a server has not listed its tools, nobody can say which of them are meant.
-        choice = "auto" if functions.unlisted else _of_functions(self.tool_choice, functions)
+        waits = functions.unlisted and _may_mean_listed(self.tool_choice)
+        choice = "auto" if waits else _of_functions(self.tool_choice, functions)
         if not forced and isinstance(choice, dict) and choice["type"] == "allowed_tools":
             choice = {**choice, "mode": "auto"}
         elif not forced and choice != "none":
@@ -228,6 +231,11 @@ class Planned:
 
 # ------------------------------------------------------------------------------------------------------------
 # Choices of tools that are no functions themselves
+
+
+def _may_mean_listed(choice: Any) -> bool:
+    """Whether a tool choice can mean functions of MCP servers."""
+    return not isinstance(choice, dict) or choice["type"] in ("mcp", "allowed_tools")
 
 
 def _of_functions(choice: Any, functions: Functions) -> Any:
@@ -349,6 +357,18 @@ def _num_kept(items: Sequence[Item], approved: Sequence[str]) -> int:
     return len(items) - next(asking, len(items) - 1)
 
 
+def _with_calls(items: Sequence[Item], kept: int) -> int:
+    """How many of the newest items are the last `kept` ones and the calls that their outputs answer."""
+    start, wanted = len(items), set[tuple[str, str | None]]()
+    while start > 0 and (wanted or start > len(items) - kept):
+        start -= 1
+        if is_output(items[start]):
+            wanted.add(link_of(items[start]))
+        elif is_client_call(items[start]):
+            wanted.discard(link_of(items[start]))
+    return len(items) - start
+
+
 async def count_input(turn: Turn, storage: Storage, registry: Registry) -> int:
     """How many prompt tokens a turn would have, through the same rendering. Raises ApiError 400/404."""
     context = await load_context(turn, storage)
@@ -460,7 +480,7 @@ async def fit(
 
     if (whole := await fits(0)) is not None:
         return 0, whole
-    too_few, enough = 0, max(len(context) - kept, 0)  # the newest items always stay
+    too_few, enough = 0, max(len(context) - _with_calls(context, kept), 0)  # the newest items always stay
     fitting = await without(enough)
     if len(fitting.ids) >= limit:
         raise PromptTooLong(len(fitting.ids), limit)

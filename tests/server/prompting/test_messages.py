@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine import Constraint, ModelInfo, PromptTooLong, SamplingDefaults, closed_schema
 from server.errors import ApiError
 from server.items import text_of
-from server.prompting.messages import Told, sampling, to_messages
+from server.prompting.messages import NOTHING_TOLD, Told, sampling, to_messages
 from server.prompting.tool_offer import offer
 from server.schema.fields import SamplingFields
 from tests.support.wire import Json
@@ -66,6 +66,21 @@ def test_what_follows_an_output_is_another_turn() -> None:
     messages = to_messages(items)
     assert [message["role"] for message in messages] == ["assistant", "tool", "assistant", "assistant"]
     assert messages[1] == {"role": "tool", "tool_call_id": "c1", "name": "look_up", "content": "found"}
+
+
+def test_outputs_stand_in_the_order_of_their_calls() -> None:
+    def turn(ids: str) -> list[Json]:
+        return [{"type": "function_call", "call_id": id, "name": id, "arguments": "{}"} for id in ids]
+
+    def outputs(ids: str) -> list[Json]:
+        return [{"type": "function_call_output", "call_id": id, "output": f"of {id}"} for id in ids]
+
+    items = [*turn("abc"), *outputs("cab"), *turn("de"), *outputs("ed")]
+    told = [message["content"] for message in to_messages(items) if message["role"] == "tool"]
+    assert told == ["of a", "of b", "of c", "of d", "of e"]
+    for cut in range(len(items)):  # behind what was worded before
+        before = NOTHING_TOLD.and_then(items[:cut], "input")
+        assert to_messages(items, told=before) == to_messages(items)
 
 
 def test_an_output_of_parts_is_joined() -> None:

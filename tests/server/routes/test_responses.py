@@ -377,6 +377,23 @@ async def test_truncation_auto_drops_from_the_beginning(tmp_path: Path) -> None:
         assert (await api.refused(400, [*items, *items]))["code"] == "context_length_exceeded"
 
 
+async def test_truncation_auto_keeps_an_output_with_its_call(tmp_path: Path) -> None:
+    engine = ScriptedEngine(max_model_len=800)
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        calls = [
+            {"type": "function_call", "call_id": id, "name": "get_weather", "arguments": "{}"} for id in "ab"
+        ]
+        outputs = [{"type": "function_call_output", "call_id": id, "output": f"out {id}"} for id in "ab"]
+        history = [{"role": "user", "content": "x" * 2000}, *calls, *outputs]
+        response = await api.create(history, tools=[WEATHER], truncation="auto")
+        assert (response["status"], "xx" in prompts(engine)[-1]) == ("completed", False)
+        assert "out a" in prompts(engine)[-1] and "out b" in prompts(engine)[-1]
+        outputs[1]["output"] = "y" * 2000
+        error = await api.refused(400, history, tools=[WEATHER], truncation="auto")
+        assert error["code"] == "context_length_exceeded"
+
+
 # ------------------------------------------------------------------------------------------------------------
 # What is asked and echoed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -68,9 +69,13 @@ async def test_a_program_reads_json_and_its_output_is_the_result(
     ],
     ids=["status", "signal", "endless", "hangs"],
 )
-async def test_programs_that_fail(source: str, error: str, tmp_path: Path) -> None:
+async def test_programs_that_fail(
+    source: str, error: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     result = await execute(program(tmp_path, source, "timeout_s = 0.5" if "sleep" in source else ""), "{}")
     assert result.output is None and error in str(result.error)
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_a_program_need_not_read_and_may_write_much_and_no_utf8(tmp_path: Path) -> None:

@@ -282,6 +282,21 @@ async def test_a_cancelled_response_cancels_its_call(tmp_path: Path) -> None:
     assert ended["output"][1]["error"]["content"][0]["text"] == "The response ended before the tool did."
 
 
+async def test_an_error_of_a_server_is_told_as_its_own(tmp_path: Path) -> None:
+    async with (
+        mcp_server(Seen()) as url,
+        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        asked = 'call book {"room": 13}\ncall book {"room": 3}'
+        response = await Api(client).create(asked, tools=[DESK])
+        error = await Api(client).refused(400, "hi", tools=[DESK], tool_choice={"type": "shell"})
+    failed, booked = response["output"][1:3]
+    told = {"type": "mcp_protocol_error", "code": -32000, "message": "no room is given this number"}
+    assert (failed["error"], booked["output"]) == (told, "booked 3")
+    assert error["param"] == "tool_choice"
+
+
 async def test_a_limit_of_time_begins_anew_with_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
