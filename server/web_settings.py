@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from server.mcp_servers import resolved
+from server.settings_table import SettingsTable, read_table
 from tools import PROVIDERS, WebSearch
 
 
-class WebSettings(BaseModel):
+class WebSettings(SettingsTable):
     """`[web]`, its secrets read.
 
     provider: one of `tools.PROVIDERS`; None: there is no web search. url: where it answers, where that is not
     the same for everybody. open: whether the model may open only URLs that were seen before, or any.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     provider: str | None = None
     url: str | None = None
@@ -61,11 +59,5 @@ class WebSettings(BaseModel):
 
 
 def read_web_settings(table: Any, env: Mapping[str, str]) -> WebSettings:
-    """The table as it stands in the file, with `{ env = "NAME" }` and `{ file = "PATH" }` in place of a text
-    replaced by what is there. Raises ValueError, which names the place."""
-    try:
-        return WebSettings.model_validate(resolved(table, env, "web"))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(["web", *map(str, first["loc"])])
-        raise ValueError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
+    """The table as it stands in the file. Raises ValueError, which names the place."""
+    return read_table(WebSettings, "web", table, env)

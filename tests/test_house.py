@@ -52,6 +52,7 @@ ORDERS = {
             "threads",
             "errors",
             "limits",
+            "settings_table",
             "mcp_servers",
             "web_settings",
             "config",

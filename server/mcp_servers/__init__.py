@@ -10,7 +10,7 @@ from __future__ import annotations
 from server.mcp_servers.approvals import BUILTIN_URL, Approvals
 from server.mcp_servers.directory import Directory
 from server.mcp_servers.reach import Reach
-from server.mcp_servers.settings import McpSettings, ServerSettings, read_mcp_settings, resolved
+from server.mcp_servers.settings import McpSettings, ServerSettings, read_mcp_settings
 
 __all__ = [
     "BUILTIN_URL",
@@ -20,5 +20,4 @@ __all__ = [
     "Reach",
     "ServerSettings",
     "read_mcp_settings",
-    "resolved",
 ]

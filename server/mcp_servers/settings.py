@@ -1,19 +1,15 @@
-"""The operator's MCP servers: the table `[mcp]` of `antiphon.toml`.
-
-A value that is a secret is not written into the file but comes from a variable of the environment or from a
-file of its own.
-"""
+"""The operator's MCP servers: the table `[mcp]` of `antiphon.toml`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from server.mcp_servers.approvals import Policy
+from server.settings_table import SettingsTable, read_table
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _URL = re.compile(r"https?://[^\s/@]+(/\S*)?")
@@ -36,11 +32,7 @@ def _url(value: str) -> str:
     return value
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-class ServerSettings(_Table):
+class ServerSettings(SettingsTable):
     """One server, its secrets read. connector: the `connector_id` that stands for it as well. owners: who may
     use it; None is everybody. token: sent as `Authorization: Bearer`. trust, idempotent: see `McpServer`."""
 
@@ -65,7 +57,7 @@ class ServerSettings(_Table):
         return self
 
 
-class McpSettings(_Table):
+class McpSettings(SettingsTable):
     """`[mcp]`: the servers, by their names. approval: which calls a client has to approve; `request` leaves
     that to each request."""
 
@@ -74,32 +66,5 @@ class McpSettings(_Table):
 
 
 def read_mcp_settings(table: Any, env: Mapping[str, str]) -> McpSettings:
-    """The table as it stands in the file, with `{ env = "NAME" }` and `{ file = "PATH" }` in place of a text
-    replaced by what is there. Raises ValueError, which names the place."""
-    try:
-        return McpSettings.model_validate(resolved(table, env, "mcp"))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(["mcp", *map(str, first["loc"])])
-        raise ValueError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
-
-
-def resolved(value: Any, env: Mapping[str, str], path: str) -> Any:
-    """A value of the file with what its secrets refer to. path: where it stands, for the ValueError."""
-    if isinstance(value, dict) and value.keys() in ({"env"}, {"file"}) and _is_text(value):
-        ((kind, name),) = value.items()
-        if kind == "env":
-            if name not in env:
-                raise ValueError(f"{path}: there is no variable {name!r} in the environment")
-            return env[name]
-        try:
-            return Path(name).expanduser().read_text("utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from None
-    if isinstance(value, dict):
-        return {key: resolved(part, env, f"{path}.{key}") for key, part in value.items()}
-    return value
-
-
-def _is_text(value: Mapping[str, Any]) -> bool:
-    return all(isinstance(part, str) for part in value.values())
+    """The table as it stands in the file. Raises ValueError, which names the place."""
+    return read_table(McpSettings, "mcp", table, env)

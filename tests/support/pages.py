@@ -17,13 +17,14 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from tests.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 RUN = ("sh", "python")
@@ -137,7 +138,7 @@ def read_page(path: Path) -> Page:
 def run_page(page: Page, folder: Path) -> int:
     """Run a page's blocks in an empty folder; returns how many were run. Raises PageError at the first that
     fails, or prints something else than the page says."""
-    ports = {number: _free_port() for number in PORTS}
+    ports = {number: free_port() for number in PORTS}
     data, work = folder / "data", folder / "work"
     for made in (data, work):
         made.mkdir(mode=0o700)
@@ -241,9 +242,3 @@ def _worker(command: list[str], work: Path, env: dict[str, str]) -> Iterator[sub
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.server.runs.execution.test_restart import child
 from tests.server.runs.test_disconnect import eventually
 from tests.support import wire
 from tests.support.postgres import Postgres
+from tests.support.processes import free_port
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import WEATHER, Api, Gate, call, calls, gated, text
 from tests.support.wire import Json
@@ -642,14 +642,6 @@ async def test_the_sdk_retries_through_a_kill_and_there_is_one_response(tmp_path
             assert len(response.output_text.split()) == 300
             assert (await sdk.responses.create(**asked)).model_dump() == response.model_dump()
             assert len(await Api(http).pages("/v1/responses")) == 1
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def first_response(http: httpx.AsyncClient) -> str:

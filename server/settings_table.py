@@ -1,0 +1,53 @@
+"""Tables of `antiphon.toml` that are read as a whole, such as `[mcp]`.
+
+A value that is a secret is not written into the file but comes from a variable of the environment or from a
+file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+T = TypeVar("T", bound="SettingsTable")
+
+
+class SettingsTable(BaseModel):
+    """A table, or one within it, its secrets read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+def read_table(shape: type[T], name: str, table: Any, env: Mapping[str, str]) -> T:
+    """The table of this name as it stands in the file, with `{ env = "NAME" }` and `{ file = "PATH" }` in
+    place of a text replaced by what is there. Raises ValueError, which names the place."""
+    try:
+        return shape.model_validate(_resolved(table, env, name))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join([name, *map(str, first["loc"])])
+        raise ValueError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _resolved(value: Any, env: Mapping[str, str], path: str) -> Any:
+    """A value of the file with what its secrets refer to. path: where it stands, for the ValueError."""
+    if isinstance(value, dict) and value.keys() in ({"env"}, {"file"}) and _is_text(value):
+        ((kind, name),) = value.items()
+        if kind == "env":
+            if name not in env:
+                raise ValueError(f"{path}: there is no variable {name!r} in the environment")
+            return env[name]
+        try:
+            return Path(name).expanduser().read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from None
+    if isinstance(value, dict):
+        return {key: _resolved(part, env, f"{path}.{key}") for key, part in value.items()}
+    return value
+
+
+def _is_text(value: Mapping[str, Any]) -> bool:
+    return all(isinstance(part, str) for part in value.values())
