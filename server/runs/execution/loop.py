@@ -32,6 +32,7 @@ from server.clock import now_us
 from server.errors import ApiError, to_api_error
 from server.items import Elsewhere, Execution, Item, Route, Scene, execution_of, source_of
 from server.limits import Limiter
+from server.mcp_servers import Reach
 from server.prompting import Offer, to_messages
 from server.runs.events import Draft, Journal
 from server.runs.execution.recovery_probation import Probation
@@ -301,22 +302,24 @@ class Loop:
         return result
 
     async def _carry_out(self, run: Run, call: Item) -> ToolResult:
-        if run.reach is not None and (elsewhere := self._elsewhere(run, call)) is not None:
-            return await elsewhere.run(call, run.reach)
+        if (found := self._elsewhere(run, call)) is not None:
+            elsewhere, reach = found
+            return await elsewhere.run(call, reach)
         scene = Scene(run.plan.tools, run.plan.instructions, [*run.context, *run.assembler.output])
         return await self._execution(call).run(call, self._registry, scene)
 
     def _repeatable(self, run: Run, call: Item) -> bool:
-        if run.reach is not None and (elsewhere := self._elsewhere(run, call)) is not None:
-            return elsewhere.repeatable(call, run.reach)
+        if (found := self._elsewhere(run, call)) is not None:
+            elsewhere, reach = found
+            return elsewhere.repeatable(call, reach)
         return self._execution(call).repeatable(call, self._registry)
 
-    def _elsewhere(self, run: Run, call: Item) -> Elsewhere | None:
-        """How a call of another server that the run reaches is carried out; None for a call of this one."""
+    def _elsewhere(self, run: Run, call: Item) -> tuple[Elsewhere, Reach] | None:
+        """How a call of another server is carried out, and what reaches it; None for a call of this one."""
         elsewhere = self._execution(call).elsewhere
         if elsewhere is None or run.reach is None or not elsewhere.holds(call, run.reach):
             return None
-        return elsewhere
+        return elsewhere, run.reach
 
     def _execution(self, call: Item) -> Execution:
         execution = execution_of(call)
