@@ -70,6 +70,18 @@ class Engine(Protocol):
         """
         ...
 
+    def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
+        """A generation that has ended is gone on from soon: evict its KV after what nobody waits for.
+
+        output: the token ids that it made. For so many seconds, until `let_go`, or until the same name is
+        given again. It is no promise: running sequences need room, and half of the cache at most is kept.
+        """
+        ...
+
+    def let_go(self, name: str) -> None:
+        """Nobody goes on from what was kept under this name, if anything was."""
+        ...
+
     def stats(self) -> EngineStats:
         """Counters for metrics."""
         ...

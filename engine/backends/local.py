@@ -23,7 +23,7 @@ from engine.admission import Admission, Place
 from engine.backends.generation import Generation, Mailbox, end_of_prefix, is_last
 from engine.backends.request_checks import check_request
 from engine.config import EngineConfig
-from engine.core import Abort, Call, Close, Credit, Inbox, Submit
+from engine.core import Abort, Call, Close, Credit, Inbox, Keep, LetGo, Submit
 from engine.model_folder import find_folder, read_sampling_defaults
 from engine.step import RowOutput
 from engine.tokenizer import Prompts, Tokenizer, open_dialect
@@ -386,6 +386,14 @@ class LocalEngine:
             self._drop(handle)
             if own_place is not None:
                 own_place.leave()
+
+    def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
+        """See `Engine.keep`."""
+        self._inbox.put(Keep(name, request, tuple(output), time.monotonic() + seconds))
+
+    def let_go(self, name: str) -> None:
+        """See `Engine.let_go`."""
+        self._inbox.put(LetGo(name))
 
     def _drop(self, handle: int) -> None:
         """Have the engine thread forget a request, if it still runs there."""

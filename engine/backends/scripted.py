@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from engine.admission import Admission, Place
 from engine.backends.script import Fail, Script, Tick, Wait, obey
 from engine.backends.scripted_tokens import Speech, Tokens, scripted_tokenizer
+from engine.core import FairShare
 from engine.dialects import Dialect, dialect_named
 from engine.parsing import Reader
 from engine.tokenizer import GrowingPrompts
@@ -60,7 +61,12 @@ class _Counters:
     prompt_tokens: int = 0
     output_tokens: int = 0
     chunks: int = 0
-    queue: deque[asyncio.Future[None]] = field(default_factory=deque)
+    waiting: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)  # by owner
+    share: FairShare = field(default_factory=FairShare)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self.waiting.values()))
 
 
 class ScriptedEngine:
@@ -167,11 +173,17 @@ class ScriptedEngine:
         """Follow the script; closing the generator aborts at once."""
         return self._generate(request, place)
 
+    def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
+        """Nothing: there is no KV cache."""
+
+    def let_go(self, name: str) -> None:
+        """Nothing was kept."""
+
     def stats(self) -> EngineStats:
         """Counters; there is no KV cache to count."""
         counters = self._counters
         return EngineStats(
-            waiting=len(counters.queue),
+            waiting=counters.num_waiting,
             running=counters.running,
             prompt_tokens_total=counters.prompt_tokens,
             output_tokens_total=counters.output_tokens,
@@ -186,7 +198,7 @@ class ScriptedEngine:
         """Nobody may wait while there is room."""
         counters = self._counters
         assert 0 <= counters.running <= self._max_running
-        assert not counters.queue or counters.running == self._max_running
+        assert not counters.waiting or counters.running == self._max_running
 
     async def dead(self) -> BaseException:
         """Wait for `kill`; returns its error. A closed engine has not died."""
@@ -227,11 +239,14 @@ class ScriptedEngine:
                 compiled = self._compile(request.constraint, request.reader, request.owner)
                 grammar = await self._until(compiled, request)
             self._counters.prompt_tokens += len(request.prompt_ids)
+            self._counters.share.charge(request.owner, len(request.prompt_ids), request.weight)
             follow = self._follow(request, grammar, min(room, request.sampling.max_tokens))
             async with aclosing(follow) as chunks:
                 async for chunk in chunks:
                     self._counters.chunks += 1
-                    self._counters.output_tokens += 0 if chunk.replayed else len(chunk.token_ids)
+                    num_new = 0 if chunk.replayed else len(chunk.token_ids)
+                    self._counters.output_tokens += num_new
+                    self._counters.share.charge(request.owner, num_new, request.weight)
                     yield chunk
         finally:
             if entered:
@@ -341,27 +356,43 @@ class ScriptedEngine:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _enter(self, request: GenerateRequest) -> None:
-        """Come to be among the running, in the order of arrival, until `_leave`."""
+        """Come to be among the running until `_leave`: the owner that was served least is next, and of its
+        requests the oldest."""
         counters = self._counters
+        if request.owner not in counters.waiting:
+            counters.share.join(request.owner, counters.waiting)
         if counters.running < self._max_running:
             counters.running += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        counters.queue.append(turn)
+        counters.waiting.setdefault(request.owner, deque()).append(turn)
         try:
             await self._until(turn, request)
         except BaseException:
-            if turn in counters.queue:
-                counters.queue.remove(turn)
+            if turn in counters.waiting.get(request.owner, ()):
+                self._take(request.owner, turn)
             else:  # its turn had come while this request was on its way out
                 self._leave()
             raise
 
     def _leave(self) -> None:
-        if self._counters.queue:
-            self._counters.queue.popleft().set_result(None)
+        counters = self._counters
+        if counters.waiting:
+            owner = counters.share.least(counters.waiting)
+            turn = counters.waiting[owner][0]
+            self._take(owner, turn)
+            turn.set_result(None)
         else:
-            self._counters.running -= 1
+            counters.running -= 1
+            if not counters.running:
+                counters.share = FairShare()  # nobody competes: who was served what no longer counts
+
+    def _take(self, owner: str, turn: asyncio.Future[None]) -> None:
+        """Take a turn out of those that wait; of owners served alike, another one is next."""
+        queue = self._counters.waiting.pop(owner)
+        queue.remove(turn)
+        if queue:
+            self._counters.waiting[owner] = queue
 
     async def _wait_or_fail(self, step: Wait | Fail, request: GenerateRequest) -> None:
         if isinstance(step, Fail):

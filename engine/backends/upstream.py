@@ -192,6 +192,12 @@ class UpstreamEngine:
             await self._peers.close()
         self._pool.shutdown(wait=False)
 
+    def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
+        """Nothing: the wire has no word for it."""
+
+    def let_go(self, name: str) -> None:
+        """Nothing was kept."""
+
     def stats(self) -> EngineStats:
         """See `Engine.stats`; a request waits until its first token has come, and KV is not ours to count."""
         return EngineStats(

@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -107,13 +108,18 @@ class BlockHasher:
 
 
 class BlockPool:
-    """The blocks of one group: each is free, cached (unreferenced but findable) or used."""
+    """The blocks of one group: each is free, cached (unreferenced but findable) or used.
+
+    Cached blocks that somebody will come back for are evicted after all others (see `promise`).
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._kept: OrderedDict[int, None] = OrderedDict()  # cached as well, and promised
+        self._promises: Counter[bytes] = Counter()  # by digest
         self._by_digest: dict[bytes, int] = {}
         self._keys: dict[int, BlockKey] = {}
         self.num_evictions = 0
@@ -121,11 +127,11 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that an allocation could take."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self.num_cached
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return len(self._cached) + len(self._kept)
 
     def allocate(self, count: int) -> list[int]:
         """Take blocks, evicting the least recently used cached ones; `num_available` was checked before."""
@@ -134,7 +140,7 @@ class BlockPool:
             if self._free:
                 block = self._free.pop()
             else:
-                block, _ = self._cached.popitem(last=False)
+                block, _ = (self._cached or self._kept).popitem(last=False)
                 self._unpublish(block)
                 self.num_evictions += 1
             self._references[block] = 1
@@ -145,7 +151,7 @@ class BlockPool:
         """Add a reference to blocks found by `find`."""
         for block in blocks:
             if self._references[block] == 0:
-                del self._cached[block]
+                del self._unreferenced(block)[block]
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int], *, forget: bool = False) -> list[int]:
@@ -163,7 +169,7 @@ class BlockPool:
             if forget:
                 self._unpublish(block)
             if block in self._keys:
-                self._cached[block] = None
+                self._unreferenced(block)[block] = None
             else:
                 self._free.append(block)
         return unreferenced
@@ -193,6 +199,44 @@ class BlockPool:
         """True when no sequence refers to the block."""
         return self._references[block] == 0
 
+    def promise(self, chain: Iterable[BlockKey]) -> list[bytes]:
+        """Evict what there is of a chain after all that is not promised. Returns whose promises `withdraw`
+        takes back: digests, of at most half of all blocks together with earlier promises.
+        """
+        promised: list[bytes] = []
+        for key in chain:
+            if self.find(key) is None:  # it has left its window, or was evicted
+                continue
+            if key.digest not in self._promises and len(self._promises) >= self.num_blocks // 2:
+                break
+            self._move(key.digest, 1)
+            promised.append(key.digest)
+        for digest in reversed(promised):  # the last one is evicted first
+            if (block := self._by_digest[digest]) in self._kept:
+                self._kept.move_to_end(block)
+        return promised
+
+    def withdraw(self, promised: Sequence[bytes]) -> None:
+        """Take promises back: from now on these blocks are as those that were used last."""
+        for digest in reversed(promised):
+            self._move(digest, -1)
+
+    def _move(self, digest: bytes, change: int) -> None:
+        """Count promises of a block, and put it where it then belongs."""
+        block = self._by_digest.get(digest)
+        idle = block is not None and self.is_cached(block)
+        if block is not None and idle:
+            del self._unreferenced(block)[block]
+        self._promises[digest] += change
+        if not self._promises[digest]:
+            del self._promises[digest]
+        if block is not None and idle:
+            self._unreferenced(block)[block] = None
+
+    def _unreferenced(self, block: int) -> OrderedDict[int, None]:
+        """Where a block that can be found is while nothing refers to it."""
+        return self._kept if self._keys[block].digest in self._promises else self._cached
+
     def _unpublish(self, block: int) -> None:
         key = self._keys.pop(block, None)
         if key is not None:
@@ -202,13 +246,15 @@ class BlockPool:
         """Raise AssertionError unless `used` (block: references) and the books agree."""
         referenced = {block: count for block, count in enumerate(self._references) if count}
         assert referenced == used, f"references differ: books {referenced}, tables {used}"
-        assert len(self._free) + len(self._cached) + len(used) == self.num_blocks, (
+        assert len(self._free) + self.num_cached + len(used) == self.num_blocks, (
             "free + cached + used != total"
         )
-        parts = set(self._free) | set(self._cached) | set(used)
-        assert len(parts) == self.num_blocks, "a block is in two places"
+        cached = set(self._cached) | set(self._kept)
+        assert len(set(self._free) | cached | set(used)) == self.num_blocks, "a block is in two places"
         assert not set(self._free) & set(self._keys), "a free block can be found"
-        assert set(self._cached) <= set(self._keys), "a cached block cannot be found"
+        assert cached <= set(self._keys), "a cached block cannot be found"
+        for block in cached:
+            assert block in self._unreferenced(block), "a promise is not kept, or kept for nobody"
         assert {key.digest: block for block, key in self._keys.items()} == self._by_digest
 
 
@@ -243,6 +289,7 @@ class KVCache:
         self.num_blocks = np.zeros(max_seqs, np.int64)  # blocks a slot has had; the live ones end here
         self.starts = np.zeros((len(groups), max_seqs), np.int64)  # and begin here
         self.num_releases = 0  # grows whenever blocks may have become available
+        self._waits: dict[str, tuple[float, list[list[bytes]]]] = {}  # until when, and the pools' promises
 
     def match(self, chain: Sequence[BlockKey], limit: int) -> Hit:
         """The longest cached prefix of at most `limit` blocks that every group can go on from."""
@@ -348,6 +395,22 @@ class KVCache:
             self.starts[g, slot] = 0
         self.num_blocks[slot] = 0
         return unreferenced
+
+    def keep(self, name: str, chain: Sequence[BlockKey], until: float) -> None:
+        """Evict what there is of a chain after what nobody waits for: until this time (time.monotonic
+        seconds), until `let_go`, or until something else is kept under the same name.
+        """
+        now = time.monotonic()
+        for each in [each for each, (end, _) in self._waits.items() if end <= now]:
+            self.let_go(each)
+        self.let_go(name)
+        self._waits[name] = (until, [pool.promise(chain) for pool in self.pools])
+
+    def let_go(self, name: str) -> None:
+        """Nobody comes back for what was kept under this name, if anything was."""
+        _, kept = self._waits.pop(name, (0.0, []))
+        for pool, promised in zip(self.pools, kept, strict=False):
+            pool.withdraw(promised)
 
     @property
     def has_windows(self) -> bool:

@@ -27,7 +27,7 @@ from engine.core.determinism_check import prove
 from engine.core.draft_model import open_assistant
 from engine.core.failures import of_device, without
 from engine.core.kv_cache import KVCache
-from engine.core.messages import Abort, Call, Close, Command, Credit, Inbox, Submit
+from engine.core.messages import Abort, Call, Close, Command, Credit, Inbox, Keep, LetGo, Submit
 from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence
 from engine.core.speculation import ROOM, Drafter, Lookup, Speculation
@@ -352,6 +352,11 @@ class EngineLoop:
                 sequence = self.scheduler.find(command.handle)
                 if sequence is not None:
                     self.scheduler.finish(sequence)
+            elif isinstance(command, Keep):
+                with without("keeping KV for later"):
+                    self.scheduler.keep(command)
+            elif isinstance(command, LetGo):
+                self.scheduler.kv.let_go(command.name)
             elif isinstance(command, Close):
                 self._closed = True
         if isinstance(command, Call):

@@ -45,6 +45,26 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Evict the KV of a generation that has ended after what nobody waits for (see `Engine.keep`).
+
+    until: time.monotonic seconds.
+    """
+
+    name: str
+    request: GenerateRequest
+    output: tuple[int, ...]
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Nobody waits any more for what was kept under this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """Run a function on the engine thread, between two steps."""
 
@@ -56,5 +76,5 @@ class Close:
     """End the engine thread."""
 
 
-Command = Submit | Abort | Credit | Call | Close
+Command = Submit | Abort | Credit | Keep | LetGo | Call | Close
 Inbox = SimpleQueue[Command]

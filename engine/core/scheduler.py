@@ -25,7 +25,7 @@ import numpy as np
 from engine.core.batch_state import PROMPT_LOGPROBS_CHUNK, Rows, noise_key
 from engine.core.fair_share import CACHED_TOKEN
 from engine.core.kv_cache import BlockHasher, BlockKey, Hit, KVCache
-from engine.core.messages import Submit
+from engine.core.messages import Keep, Submit
 from engine.core.prefill_budget import Pace
 from engine.core.sequences import Sequence, WaitingQueue
 from engine.step import Ints
@@ -231,6 +231,16 @@ class Scheduler:
         if not self._live:
             self.waiting.forget()
         return blocks if forget else []
+
+    def keep(self, keep: Keep) -> None:
+        """Evict the KV of a request that has ended after what nobody waits for."""
+        request = keep.request
+        if self._prefix_caching:  # nobody could find it otherwise
+            root = self._hasher.root(request.owner, request.cache_salt, request.adapter)
+            tokens = np.array([*request.prompt_ids, *keep.output], np.int32)
+            chain: list[BlockKey] = []
+            self._hasher.extend(chain, root, tokens, _media(request))
+            self.kv.keep(keep.name, chain, keep.until)
 
     @property
     def num_waiting(self) -> int:

@@ -378,6 +378,23 @@ async def test_the_queue_fills_and_drains_in_order() -> None:
         assert ended == [0, 2, 3]
 
 
+async def test_owners_take_turns_however_many_of_each_wait() -> None:
+    gate = Wait(asyncio.Event())
+    async with running(scripted(gate, Say("x"), max_running=1, max_waiting=9)) as engine:
+        ended: list[str] = []
+
+        async def one(owner: str) -> None:
+            await run(engine, owner=owner)
+            ended.append(owner)
+
+        tasks = [asyncio.create_task(one(owner)) for owner in "aaaaabb"]
+        while engine.stats().waiting < 6:
+            await asyncio.sleep(0)
+        gate.release.set()
+        await asyncio.gather(*tasks)
+        assert "".join(ended) == "ababaaa"
+
+
 async def test_a_place_given_to_one_who_leaves_goes_on() -> None:
     gates = [Wait(asyncio.Event()), Wait(asyncio.Event())]
     engine = ScriptedEngine(lambda request, prompt: [gates[request.choice]], max_running=1)

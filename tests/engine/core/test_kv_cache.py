@@ -117,6 +117,82 @@ def test_the_least_recently_used_cached_block_goes_first_and_tails_before_heads(
     assert evicted == [0, 3, 2, 1]
 
 
+def published(pool: BlockPool, first: int, count: int) -> list[BlockKey]:
+    """The keys of blocks that were used in this order, and are cached now."""
+    keys = [BlockKey(bytes([i]), b"", bytes([i])) for i in range(first, first + count)]
+    blocks = pool.allocate(count)
+    for block, key in zip(blocks, keys, strict=True):
+        pool.publish(block, key)
+    pool.release(blocks)
+    return keys
+
+
+def test_what_is_promised_is_evicted_last_and_its_tail_first() -> None:
+    pool = BlockPool(8)
+    keys = published(pool, 0, 8)
+    promised = pool.promise(keys[:3])
+    left: list[list[int]] = []
+    taken: list[int] = []
+    for _ in range(8):
+        pool.check(dict.fromkeys(taken, 1))
+        left.append([i for i, key in enumerate(keys) if pool.find(key) is not None])
+        taken += pool.allocate(1)
+    assert left[0] == list(range(8)) and left[5:] == [[0, 1, 2], [0, 1], [0]]
+    pool.withdraw(promised)  # of what is gone as well
+    assert not pool._promises and not pool._kept
+
+
+def test_promises_are_counted_and_taken_back() -> None:
+    pool = BlockPool(8)
+    keys = published(pool, 0, 4)
+    pool.retain([block for key in keys[:1] if (block := pool.find(key)) is not None])
+    first, second = pool.promise(keys[:2]), pool.promise(keys[1:3])
+    assert set(pool._kept) == {pool.find(keys[1]), pool.find(keys[2])}  # the one in use is not evicted anyway
+    pool.withdraw(first)
+    assert set(pool._kept) == {pool.find(keys[1]), pool.find(keys[2])}
+    pool.withdraw(second)
+    assert not pool._kept and pool.num_cached == 3
+
+
+def test_a_promised_block_in_use_is_kept_once_it_is_not() -> None:
+    pool = BlockPool(8)
+    keys = published(pool, 0, 2)
+    used = [block for key in keys if (block := pool.find(key)) is not None]
+    pool.retain(used)
+    pool.promise(keys)
+    pool.release(used)
+    assert set(pool._kept) == set(used) and not pool._cached
+
+
+def test_half_of_the_blocks_can_be_promised() -> None:
+    pool = BlockPool(8)
+    keys = published(pool, 0, 8)
+    assert pool.promise(keys) == [key.digest for key in keys[:4]]
+    assert pool.promise(keys[2:]) == [key.digest for key in keys[2:4]]  # promised already
+
+
+def test_what_is_kept_under_a_name_is_let_go_by_time_and_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("engine.core.kv_cache.time.monotonic", lambda: now[0])
+    kv = KVCache([FULL], [20], 4, max_seqs=2, max_len=64)
+    keys = chain(BlockHasher(4), list(range(32)))
+    assert kv.grow(0, 32)
+    kv.publish(0, keys, 0, 8)
+    kv.release(0)
+    pool = kv.pools[0]
+    kv.keep("a", keys[:2], until=110.0)
+    kv.keep("a", keys[:3], until=110.0)  # it has grown
+    kv.keep("b", keys[:4], until=200.0)
+    assert len(pool._kept) == 4
+    kv.let_go("b")
+    kv.let_go("b")
+    assert len(pool._kept) == 3
+    now[0] = 110.0
+    kv.keep("c", keys[:1], until=200.0)
+    assert len(pool._kept) == 1
+    kv.check_integrity([])
+
+
 def test_forgotten_blocks_are_never_found_again() -> None:
     pool = BlockPool(2)
     blocks = pool.allocate(2)
@@ -211,6 +287,10 @@ def test_random_use_keeps_the_books(seed: int, groups: tuple[LayerGroup, ...]) -
                 for i, block in enumerate(blocks, hit.starts[g]):
                     assert content[g][block] == keys[i].digest
             live[free[0]] = (tokens, keys, hit.num_blocks * size)
+            if rng.random() < 0.5:
+                kv.keep(rng.choice("abc"), keys, until=rng.choice([0.0, 1e12]))
+            else:
+                kv.let_go(rng.choice("abc"))
         elif live:
             slot = rng.choice(list(live))
             tokens, keys, done = live[slot]
