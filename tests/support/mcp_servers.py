@@ -33,6 +33,7 @@ class Seen:
     metas: list[Any] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     held: asyncio.Event = field(default_factory=asyncio.Event)  # set when `hold` has begun
+    meeting: asyncio.Barrier = field(default_factory=lambda: asyncio.Barrier(2))  # of calls of `meet`
     free: asyncio.Event = field(default_factory=asyncio.Event)  # `hold` does not wait once it is set
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # set when `hold` was cancelled
 
@@ -80,6 +81,12 @@ def make_server(seen: Seen) -> MCPServer:
         """Take a while, as often as is wanted."""
         seen.called.append("hold_safely")
         return await _hold(seen, ctx, 3600.0, 1)
+
+    @server.tool()
+    async def meet(name: str) -> str:
+        """Wait for one more."""
+        await seen.meeting.wait()
+        return f"{name} met somebody"
 
     return server
 

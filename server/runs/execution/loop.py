@@ -51,6 +51,12 @@ log = logging.getLogger("antiphon.runs")
 UNCERTAIN = "The server stopped while this call was being made. Whether it had any effect is not known."
 """What the model is told of a call that may have been made and must not be made twice."""
 
+CALLS_AT_ONCE = 8
+"""Calls of one run that other servers answer side by side."""
+
+KEPT_S = 900.0
+"""How long the engine keeps the KV of a run whose calls another server answers: no call takes longer."""
+
 
 class Loop:
     """Carries out runs."""
@@ -223,8 +229,10 @@ class Loop:
             conversation_id=run.plan.conversation_id,
             messages=lambda: to_messages([*run.context, *output], run.plan.instructions, run.functions.names),
         )
+        produced: list[int] = []
         async with aclosing(self._telemetry.generate(asked, run.place)) as chunks:
             async for chunk in chunks:
+                produced += chunk.token_ids
                 if run.unfinished is not None and replay is not None:
                     # Only a replay that is through: an earlier end would follow events that are not written.
                     if replay.take(chunk):
@@ -233,6 +241,7 @@ class Loop:
                     self._write(run)
                     await self._journal.has_room(run.entry)
                     self._probation.look(run)
+        run.generated = request, produced
 
     async def _first_prompt(self, run: Run, offered: Offer) -> tuple[Prompt, int]:
         """The prompt of a run's first generation, where it was not made with the plan, and how many more of
@@ -271,22 +280,46 @@ class Loop:
         return unlogged.complete
 
     async def _call_tools(self, run: Run, calls: Sequence[Item]) -> None:
-        """Run server tools. A call is durable before it runs: after a crash it is known to have begun."""
-        await self._journal.flushed(run.entry)
-        for call in calls:
-            if self._elsewhere(run, call) is None:  # what runs elsewhere cannot end this process
-                await self._probation.enter(run)
-            result = await self._outcome(run, call)
-            self._write(run, run.assembler.call_finished(call["id"], result))
+        """Run server tools. A call is durable before it runs: after a crash it is known to have begun.
 
-    async def _outcome(self, run: Run, call: Item) -> ToolResult:
-        """Run a call, or say why not: it may have run before a crash, or a limit is reached."""
+        What runs elsewhere runs side by side, and cannot end this process.
+        """
+        await self._journal.flushed(run.entry)
+        num_made, room = steps.num_server_calls(run.assembler.output), asyncio.Semaphore(CALLS_AT_ONCE)
+
+        async def with_room(call: Item, number: int) -> ToolResult:
+            async with room:
+                return await self._outcome(run, call, number)
+
+        begun = {
+            call["id"]: asyncio.ensure_future(with_room(call, number))
+            for number, call in enumerate(calls, num_made)
+            if self._elsewhere(run, call) is not None
+        }
+        if begun:  # the others take no time
+            self._keep(run, KEPT_S)
+        try:
+            for number, call in enumerate(calls, num_made):
+                if (outcome := begun.get(call["id"])) is None:
+                    await self._probation.enter(run)
+                    result = await self._outcome(run, call, number)
+                else:
+                    result = await outcome
+                self._write(run, run.assembler.call_finished(call["id"], result))
+        finally:
+            for outcome in begun.values():
+                outcome.cancel()
+            await asyncio.gather(*begun.values(), return_exceptions=True)
+
+    async def _outcome(self, run: Run, call: Item, num_made: int) -> ToolResult:
+        """Run a call, or say why not: it may have run before a crash, or a limit is reached. num_made: calls
+        of the response before it."""
         limit = run.plan.max_tool_calls
         if call["id"] in run.uncertain and not self._repeatable(run, call):
             return ToolResult(error=UNCERTAIN)
         if source_of(call) is not None and not run.functions.allow(call):
             return ToolResult(error=f"There is no tool {call.get('name')!r} among those of this response.")
-        if limit is not None and steps.num_server_calls(run.assembler.output) >= limit:
+        if limit is not None and num_made >= limit:
             return ToolResult(error=f"This response may make no more than {limit} tool calls.")
         if run.plan.charge is not None and (refusal := await self._limiter.tool_call(run.plan.charge)):
             return ToolResult(error=refusal)
@@ -333,7 +366,13 @@ class Loop:
             return result
         return ToolResult(error=f"The output has {num_bytes} bytes; at most {most} are taken.")
 
+    def _keep(self, run: Run, seconds: float) -> None:
+        """Ask the engine not to forget what it computed of a run that waits for at most so long."""
+        if run.generated is not None:
+            run.served.engine.keep(run.plan.response_id, *run.generated, seconds)
+
     def _park(self, run: Run) -> None:
+        self._keep(run, run.plan.tool_timeout_s)
         run.stepping = False
         deadline = now_us() + int(run.plan.tool_timeout_s * 1e6)
         self._journal.write(run.entry, [], park=Park(deadline))
@@ -386,6 +425,8 @@ class Loop:
     ) -> None:  # fmt: skip
         """Write the terminal event; whatever is open is closed first."""
         run.stepping, run.ended = False, True
+        if run.plan.tools:  # it may have waited for some, perhaps in the care of an earlier task
+            run.served.engine.let_go(run.plan.response_id)
         ended_at = now_us()
         drafts, tokens = run.take_unlogged()
         drafts += run.assembler.interrupt()

@@ -73,6 +73,7 @@ class Run:
     told: Told | None = None
     input: Sequence[Item] = ()
     first: GenerateRequest | None = None
+    generated: tuple[GenerateRequest, list[int]] | None = None  # this task's last generation, and its tokens
     unlisted: tuple[Route, ...] = ()
     queued: bool = False  # no event says yet that it is in progress
     claim: RunClaim | None = None

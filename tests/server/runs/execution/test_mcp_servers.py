@@ -55,7 +55,7 @@ async def test_a_server_is_listed_once_and_its_tools_are_called(tmp_path: Path, 
     listing, made, _ = stream.response["output"]
     assert (listing["type"], listing["server_label"], listing["error"]) == ("mcp_list_tools", "desk", None)
     names = [tool["name"] for tool in listing["tools"]]
-    assert names == ["look_up", "book", "files.list", "picture", "hold", "hold_safely"]
+    assert names == ["look_up", "book", "files.list", "picture", "hold", "hold_safely", "meet"]
     assert listing["tools"][0]["annotations"]["readOnlyHint"] is True
     assert (made["name"], made["status"], made["output"]) == ("look_up", "completed", "home means much")
     assert json.loads(made["arguments"]) == {"word": "home"}
@@ -72,9 +72,36 @@ async def test_a_server_is_listed_once_and_its_tools_are_called(tmp_path: Path, 
     files, booked = again["output"][:2]
     assert (files["name"], files["output"]) == ("files.list", "a.txt")
     assert (booked["status"], booked["error"]["type"]) == ("failed", "mcp_tool_execution_error")
-    assert seen.called == ["look_up", "files.list", "book"]
+    assert seen.called[0] == "look_up" and sorted(seen.called[1:]) == ["book", "files.list"]
     assert any("mcp-session-id" in headers for headers in seen.headers) is (kind == "old http")
     assert seen.metas[0]["antiphon/call"] == made["id"]
+
+
+async def test_calls_of_one_turn_are_made_side_by_side_and_told_in_order(tmp_path: Path) -> None:
+    async with (
+        mcp_server(Seen()) as url,
+        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        asked = 'call meet {"name": "Ann"}\ncall calculator {"expression": "1+1"}\ncall meet {"name": "Bob"}'
+        stream = await Api(client).stream(asked, tools=[DESK, BUILTIN], max_tool_calls=3)
+    made = [item for item in stream.response["output"] if item["type"] == "mcp_call"]
+    assert [call["output"] for call in made] == ["Ann met somebody", "2", "Bob met somebody"]
+    done = [event["item"] for event in stream.events if event["type"] == "response.output_item.done"]
+    assert [item["id"] for item in done if item["type"] == "mcp_call"] == [call["id"] for call in made]
+
+
+async def test_calls_beyond_the_limit_are_not_made_beside_the_others(tmp_path: Path) -> None:
+    seen = Seen()
+    async with (
+        mcp_server(seen) as url,
+        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        asked = "\n".join(f'call book {{"room": {room}}}' for room in (1, 2, 3))
+        response = await Api(client).create(asked, tools=[DESK], max_tool_calls=2)
+    statuses = [item["status"] for item in response["output"] if item["type"] == "mcp_call"]
+    assert (statuses, seen.called) == (["completed", "completed", "failed"], ["book", "book"])
 
 
 async def test_a_program_is_a_server_over_its_standard_streams(tmp_path: Path) -> None:
