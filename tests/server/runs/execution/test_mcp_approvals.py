@@ -445,7 +445,7 @@ async def test_an_answer_does_not_approve_what_a_client_changed(tmp_path: Path) 
 
 
 async def test_a_request_that_is_about_to_be_carried_out_is_not_left_out(tmp_path: Path) -> None:
-    engine = ScriptedEngine(max_model_len=6000)
+    engine = ScriptedEngine(max_model_len=6200)
     history = [{"role": "user", "content": f"{number} {'word ' * 300}"} for number in range(8)]
     async with (
         mcp_server(seen := Seen()) as url,
