@@ -184,9 +184,9 @@ runs = Table(
     Index("runs_by_state", "state", "deadline"),
     Index("runs_by_owner", "owner"),
     Index("runs_by_runner", "runner", "state"),
-    Index(  # the queue, in its order but for what owners were served
+    Index(  # the queue, in its order but for what owners were served; SQLite asks a row for what it lacks
         "runs_queued",
-        *("priority", "owner", "created_at", "response_id", "cost"),
+        *("priority", "owner", "created_at", "response_id", "cost", "state", "runner"),
         sqlite_where=text("runner IS NULL AND state = 'queued'"),
         postgresql_where=text("runner IS NULL AND state = 'queued'"),
     ),

@@ -26,7 +26,7 @@ def upgrade() -> None:
     op.create_index(
         "runs_queued",
         "runs",
-        ["priority", "owner", "created_at", "response_id", "cost"],
+        ["priority", "owner", "created_at", "response_id", "cost", "state", "runner"],
         sqlite_where=text("runner IS NULL AND state = 'queued'"),
         postgresql_where=text("runner IS NULL AND state = 'queued'"),
     )

@@ -25,9 +25,13 @@ from sqlalchemy import (
     Connection,
     Double,
     FromClause,
+    Integer,
     Row,
+    Select,
     Subquery,
+    Text,
     and_,
+    bindparam,
     case,
     cast,
     delete,
@@ -53,6 +57,9 @@ def _is_queued(table: FromClause) -> ColumnElement[bool]:
 
 
 QUEUED = _is_queued(runs)
+
+INDEXED = (runs, "INDEXED BY runs_queued", "sqlite")
+"""For `Select.with_hint`, where SQLite would look through all queued runs by another index."""
 
 _waiting = runs.alias("waiting")
 ANY_QUEUED = select(literal_column("1")).select_from(_waiting).where(_is_queued(_waiting)).exists()
@@ -180,26 +187,38 @@ class _Contender(NamedTuple):
     limits: bytes | None
 
 
-def _contenders(conn: Connection, priority: int) -> list[_Contender]:
+def _contenders_query() -> Select[*tuple[Any, ...]]:
     """Each owner is looked up behind the one before it, so that the length of the queue does not matter."""
-    queued = and_(QUEUED, runs.c.priority == priority)
-    first = select(func.min(runs.c.owner).label("owner")).where(queued).cte("contenders", recursive=True)
-    behind = select(func.min(runs.c.owner)).where(queued, runs.c.owner > first.c.owner)
+    first = (
+        select(func.min(runs.c.owner).label("owner")).where(_OF_PRIORITY).cte("contenders", recursive=True)
+    )
+    behind = select(func.min(runs.c.owner)).where(_OF_PRIORITY, runs.c.owner > first.c.owner)
     found = first.union_all(
         select(behind.correlate(first).scalar_subquery()).where(first.c.owner.is_not(None))
     )
-    oldest = select(func.min(runs.c.created_at)).where(queued, runs.c.owner == found.c.owner)
-    query = (
-        select(
-            *(found.c.owner, oldest.correlate(found).scalar_subquery(), _served, _in_hand, owners.c.limits)
-        )
-        .select_from(found)
-        .outerjoin(_settled, and_(_settled.c.priority == priority, _settled.c.owner == found.c.owner))
-        .outerjoin(_at_work, and_(_at_work.c.priority == priority, _at_work.c.owner == found.c.owner))
-        .outerjoin(owners, owners.c.id == found.c.owner)
-        .where(found.c.owner.is_not(None))
-    )
-    return [_Contender(*row) for row in conn.execute(query).all()]
+    oldest = select(func.min(runs.c.created_at)).where(_OF_PRIORITY, runs.c.owner == found.c.owner)
+    age = oldest.correlate(found).scalar_subquery()
+    query = select(found.c.owner, age, _served, _in_hand, owners.c.limits).select_from(found)
+    for counted in (_settled, _at_work):
+        same = and_(counted.c.priority == _PRIORITY, counted.c.owner == found.c.owner)
+        query = query.outerjoin(counted, same)
+    return query.outerjoin(owners, owners.c.id == found.c.owner).where(found.c.owner.is_not(None))
+
+
+# Made once, with parameters: making a statement costs more than carrying it out.
+_PRIORITY = bindparam("of", type_=Integer)
+_OF_PRIORITY = and_(QUEUED, runs.c.priority == _PRIORITY)
+_CONTENDERS = _contenders_query()
+_OF_OWNER = (
+    select(runs.c.response_id, runs.c.created_at, runs.c.cost)
+    .where(_OF_PRIORITY, runs.c.owner == bindparam("whose", type_=Text))
+    .order_by(runs.c.created_at, runs.c.response_id)
+    .limit(bindparam("most", type_=Integer))
+)
+
+
+def _contenders(conn: Connection, priority: int) -> list[_Contender]:
+    return [_Contender(*row) for row in conn.execute(_CONTENDERS, {"of": priority}).all()]
 
 
 def _weight(limits: bytes | None) -> float:
@@ -225,11 +244,11 @@ def first(conn: Connection, limit: int) -> Sequence[str]:
         .limit(limit)
     )
     found = list(conn.execute(begun).scalars().all())
-    priority = conn.execute(select(func.min(runs.c.priority)).where(QUEUED)).scalar()
-    while priority is not None and len(found) < limit:
+    lowest = select(func.min(runs.c.priority)).with_hint(*INDEXED).where(QUEUED)
+    query = lowest
+    while len(found) < limit and (priority := conn.execute(query).scalar()) is not None:
         found += _turns(conn, priority, limit - len(found))
-        higher = select(func.min(runs.c.priority)).where(QUEUED, runs.c.priority > priority)
-        priority = conn.execute(higher).scalar()
+        query = lowest.where(runs.c.priority > priority)
     return found
 
 
@@ -250,13 +269,12 @@ def _turns(conn: Connection, priority: int, limit: int) -> list[str]:
     while turns and len(found) < limit:
         owner = turns[0][2]
         if owner not in runs_of:
-            mine = and_(QUEUED, runs.c.priority == priority, runs.c.owner == owner)
-            query = select(runs.c.response_id, runs.c.created_at, runs.c.cost).where(mine)
-            query = query.order_by(runs.c.created_at, runs.c.response_id).limit(limit - len(found))
-            runs_of[owner] = deque(conn.execute(query).all())
-        run = runs_of[owner].popleft()
-        found.append(run.response_id)
-        ahead[owner] += run.cost
+            wanted = {"of": priority, "whose": owner, "most": limit - len(found)}
+            runs_of[owner] = deque(conn.execute(_OF_OWNER, wanted).all())
+        if runs_of[owner]:  # another process may have taken them all since the contenders were looked up
+            run = runs_of[owner].popleft()
+            found.append(run.response_id)
+            ahead[owner] += run.cost
         if runs_of[owner]:
             heapq.heapreplace(turns, (served(owner), runs_of[owner][0].created_at, owner))
         else:
@@ -293,6 +311,7 @@ def _all_turns(weights: Mapping[str, float]) -> Subquery:
         .select_from(runs)
         .outerjoin(_settled, _of_owner(_settled, runs))
         .outerjoin(_at_work, _of_owner(_at_work, runs))
+        .with_hint(*INDEXED)
         .where(QUEUED)
         .subquery()
     )
