@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine import CACHED_TOKEN, GenerateRequest, Say, ScriptedEngine
+from engine.backends.script import Step
 from server.access import OPERATOR
 from server.admin import keys
 from server.limits.limiter import ENOUGH_ANSWERS
@@ -18,7 +19,7 @@ from server.runs.planning.spending import spent
 from server.runs.planning.steps import Progress
 from tests.support.making import entry, query
 from tests.support.running import Running, http_client, running_app
-from tests.support.talk import Api, Gate, Step, gated
+from tests.support.talk import Api, Gate, gated
 
 LONG = "word " * 2000
 SHORT = "hi"
