@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 
 CACHED_TOKEN = 0.05
-"""What a prompt token counts in fair shares that was found in the prefix cache; one that is computed counts 1."""
+"""What a prompt token counts in fair shares that was in the prefix cache; one that is computed counts 1."""
 
 Start = Literal["text", "reasoning", "answer"]
 """Where a prompt leaves the model: in a text that may yet begin with a thought, within a thought that the
