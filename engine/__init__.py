@@ -16,6 +16,7 @@ from engine.interface import Engine
 from engine.late import late
 from engine.search import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
 from engine.types import (
+    CACHED_TOKEN,
     CallArgs,
     CallEnd,
     CallStart,
@@ -79,6 +80,7 @@ else:
     )
 
 __all__ = [
+    "CACHED_TOKEN",
     "LLM",
     "MAX_BEAMS",
     "SIZES",

@@ -13,6 +13,9 @@ from typing import Any, Literal
 # Requests
 
 
+CACHED_TOKEN = 0.05
+"""What a prompt token counts in fair shares that was in the prefix cache; one that is computed counts 1."""
+
 Start = Literal["text", "reasoning", "answer"]
 """Where a prompt leaves the model: in a text that may yet begin with a thought, within a thought that the
 template has opened, or after thoughts, so that a shape is held from the first token on."""

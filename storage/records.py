@@ -106,6 +106,7 @@ class NewResponse:
     priority: int = 0  # lower runs first
     queue_limit: int | None = None  # of the runs that its owner may have in the queue
     conversation_limit: int | None = None  # of the items of a conversation, when the run begins
+    cost: int = 1  # the tokens that it will probably take, by which its owner's turn in the queue is reckoned
     request: KeyedRequest | None = None
     hidden: bool = False
     audit: tuple[AuditEntry, ...] = ()  # what the audit log is to tell of the start
@@ -164,11 +165,15 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What was used at one time, in microseconds, of which storage keeps the minute."""
+    """What was used at one time, in microseconds, of which storage keeps the minute.
+
+    served: what fair shares count of it, in tokens divided by the owner's weight; of stored runs only.
+    """
 
     at: int
     account: Account
     counts: Counts
+    served: float = 0.0
 
 
 Spending = Callable[[bytes, Sequence[tuple[int, bytes | None]]], "Spent | None"]

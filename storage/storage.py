@@ -27,6 +27,7 @@ from storage.queries import (
     idempotency,
     items,
     live_runs,
+    queue,
     responses,
     retention,
     runs,
@@ -187,7 +188,7 @@ class Storage:
         def start(conn: Connection) -> RunClaim:
             if new.request is not None:
                 idempotency.start(conn, new.request, new.id, self.runner)
-            claim = runs.start(conn, new, new.runner)
+            claim = runs.start(conn, new, new.runner, self._shard)
             for entry in new.audit:
                 audit.append(conn, entry)
             return claim
@@ -249,7 +250,12 @@ class Storage:
         The same output again changes nothing. NotFound, NotWaiting, UnknownCall, OutputConflict.
         """
         job = partial(
-            waiting.add_tool_outputs, owner=owner, response_id=response_id, outputs=tuple(outputs), now=now
+            waiting.add_tool_outputs,
+            owner=owner,
+            response_id=response_id,
+            outputs=tuple(outputs),
+            now=now,
+            shard=self._shard,
         )
         return await self._write(job)
 
@@ -300,6 +306,11 @@ class Storage:
     async def take(self, limit: int) -> tuple[RunClaim, ...]:
         """Takes over the next runs of the queue, at most `limit`."""
         return await self._write(partial(fleet.take, runner=self.runner, limit=limit))
+
+    async def forget_shares(self) -> int:
+        """Drops what the queue has served its owners where nothing is queued, and puts the rest together;
+        returns how many rows went, 0 when there are no more."""
+        return await self._write_late(partial(queue.forget, shard=self._shard))
 
     async def run_status(self, response_ids: Sequence[str]) -> dict[str, RunGlance]:
         """The state of those of these runs that have not ended, and of every run that this process owns."""

@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     Index,
     Integer,
     LargeBinary,
@@ -159,7 +160,7 @@ records = Table(
 # Runs in flight: a row lives from the start to the terminal event. Narrow, because every commit touches it.
 # attempt: how often an engine was given it, the last time when its log ended at admitted_seq; strikes: how
 # often in a row without its getting much further. watched: raised by other processes while
-# somebody reads there.
+# somebody reads there. cost: the tokens that it will probably take, its prompt's and its answer's.
 runs = Table(
     "runs",
     metadata,
@@ -179,10 +180,31 @@ runs = Table(
     Column("priority", Integer, nullable=False),
     Column("created_at", BigInteger, nullable=False, server_default="0"),
     Column("watched", BigInteger, nullable=False, server_default="0"),
+    Column("cost", Integer, nullable=False, server_default="1"),
     Index("runs_by_state", "state", "deadline"),
     Index("runs_by_owner", "owner"),
-    Index("runs_by_runner", "runner", "state", "owner", "priority", "created_at"),  # and the queue's order
+    Index("runs_by_runner", "runner", "state"),
+    Index(  # the queue, in its order but for what owners were served; SQLite asks a row for what it lacks
+        "runs_queued",
+        *("priority", "owner", "created_at", "response_id", "cost", "state", "runner"),
+        sqlite_where=text("runner IS NULL AND state = 'queued'"),
+        postgresql_where=text("runner IS NULL AND state = 'queued'"),
+    ),
     sqlite_with_rowid=False,  # one tree to descend instead of two, 128 times a commit
+)
+
+# What the queue has served its owners within each priority: the tokens of runs that have ended, divided by
+# the owners' weights. An owner's counter is the sum of `served` and the highest `start`, which is where it
+# began to be counted. shard: as in `usage`.
+queue_shares = Table(
+    "queue_shares",
+    metadata,
+    Column("priority", Integer, primary_key=True, autoincrement=False),
+    Column("owner", Text, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("served", Double, nullable=False),
+    Column("start", Double, nullable=False),
+    sqlite_with_rowid=False,
 )
 
 # The processes that carry runs on. A challenger takes the runs of one whose `beat` it has seen stand still.

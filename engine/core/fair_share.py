@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-CACHED_TOKEN = 0.05
-"""What a prompt token counts that was found in the prefix cache; one that is computed counts 1."""
-
 MAX_KNOWN = 4096
 """Counters that are kept before those are dropped that no longer say anything."""
 

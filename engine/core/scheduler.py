@@ -23,13 +23,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.core.batch_state import PROMPT_LOGPROBS_CHUNK, Rows, noise_key
-from engine.core.fair_share import CACHED_TOKEN
 from engine.core.kv_cache import BlockHasher, BlockKey, Hit, KVCache
 from engine.core.messages import Keep, Submit
 from engine.core.prefill_budget import Pace
 from engine.core.sequences import Sequence, WaitingQueue
 from engine.step import Ints
-from engine.types import GenerateRequest
+from engine.types import CACHED_TOKEN, GenerateRequest
 
 LONG = 2
 """A prompt is long while more tokens of it are left than so many full steps compute."""

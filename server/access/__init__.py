@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from server.access.actors import AUDIT_TYPES, OPERATOR, SERVER, Actor
+from server.access.accesses import Accesses
+from server.access.actors import AUDIT_TYPES, OPERATOR, SERVER, Actor, AuditType
 from server.access.keys import (
     FRESH_S,
     KEY_PREFIX,
@@ -47,7 +48,9 @@ __all__ = [
     "SERVER",
     "THE_OPERATOR",
     "USE_NOTED_S",
+    "Accesses",
     "Actor",
+    "AuditType",
     "KeyFileError",
     "Keys",
     "Principal",

@@ -137,6 +137,11 @@ class Keys:
         """The owners of the keys that the configuration gives."""
         return {principal.owner for _, principal in self._given}
 
+    @property
+    def given(self) -> dict[str, str]:
+        """The owners of the keys that the configuration gives, by the ids of these keys."""
+        return {str(principal.key_id): principal.owner for _, principal in self._given}
+
     def reload(self) -> bool:
         """Read the file of keys anew; it counts from the next request on. True where it says something else
         than before. After a KeyFileError all is as it was."""

@@ -58,9 +58,20 @@ async def limit(
     """Change limits of an owner; those that are not named stay, and those that are None end. ValueError for
     what is no limit; NotFound, OwnerArchived."""
     after = changed(load_limits((await storage.get_owner(id)).limits), changes)
-    entry = by.did("project.updated", id, id, limits=after.given())
+    entry = by.did("rate_limit.updated", id, id, limits=after.given())
     await storage.limit_owner(id, after.dump(), entry=entry)
     return await limits(storage, prices, id)
+
+
+async def limit_model(
+    storage: Storage, by: Actor, id: str, model: str, official: Mapping[str, int | None]
+) -> dict[str, Any]:
+    """Change what an owner may use of one model; `official`: names of RATE_LIMIT_FIELDS. Returns the official
+    object. NotFound, OwnerArchived."""
+    changes = {RATE_LIMIT_FIELDS[name]: value for name, value in official.items()}
+    after = changed(load_limits((await storage.get_owner(id)).limits), {"models": {model: changes}})
+    entry = by.did("rate_limit.updated", f"{RATE_LIMIT_ID}{model}", id, **official)
+    return rate_limit(await storage.limit_owner(id, after.dump(), entry=entry), model)
 
 
 async def list_all(storage: Storage) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access import THE_OPERATOR, Principal, unauthorized
+from server.access import ADMIN, ADMIN_READS, THE_OPERATOR, Principal, unauthorized
+from server.http.request import actor
 from server.limits import Standing
 
 if TYPE_CHECKING:
@@ -76,7 +78,17 @@ class Admission:
                 state["standing"] = Standing(self._life.context.limiter, principal.subjects)
             if needed is not None:
                 principal.require(needed)
+                if needed in (ADMIN, ADMIN_READS):
+                    await self._note_read(scope, principal)
         await self._app(scope, receive, send)
+
+    async def _note_read(self, scope: Scope, principal: Principal) -> None:
+        """Have the audit log tell that an administrator reads; changes tell of themselves. Whoever has the
+        admin token could read the database itself."""
+        reads = scope.get("method") in ("GET", "HEAD")
+        if reads and principal is not THE_OPERATOR and principal.scopes.allow(ADMIN):
+            assert self._life.context is not None
+            await self._life.accesses.note(self._life.context.storage, actor(Request(scope)), scope["path"])
 
     def _is_open(self, scope: Scope) -> bool:
         path = scope["path"]

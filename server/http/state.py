@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from server.access import Keys
+    from server.access import Accesses, Keys
     from server.config import Config
     from server.encrypted_reasoning import Sealing
     from server.errors import ApiError
@@ -50,6 +50,7 @@ class ServerState(Protocol):
     arrivals: Arrivals
     num_streams: int  # open event streams
     keys: Keys
+    accesses: Accesses
     admin_token: str
     phase: Phase
     context: Context | None  # None: the server cannot serve yet, or no longer

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 
 from engine import Engine
-from server.access import LOCAL_OWNER, Keys
+from server.access import LOCAL_OWNER, Accesses, Keys
 from server.clock import now_us
 from server.config import Config
 from server.encrypted_reasoning import Sealing
@@ -25,12 +25,13 @@ from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
 from server.model_registry import Models, build_engine, caps_of, served_names
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
+from server.process.settings_audit import note_settings
 from server.process.tools_registry import enforceable, read_registry
 from server.quota import Quota
 from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Tracing
 from server.usage import Meter, Prices
 from server.webhooks import Deliveries
-from storage import COMMIT_SECONDS, CommitStats, Storage, open_storage
+from storage import COMMIT_SECONDS, CommitStats, Storage, StorageUnavailable, open_storage
 from tools import Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
 
 log = logging.getLogger("antiphon")
@@ -67,6 +68,7 @@ class ServerLifecycle:
         self.num_connections: Callable[[], int] = lambda: 0  # set by whoever listens
         self.num_streams = 0  # open event streams
         self.keys = Keys(config)
+        self.accesses = Accesses()
         self.arrivals = Arrivals(config.max_arriving_bytes)
         self.admin_token = secrets.token_urlsafe(32)
         self.phase: Phase = "starting"
@@ -83,6 +85,7 @@ class ServerLifecycle:
         self._meter: Meter | None = None
         self._meters: Meters | None = None
         self._watchers: list[asyncio.Task[None]] = []
+        self._noting: asyncio.Task[None] | None = None
         self._drained = False
         self._num_posts = 0
         self._quiet = asyncio.Event()
@@ -145,9 +148,30 @@ class ServerLifecycle:
         self._retention = Retention(self._storage, self.config)
         self._retention.start()
         self.context = context
+        await self._note_settings()
         self.telemetry.watch(self._readings)
         if self.phase == "starting":
             self.phase = "ready"
+
+    def keys_changed(self) -> None:
+        """The settings give other keys than before."""
+        if self.context is not None:
+            self._noting = asyncio.create_task(self._note_settings(), name="note-settings")
+
+    async def _note_settings(self) -> None:
+        """Tell the audit log what has changed of the settings."""
+        assert self.context is not None
+        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
+        try:
+            await note_settings(
+                self.context.storage,
+                models=self.context.models,
+                mcp=self.config.mcp,
+                api_keys=self.keys.given,
+                limits=every_owner.given(),
+            )
+        except StorageUnavailable as error:
+            log.warning("the audit log was not told what has changed of the settings: %s", error)
 
     async def _open_storage(self) -> None:
         runner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -274,6 +298,8 @@ class ServerLifecycle:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self.context = None
+        if self._noting is not None:
+            await asyncio.gather(self._noting, return_exceptions=True)
         if self._retention is not None:
             await self._retention.close()
         if self._meters is not None:

@@ -1,5 +1,5 @@
-"""Sweeps the database at intervals, at an easy pace: has storage remove what the limits no longer cover, and
-put old usage together in hours."""
+"""Sweeps the database at intervals, at an easy pace: has storage remove what the limits no longer cover, put
+old usage together in hours, and forget who was served what by a queue that is empty."""
 
 from __future__ import annotations
 
@@ -73,6 +73,9 @@ class Retention:
                 began = time.monotonic()
         began = time.monotonic()
         while await self._storage.fold_usage(now_us() - _us(USAGE_MINUTES_S)):
+            await asyncio.sleep(REST * (time.monotonic() - began))
+            began = time.monotonic()
+        while await self._storage.forget_shares():
             await asyncio.sleep(REST * (time.monotonic() - began))
             began = time.monotonic()
         if went != Swept():

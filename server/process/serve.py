@@ -227,8 +227,10 @@ class _Process:
         done = [
             *self._reload_certificates(new),
             *self._reload_log_level(new),
-            *self._reload_keys(new, life),
+            *(keys := [*self._reload_keys(new, life)]),
         ]
+        if keys:
+            life.keys_changed()
         taken = {"log_level", "api_key"}
         waiting = [
             name

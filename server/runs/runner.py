@@ -437,6 +437,7 @@ class Runs:
             priority=plan.priority,
             queue_limit=queue_limit,
             conversation_limit=self._config.max_items_per_conversation,
+            cost=self._likely_cost(planned),
         )
         channel = self.feed.open(plan.response_id, echo, stored=plan.store)
         self._num_starting += 1
@@ -476,15 +477,22 @@ class Runs:
         self._queue.has_room()
         if not run.entry.fence or (run.ended and not run.lost):
             self._live.ended(in_database=bool(run.entry.fence))
-        charge = run.plan.charge
         left_to_others = run.lost and not run.purged
-        if charge is None or ((run.stepping or left_to_others) and run.plan.store):
+        if (run.stepping or left_to_others) and run.plan.store:
+            return
+        if run.progress.output_tokens:
+            self._limiter.note_answer(run.plan.owner, run.progress.output_tokens)
+        if (charge := run.plan.charge) is None:
             return
         used = run.progress.num_limited
         self._limiter.settle(charge, used - (charge.tokens if run.counted is None else run.counted))
         run.counted = used
-        if run.progress.output_tokens:
-            self._limiter.note_answer(run.plan.owner, run.progress.output_tokens)
+
+    def _likely_cost(self, planned: Planned) -> int:
+        """The tokens of a run's first prompt and of an answer as long as its owner's mostly are."""
+        request = planned.request
+        guess = self._limiter.guess(planned.plan.owner)
+        return len(request.prompt_ids) + min(request.sampling.max_tokens, guess)
 
     def _stored_bytes(self, principal: Principal) -> int | None:
         return self._limiter.least(principal.subjects, "stored_bytes", None)

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Insert, Table
+from sqlalchemy import Connection, Insert, Table, case
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
@@ -144,10 +144,14 @@ def insert_unless_taken(conn: Connection, table: Table, values: dict[str, Any]) 
 
 
 @lru_cache
-def insert_or_add(dialect: str, table: Table, sums: tuple[str, ...]) -> Insert:
-    """An INSERT for `many` that, where a row's key is taken, adds its `sums` to those that are there."""
+def insert_or_add(dialect: str, table: Table, sums: tuple[str, ...], highest: tuple[str, ...] = ()) -> Insert:
+    """An INSERT for `many` that, where a row's key is taken, adds its `sums` to those that are there, and of
+    `highest` leaves the higher ones."""
     statement = _INSERT[dialect](table)
     added = {name: table.c[name] + statement.excluded[name] for name in sums}
+    for name in highest:
+        there, given = table.c[name], statement.excluded[name]
+        added[name] = case((given > there, given), else_=there)
     return statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=added)
 
 

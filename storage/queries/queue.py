@@ -1,80 +1,320 @@
 """The queue: runs that wait for a process to carry them on, in the order in which they begin.
 
 What an earlier owner left at work goes on before anything new begins. Then comes the lowest priority number,
-then the owner with the fewest runs at work and in front of it, counted against its weight, then age.
+and within it the owner that was served least, counted in tokens against its weight: those of its runs that
+have ended, as they really were, and those that its runs at work, wherever they are, were expected to take.
+An owner's own runs come by age.
 
-So every owner that has runs in the queue holds places of all processes together in proportion to its weight:
-never fewer than its share rounded down, once as many runs have ended as it is short of. A place is worth a
-token a step in every engine, whoever holds it, which makes shares of tokens of shares of places, but for
-prompts.
+So owners that always have runs in the queue get tokens in proportion to their weights, however long their
+prompts and answers are. An owner that comes back, or comes for the first time, starts no lower than the
+lowest of those that wait: nobody saves up for later what it did not use.
+
+What was served is written down only while runs are queued; otherwise nobody is kept waiting by another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Float, Subquery, and_, case, cast, func, literal, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    FromClause,
+    Integer,
+    Row,
+    Select,
+    Subquery,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    exists,
+    func,
+    literal,
+    literal_column,
+    select,
+    tuple_,
+)
 
+from storage.drivers import insert_or_add, many
 from storage.records import TooManyQueued
-from storage.tables import owners, runs
+from storage.tables import owners, queue_shares, runs
 
 FREE = and_(runs.c.runner.is_(None), runs.c.state.in_(("queued", "running")))
 """Nobody owns it, and it does not wait for its client: queued, or its owner gave it back or lost it."""
 
 
+def _is_queued(table: FromClause) -> ColumnElement[bool]:
+    """In the words of the index `runs_queued`, which is used only where they are the same."""
+    return and_(table.c.runner.is_(None), table.c.state == literal_column("'queued'"))
+
+
+QUEUED = _is_queued(runs)
+
+INDEXED = (runs, "INDEXED BY runs_queued", "sqlite")
+"""For `Select.with_hint`, where SQLite would look through all queued runs by another index."""
+
+_waiting = runs.alias("waiting")
+ANY_QUEUED = select(literal_column("1")).select_from(_waiting).where(_is_queued(_waiting)).exists()
+"""Whether any run is queued; part of a statement about other runs."""
+
+# ------------------------------------------------------------------------------------------------------------
+# What owners were served
+
+ROWS = 1000
+"""That `forget` takes out at once."""
+
+_KEY = tuple(queue_shares.primary_key.columns)
+_NAMES = ("priority", "owner", "shard", "served", "start")
+
+_settled = (
+    select(
+        queue_shares.c.priority,
+        queue_shares.c.owner,
+        (func.sum(queue_shares.c.served) + func.max(queue_shares.c.start)).label("served"),
+    )
+    .group_by(queue_shares.c.priority, queue_shares.c.owner)
+    .subquery("settled")
+)
+"""The counters of owners: what their runs that have ended took, by their weights."""
+
+_at_work = (
+    select(runs.c.priority, runs.c.owner, func.sum(runs.c.cost).label("cost"))
+    .where(runs.c.state == literal_column("'running'"), runs.c.runner.is_not(None))
+    .group_by(runs.c.priority, runs.c.owner)
+    .subquery("at_work")
+)
+"""The tokens that the runs at work are expected to take."""
+
+_served = func.coalesce(_settled.c.served, literal_column("0.0"))
+_in_hand = func.coalesce(_at_work.c.cost, literal_column("0"))
+
+
+def _of_owner(counted: Subquery, table: FromClause) -> ColumnElement[bool]:
+    return and_(counted.c.priority == table.c.priority, counted.c.owner == table.c.owner)
+
+
+def join(conn: Connection, owner: str, priority: int, shard: int) -> None:
+    """A run of an owner is about to be queued. If it is its only one, its counter rises to the lowest of the
+    owners that wait; where nobody does, nobody was kept waiting, and it rises to the highest of all."""
+    mine = and_(QUEUED, runs.c.priority == priority, runs.c.owner == owner)
+    if conn.execute(select(exists().where(mine))).scalar_one():
+        return
+    table = queue_shares.c
+    sums = (func.sum(table.served).label("served"), func.max(table.start).label("start"))
+    known = {
+        row.owner: row
+        for row in conn.execute(
+            select(table.owner, *sums).where(table.priority == priority).group_by(table.owner)
+        ).all()
+    }
+    if not known:
+        return
+    counters = {id: row.served + row.start for id, row in known.items()}
+    others = [counters.get(other.owner, 0.0) for other in _contenders(conn, priority)]
+    floor = min(others) if others else max(counters.values())
+    if floor > counters.get(owner, 0.0):
+        start = floor - (known[owner].served if owner in known else 0.0)
+        _put(conn, [(priority, owner, shard, 0.0, start)])
+
+
+def charge(conn: Connection, ended: Iterable[tuple[int, str, float]], shard: int) -> None:
+    """Counts what runs took that have ended: their priorities, their owners, and tokens by weight."""
+    taken: dict[tuple[int, str], float] = defaultdict(float)
+    for priority, owner, served in ended:
+        taken[priority, owner] += served
+    # In one order, so that no two processes wait for each other.
+    _put(conn, [(*key, shard, taken[key], 0.0) for key in sorted(taken)])
+
+
+def forget(conn: Connection, shard: int) -> int:
+    """Drops the counters of priorities in which nothing is queued, where whoever comes next starts level with
+    all others, and puts the rows of each owner together. Returns how many rows went; 0: there are no more.
+
+    Rows that another process is about to write stay as they are.
+    """
+    waits = select(_waiting.c.response_id).where(
+        _is_queued(_waiting), _waiting.c.priority == queue_shares.c.priority
+    )
+    went = len(_take_out(conn, ~waits.exists()))
+    several = (
+        select(queue_shares.c.priority, queue_shares.c.owner)
+        .group_by(queue_shares.c.priority, queue_shares.c.owner)
+        .having(func.count() > 1)
+    )
+    together: dict[tuple[int, str], tuple[float, float]] = {}
+    rows = _take_out(conn, tuple_(queue_shares.c.priority, queue_shares.c.owner).in_(several))
+    for row in rows:
+        served, start = together.get((row.priority, row.owner), (0.0, 0.0))
+        together[row.priority, row.owner] = served + row.served, max(start, row.start)
+    _put(conn, [(*key, shard, *together[key]) for key in sorted(together)])
+    return went + len(rows) - len(together)
+
+
+def _take_out(conn: Connection, where: ColumnElement[bool]) -> Sequence[Row[*tuple[Any, ...]]]:
+    """Deletes rows that no other process holds, at most ROWS, and returns them."""
+    query = select(*_KEY).where(where).order_by(*_KEY).limit(ROWS).with_for_update(skip_locked=True)
+    held = conn.execute(query).all()
+    if not held:
+        return ()
+    gone = delete(queue_shares).where(tuple_(*_KEY).in_([tuple(key) for key in held]))
+    return conn.execute(gone.returning(queue_shares)).all()
+
+
+def _put(conn: Connection, rows: Sequence[tuple[int, str, int, float, float]]) -> None:
+    many(conn, insert_or_add(conn.dialect.name, queue_shares, ("served",), ("start",)), _NAMES, rows)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Whose turn it is
+
+
+class _Contender(NamedTuple):
+    """An owner with queued runs of one priority. oldest: when the first of them was made. served: its
+    counter. in_hand: the tokens that its runs at work are expected to take. limits: its row's."""
+
+    owner: str
+    oldest: int
+    served: float
+    in_hand: int
+    limits: bytes | None
+
+
+def _contenders_query() -> Select[*tuple[Any, ...]]:
+    """Each owner is looked up behind the one before it, so that the length of the queue does not matter."""
+    first = (
+        select(func.min(runs.c.owner).label("owner")).where(_OF_PRIORITY).cte("contenders", recursive=True)
+    )
+    behind = select(func.min(runs.c.owner)).where(_OF_PRIORITY, runs.c.owner > first.c.owner)
+    found = first.union_all(
+        select(behind.correlate(first).scalar_subquery()).where(first.c.owner.is_not(None))
+    )
+    oldest = select(func.min(runs.c.created_at)).where(_OF_PRIORITY, runs.c.owner == found.c.owner)
+    age = oldest.correlate(found).scalar_subquery()
+    query = select(found.c.owner, age, _served, _in_hand, owners.c.limits).select_from(found)
+    for counted in (_settled, _at_work):
+        same = and_(counted.c.priority == _PRIORITY, counted.c.owner == found.c.owner)
+        query = query.outerjoin(counted, same)
+    return query.outerjoin(owners, owners.c.id == found.c.owner).where(found.c.owner.is_not(None))
+
+
+# Made once, with parameters: making a statement costs more than carrying it out.
+_PRIORITY = bindparam("of", type_=Integer)
+_OF_PRIORITY = and_(QUEUED, runs.c.priority == _PRIORITY)
+_CONTENDERS = _contenders_query()
+_OF_OWNER = (
+    select(runs.c.response_id, runs.c.created_at, runs.c.cost)
+    .where(_OF_PRIORITY, runs.c.owner == bindparam("whose", type_=Text))
+    .order_by(runs.c.created_at, runs.c.response_id)
+    .limit(bindparam("most", type_=Integer))
+)
+
+
+def _contenders(conn: Connection, priority: int) -> list[_Contender]:
+    return [_Contender(*row) for row in conn.execute(_CONTENDERS, {"of": priority}).all()]
+
+
+def _weight(limits: bytes | None) -> float:
+    weight = None if limits is None else orjson.loads(limits).get("weight")
+    return 1.0 if weight is None else float(weight)
+
+
 def _weights(conn: Connection) -> dict[str, float]:
-    """The weights of the owners of free runs, where their limits name any."""
+    """The weights of the owners of queued runs, where they are not 1."""
     query = select(owners.c.id, owners.c.limits).where(
-        owners.c.limits.is_not(None), owners.c.id.in_(select(runs.c.owner).where(FREE))
+        owners.c.limits.is_not(None), owners.c.id.in_(select(runs.c.owner).where(QUEUED))
     )
-    found = {id: orjson.loads(limits).get("weight") for id, limits in conn.execute(query).all()}
-    return {id: float(weight) for id, weight in found.items() if weight is not None}
-
-
-def _fair(weights: Mapping[str, float]) -> Subquery:
-    """Every free run and its turn among those of all owners. An index has the rows of an owner in order."""
-    busy = (
-        select(runs.c.owner, func.count().label("num"))
-        .where(runs.c.state == "running", runs.c.runner.is_not(None))
-        .group_by(runs.c.owner)
-        .subquery()
-    )
-    turn = func.row_number().over(
-        partition_by=(runs.c.state, runs.c.owner),
-        order_by=(runs.c.priority, runs.c.created_at, runs.c.response_id),
-    )
-    columns = (runs.c.response_id, runs.c.state, runs.c.priority, runs.c.created_at)
-    weight = case(weights, value=runs.c.owner, else_=1.0) if weights else literal(1.0)
-    return (
-        select(*columns, (cast(turn + func.coalesce(busy.c.num, 0), Float) / weight).label("turn"))
-        .join_from(runs, busy, busy.c.owner == runs.c.owner, isouter=True)
-        .where(FREE)
-        .subquery()
-    )
-
-
-def _order(fair: Subquery) -> tuple[ColumnElement[Any], ...]:
-    begun_first = fair.c.state.desc()  # running, queued
-    return begun_first, fair.c.priority, fair.c.turn, fair.c.created_at, fair.c.response_id
+    found = {id: _weight(limits) for id, limits in conn.execute(query).all()}
+    return {id: weight for id, weight in found.items() if weight != 1.0}
 
 
 def first(conn: Connection, limit: int) -> Sequence[str]:
     """The runs whose turn it is, at most `limit`, the next one first."""
-    fair = _fair(_weights(conn))
-    return conn.execute(select(fair.c.response_id).order_by(*_order(fair)).limit(limit)).scalars().all()
+    begun = (
+        select(runs.c.response_id)
+        .where(runs.c.runner.is_(None), runs.c.state == "running")
+        .order_by(runs.c.priority, runs.c.created_at, runs.c.response_id)
+        .limit(limit)
+    )
+    found = list(conn.execute(begun).scalars().all())
+    lowest = select(func.min(runs.c.priority)).with_hint(*INDEXED).where(QUEUED)
+    query = lowest
+    while len(found) < limit and (priority := conn.execute(query).scalar()) is not None:
+        found += _turns(conn, priority, limit - len(found))
+        query = lowest.where(runs.c.priority > priority)
+    return found
+
+
+def _turns(conn: Connection, priority: int, limit: int) -> list[str]:
+    """The next runs of one priority, at most `limit`: each time, of the owner that was served least."""
+    contenders = {one.owner: one for one in _contenders(conn, priority)}
+    weights = {one.owner: _weight(one.limits) for one in contenders.values()}
+    ahead: dict[str, int] = defaultdict(int)  # the tokens of the runs that go before the owner's next one
+    runs_of: dict[str, deque[Row[*tuple[Any, ...]]]] = {}
+
+    def served(owner: str) -> float:
+        one = contenders[owner]
+        return one.served + (one.in_hand + ahead[owner]) / weights[owner]
+
+    turns = [(served(owner), one.oldest, owner) for owner, one in contenders.items()]
+    heapq.heapify(turns)
+    found: list[str] = []
+    while turns and len(found) < limit:
+        owner = turns[0][2]
+        if owner not in runs_of:
+            wanted = {"of": priority, "whose": owner, "most": limit - len(found)}
+            runs_of[owner] = deque(conn.execute(_OF_OWNER, wanted).all())
+        if runs_of[owner]:  # another process may have taken them all since the contenders were looked up
+            run = runs_of[owner].popleft()
+            found.append(run.response_id)
+            ahead[owner] += run.cost
+        if runs_of[owner]:
+            heapq.heapreplace(turns, (served(owner), runs_of[owner][0].created_at, owner))
+        else:
+            heapq.heappop(turns)
+    return found
 
 
 def places(conn: Connection, response_ids: Sequence[str]) -> dict[str, int]:
     """The places of those of these runs that are in the queue; 1 is next."""
     if not response_ids:
         return {}
-    fair = _fair(_weights(conn))
-    place = func.row_number().over(order_by=_order(fair)).label("place")
-    queue = select(fair.c.response_id, place).subquery()
+    begun = select(func.count()).where(runs.c.runner.is_(None), runs.c.state == "running")
+    num_begun: int = conn.execute(begun).scalar_one()
+    turns = _all_turns(_weights(conn))
+    order = (turns.c.priority, turns.c.served, turns.c.created_at, turns.c.owner, turns.c.response_id)
+    place = func.row_number().over(order_by=order).label("place")
+    queue = select(turns.c.response_id, place).subquery()
     query = select(queue).where(queue.c.response_id.in_(list(response_ids)))
-    return {row.response_id: row.place for row in conn.execute(query).all()}
+    return {row.response_id: num_begun + row.place for row in conn.execute(query).all()}
+
+
+def _all_turns(weights: Mapping[str, float]) -> Subquery:
+    """Every queued run, and what its owner will have been served when its turn comes, as `_turns` has it."""
+    columns = (runs.c.response_id, runs.c.owner, runs.c.priority, runs.c.created_at)
+    ahead = func.sum(runs.c.cost).over(
+        partition_by=(runs.c.priority, runs.c.owner),
+        order_by=(runs.c.created_at, runs.c.response_id),
+        rows=(None, -1),
+    )
+    weight = case(weights, value=runs.c.owner, else_=1.0) if weights else literal(1.0)
+    expected = cast(_in_hand + func.coalesce(ahead, 0), Double) / weight
+    return (
+        select(*columns, (_served + expected).label("served"))
+        .select_from(runs)
+        .outerjoin(_settled, _of_owner(_settled, runs))
+        .outerjoin(_at_work, _of_owner(_at_work, runs))
+        .with_hint(*INDEXED)
+        .where(QUEUED)
+        .subquery()
+    )
 
 
 def require_room(conn: Connection, owner: str, limit: int) -> None:

@@ -53,14 +53,17 @@ _NEW_PLACES = insert(response_items)
 _NEW_RUN = insert(runs)
 
 
-def start(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:
+def start(conn: Connection, new: NewResponse, runner: str | None, shard: int = 0) -> RunClaim:
     """Stores a response, its input, its run, its first record, and takes its conversation's lock.
 
-    runner: who owns it from now on; None leaves it queued. NotFound("conversation" | "response"),
-    ConversationFull, ConversationLocked, ConversationMoved, ItemConflict, TooManyQueued.
+    runner: who owns it from now on; None leaves it queued. shard: in which the queue counts.
+    NotFound("conversation" | "response"), ConversationFull, ConversationLocked, ConversationMoved,
+    ItemConflict, TooManyQueued.
     """
-    if runner is None and new.queue_limit is not None:
-        queue.require_room(conn, new.owner, new.queue_limit)
+    if runner is None:
+        if new.queue_limit is not None:
+            queue.require_room(conn, new.owner, new.queue_limit)
+        queue.join(conn, new.owner, new.priority, shard)
     head = _lock_conversation(conn, new)
     if new.previous_response_id is not None:
         require(conn, new.owner, new.previous_response_id, hold=True)
@@ -142,6 +145,7 @@ def _insert_run(conn: Connection, new: NewResponse, runner: str | None) -> RunCl
         "cancel_requested": False,
         "priority": new.priority,
         "created_at": new.created_at,
+        "cost": new.cost,
     }
     conn.execute(_NEW_RUN, row)
     return claim
@@ -164,7 +168,7 @@ def _place(response_id: str, direction: str, position: int, owner: str, item_id:
 def append(conn: Connection, batch: Sequence[RunAppend], shard: int = 0) -> dict[str, Exception]:
     """Writes what many runs add, in one transaction; returns the runs that added nothing, and why.
 
-    shard: in which what they used is counted.
+    shard: in which what they used is counted, for usage and for the queue.
 
     RunLost, or ValueError for a gap in the numbers. Raises what a bad row raises; then nothing is written.
 
@@ -198,9 +202,8 @@ def append(conn: Connection, batch: Sequence[RunAppend], shard: int = 0) -> dict
 
 def _append_rest(conn: Connection, rest: Sequence[RunAppend], shard: int) -> None:
     """Everything of the appends that is not records."""
-    owners: dict[str, str] = {
-        id: owner for id, owner in by_keys(conn, _owners, [one.response_id for one in rest])
-    }
+    rows = {row[0]: row for row in by_keys(conn, _rows, [one.response_id for one in rest])}
+    owners: dict[str, str] = {id: owner for id, owner, _, _ in rows.values()}
     _close_items(conn, rest, owners)
     changes = [
         (
@@ -229,7 +232,10 @@ def _append_rest(conn: Connection, rest: Sequence[RunAppend], shard: int) -> Non
     if ending:
         _finish(conn, ending, owners)
         # At last, so that other processes wait for these rows as short as can be.
-        usage.add(conn, [end.spent for _, end in ending if end.spent is not None], shard)
+        spent = [(rows[id], end.spent) for id, end in ending if end.spent is not None]
+        usage.add(conn, [used for _, used in spent], shard)
+        contested = [(priority, owner, used.served) for (_, owner, priority, others), used in spent if others]
+        queue.charge(conn, contested, shard)
 
 
 def _held(keys: Keys) -> Select[*tuple[Any, ...]]:
@@ -240,8 +246,10 @@ def _held(keys: Keys) -> Select[*tuple[Any, ...]]:
     return held.order_by(runs.c.response_id).with_for_update()
 
 
-def _owners(keys: Keys) -> Select[*tuple[Any, ...]]:
-    return select(runs.c.response_id, runs.c.owner).where(runs.c.response_id.in_(keys))
+def _rows(keys: Keys) -> Select[*tuple[Any, ...]]:
+    """Besides, whether any run is queued: otherwise it does not matter who was served how much."""
+    columns = (runs.c.response_id, runs.c.owner, runs.c.priority, queue.ANY_QUEUED)
+    return select(*columns).where(runs.c.response_id.in_(keys))
 
 
 _ADVANCE = (

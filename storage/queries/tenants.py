@@ -26,6 +26,7 @@ from storage.tables import (
     deliveries,
     idempotency,
     metadata,
+    queue_shares,
     responses,
     webhooks,
 )
@@ -139,6 +140,7 @@ async def purge(
     rest: Sequence[tuple[Table, ColumnElement[bool]]] = (
         (deliveries, deliveries.c.owner == owner),
         (webhooks, webhooks.c.owner == owner),
+        (queue_shares, queue_shares.c.owner == owner),
         (idempotency, and_(idempotency.c.owner == owner, idempotency.c.created_at <= now)),
     )
     for table, where in rest:

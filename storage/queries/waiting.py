@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
+from storage.queries import queue
 from storage.queries.items import joined
 from storage.queries.keys import audit
 from storage.queries.responses import require
@@ -18,12 +19,12 @@ from storage.tables import items, response_items, run_inputs, runs
 
 
 def add_tool_outputs(
-    conn: Connection, owner: str, response_id: str, outputs: Sequence[ToolOutput], now: int
+    conn: Connection, owner: str, response_id: str, outputs: Sequence[ToolOutput], now: int, shard: int = 0
 ) -> WaitingInputs:
     """Stores outputs for calls of a waiting run, all or none. The last pending one makes it queued: runnable.
 
-    The same output again changes nothing, whatever state the run is in. NotFound, UnknownCall,
-    OutputConflict, NotWaiting.
+    shard: in which the queue counts. The same output again changes nothing, whatever state the run is in.
+    NotFound, UnknownCall, OutputConflict, NotWaiting.
     """
     require(conn, owner, response_id)
     run = conn.execute(select(runs).where(runs.c.response_id == response_id).with_for_update()).first()
@@ -66,6 +67,7 @@ def add_tool_outputs(
             audit.append(conn, output.audit)
     pending = {} if run is None else _pending(calls, known.keys() | new.keys())
     if run is not None and run.state == "waiting" and not pending:
+        queue.join(conn, owner, run.priority, shard)
         conn.execute(
             update(runs).where(runs.c.response_id == response_id).values(state="queued", deadline=None)
         )

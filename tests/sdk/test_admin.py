@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
-from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError, PermissionDeniedError
+from openai import (
+    AsyncOpenAI,
+    AuthenticationError,
+    BadRequestError,
+    InternalServerError,
+    NotFoundError,
+    PermissionDeniedError,
+)
 
 from server.access import ADMIN, OPERATOR
+from server.access.accesses import NOTED_S
 from server.admin import keys
-from tests.support.running import Running
+from storage import AuditEntry, AuditFilter, StorageUnavailable
+from tests.support.running import Running, http_client
 
 MODEL = "antiphon-scripted"
 
@@ -132,8 +142,10 @@ async def test_the_audit_log(admin: AsyncOpenAI) -> None:
     await organization.projects.api_keys.delete(key.id, project_id=team.id)
     logs: list[Any] = [log async for log in organization.audit_logs.list(limit=2)]
     assert [log.type for log in logs] == [
-        "api_key.deleted", "api_key.created", "project.created", "api_key.created",
+        "admin.accessed", "api_key.deleted", "api_key.created", "project.created", "api_key.created",
+        "models.updated",
     ]  # fmt: skip
+    logs = logs[1:5]
     [ops] = [key async for key in organization.admin_api_keys.list()]
     assert {log.actor.api_key.id for log in logs[:3]} == {ops.id}
     assert logs[3].actor.type == "session" and logs[3].actor.session.user.id == "operator"
@@ -144,18 +156,75 @@ async def test_the_audit_log(admin: AsyncOpenAI) -> None:
         return [log.id async for log in organization.audit_logs.list(**wanted)]
 
     everything = [log.id for log in logs]
+    changes = ["api_key.deleted", "api_key.created", "project.created"]
     assert await ids(event_types=["project.created", "api_key.deleted"]) == [everything[0], everything[2]]
-    assert await ids(actor_ids=[ops.id]) == everything[:3]
+    assert await ids(actor_ids=[ops.id], event_types=changes) == everything[:3]
     assert await ids(resource_ids=[key.id]) == everything[:2]
     assert await ids(project_ids=[team.id]) == everything[:3]
     assert await ids(actor_emails=["a@example.com"]) == []
     newest, oldest = logs[0].effective_at, logs[3].effective_at
-    assert await ids(effective_at={"gte": oldest, "lte": newest}) == everything
+    within = {"gte": oldest, "lte": newest}
+    assert await ids(effective_at=within, event_types=changes) == everything
     assert await ids(effective_at={"gt": newest}) == await ids(effective_at={"lt": oldest}) == []
-    before = await organization.audit_logs.list(before=everything[2])
+    before = await organization.audit_logs.list(before=everything[2], event_types=cast(Any, changes))
     assert [log.id for log in before.data] == everything[:2]
     with pytest.raises(NotFoundError):
         await organization.audit_logs.list(after="nope")
+
+
+async def test_what_an_administrator_reads_is_in_the_audit_log_once_an_hour(
+    admin: AsyncOpenAI, server_app: Running
+) -> None:
+    organization = admin.admin.organization
+    team = await organization.projects.create(name="Sales")
+    for _ in range(2):
+        await organization.projects.retrieve(team.id)
+        await organization.usage.completions(start_time=1)
+        with pytest.raises(NotFoundError):
+            await organization.projects.retrieve("own_nobody")
+
+    async def reads() -> list[tuple[str, str | None]]:
+        found: list[Any] = [
+            log async for log in organization.audit_logs.list(event_types=cast(Any, ["admin.accessed"]))
+        ]
+        [ops] = {log.actor.api_key.id for log in found}
+        assert ops.startswith("key_") and all(log.antiphon["ip_address"] for log in found)
+        return [(log.model_extra["admin.accessed"]["id"], log.project and log.project.id) for log in found]
+
+    path = "/v1/organization"
+    expected = [
+        (f"{path}/audit_logs", None),
+        (f"{path}/projects/own_nobody", "own_nobody"),
+        (f"{path}/usage/completions", None),
+        (f"{path}/projects/{team.id}", team.id),
+    ]
+    assert await reads() == expected
+    server_app.life.accesses._clock = lambda: time.monotonic() + NOTED_S
+    await organization.projects.retrieve(team.id)
+    assert await reads() == [expected[0], expected[3], *expected]
+
+
+async def test_reads_of_others_are_no_administrator_s(server_app: Running) -> None:
+    """Those of an owner's own usage, and of whoever has the admin token."""
+    storage = server_app.context.storage
+    made = await keys.make(storage, OPERATOR, name="x", owner="team")
+    for token in (made.key, server_app.life.admin_token):
+        async with http_client(server_app, authorization=f"Bearer {token}") as client:
+            reply = await client.get("/v1/organization/usage/completions?start_time=1")
+            assert reply.status_code == 200
+    assert not (await storage.list_audit(AuditFilter(actions=("admin.accessed",)), limit=9)).data
+
+
+async def test_a_read_that_cannot_be_written_down_is_not_shown(
+    admin: AsyncOpenAI, server_app: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(_: AuditEntry) -> None:
+        raise StorageUnavailable("the disk is full")
+
+    monkeypatch.setattr(server_app.context.storage, "add_audit", full)
+    with pytest.raises(InternalServerError) as refused:
+        await admin.admin.organization.projects.list()
+    assert refused.value.status_code == 503
 
 
 async def test_rate_limits_of_a_project(admin: AsyncOpenAI) -> None:
@@ -173,6 +242,13 @@ async def test_rate_limits_of_a_project(admin: AsyncOpenAI) -> None:
     assert (again.max_requests_per_1_minute, again.max_requests_per_1_day) == (5, 7)
     assert [each async for each in rates.list_rate_limits(team.id, limit=1)] == [again]
     assert [each async for each in rates.list_rate_limits(team.id, after=again.id)] == []
+    told: list[Any] = [
+        log async for log in admin.admin.organization.audit_logs.list(event_types=["rate_limit.updated"])
+    ]
+    assert [(log.rate_limit_updated.id, log.project.id) for log in told] == [(first.id, team.id)] * 2
+    asked = told[1].rate_limit_updated.changes_requested
+    assert (asked.max_requests_per_1_minute, asked.max_requests_per_1_day) == (5, None)
+    assert told[0].rate_limit_updated.changes_requested.max_requests_per_1_day == 7
     with pytest.raises(BadRequestError, match="greater than or equal to 1") as refused:
         await rates.update_rate_limit(first.id, project_id=team.id, max_tokens_per_1_minute=0)
     assert refused.value.param == "max_tokens_per_1_minute"

@@ -23,7 +23,21 @@ from storage import (
     open_storage,
 )
 from storage.migrate import HEAD, script_location
-from tests.support.making import OWNER, RUNNER, entry, is_sqlite, key, message, now, query, tables, turn, url
+from tests.support.making import (
+    OTHER,
+    OWNER,
+    RUNNER,
+    entry,
+    is_sqlite,
+    key,
+    message,
+    new,
+    now,
+    query,
+    tables,
+    turn,
+    url,
+)
 
 
 def python(script: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -109,8 +123,29 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
     await storage.close()
 
 
+def back_to_0009(database_url: str) -> None:
+    """Take away what revision 0010 added."""
+    query(database_url, "DROP TABLE queue_shares")
+    query(database_url, "DROP INDEX runs_queued")
+    query(database_url, "ALTER TABLE runs DROP COLUMN cost")
+    query(database_url, "UPDATE alembic_version SET version_num = '0009'")
+
+
+async def test_runs_that_were_queued_under_0009_take_turns(blank_url: str) -> None:
+    storage = await open_storage(blank_url, runner=RUNNER)
+    for id, owner in (("a1", OWNER), ("a2", OWNER), ("b1", OTHER)):
+        queued = new(id, owner=owner, runner=None, status="queued")
+        await storage.start_response(replace(queued, cost=500))
+    await storage.close()
+    back_to_0009(blank_url)
+    storage = await open_storage(blank_url, runner=RUNNER)
+    assert [claim.response_id for claim in await storage.take(9)] == ["a1", "b1", "a2"]
+    await storage.close()
+
+
 def back_to_0004(database_url: str) -> None:
     """Take away what revisions after 0004 added."""
+    back_to_0009(database_url)
     for table in ("usage", "owners", "audit", "audit_head", "quota_state"):
         query(database_url, f"DROP TABLE {table}")
     query(database_url, "DROP INDEX api_keys_by_owner")

@@ -63,11 +63,10 @@ async def update_rate_limit(request: Request, project_id: str, rate_limit_id: st
     for official, name in projects.RATE_LIMIT_FIELDS.items():
         if official in body:
             _check(official, name, body[official])
-            changes[name] = body[official]
-    prices = Prices(context(request).config)
-    await projects.limit(storage, prices, actor(request), project_id, {"models": {model: changes}})
+            changes[official] = body[official]
+    after = await projects.limit_model(storage, actor(request), project_id, model, changes)
     life(request).keys.forget()
-    return json_reply(orjson.dumps(projects.rate_limit(await storage.get_owner(project_id), model)))
+    return json_reply(orjson.dumps(after))
 
 
 @router.get("/limits", **documented("ProjectLimits", ADMIN))

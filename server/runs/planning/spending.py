@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine import CACHED_TOKEN
 from server.clock import now_us
 from server.runs.planning.plan import RunPlan
 from server.runs.planning.steps import Progress
@@ -23,7 +24,12 @@ def spent(plan: RunPlan, progress: Progress, at: int) -> Spent | None:
         output_tokens=progress.output_tokens,
         reasoning_tokens=progress.reasoning_tokens,
     )
-    return Spent(at, account, counts)
+    return Spent(at, account, counts, served=_served(counts) / plan.weight)
+
+
+def _served(counts: Counts) -> float:
+    """Tokens as the engine counts them in fair shares."""
+    return counts.input_tokens - (1 - CACHED_TOKEN) * counts.cached_tokens + counts.output_tokens
 
 
 def spent_so_far(plan: bytes, log: Sequence[tuple[int, bytes | None]]) -> Spent | None:

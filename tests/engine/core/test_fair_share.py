@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.fair_share import CACHED_TOKEN, MAX_KNOWN, FairShare
+from engine.core.fair_share import MAX_KNOWN, FairShare
+from engine.types import CACHED_TOKEN
 from tests.support.scheduling import Bench
 
 # ------------------------------------------------------------------------------------------------------------
