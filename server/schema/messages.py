@@ -139,15 +139,13 @@ def _assistant(message: Mapping[str, Any], path: str, new_id: NewId) -> list[Ite
     return items
 
 
-_SERVER_RUN = one_of(*(row.type for row in ITEM_TYPES.values() if row.execution is not None))
-
-
 def _made(calls: Any, path: str, new_id: NewId) -> list[Item]:
     """The calls that a server has made itself, as it showed them: items, with an index in chunks."""
     items = []
+    kind = one_of(*(row.type for row in ITEM_TYPES.values() if row.execution is not None))
     for index, call in enumerate(array(mapping)(calls, path)):
         at = f"{path}[{index}]"
-        _SERVER_RUN(call.get("type"), f"{at}.type")
+        kind(call.get("type"), f"{at}.type")
         item = normalize_item({key: call[key] for key in call if key != "index"}, at, new_id)
         if is_left_out(item):
             ignore(at)

@@ -367,8 +367,8 @@ async def test_errors_name_the_fields_of_chat(client: httpx.AsyncClient) -> None
     assert reply.headers["x-antiphon-ignored"] == "user,max_completion_tokens"
     kept = {"type": "message", "role": "user", "content": "x"}
     for calls, param in (([kept], "[0].type"), ([{}], "[0].type"), ("x", "")):
-        message = {"role": "assistant", "content": "x", "server_tool_calls": calls}
-        error = await refused(client, {"messages": [message]})
+        sent_back: Json = {"role": "assistant", "content": "x", "server_tool_calls": calls}
+        error = await refused(client, {"messages": [sent_back]})
         assert error["param"] == f"messages[0].server_tool_calls{param}"
 
 
