@@ -32,20 +32,11 @@ Planning = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 
 def runs_tools(request: ChatRequest, runs: Runs, unsupported: Unsupported) -> bool:
-    """Whether a request offers tools that the server runs.
-
-    Raises ApiError 400 for one that it cannot run, or only names its place if `unsupported` is `ignore`; and
-    for one whose calls the client may have to approve.
-    """
+    """Whether a request offers tools that the server runs. Raises ApiError 400 for one that it cannot run, or
+    only names its place if `unsupported` is `ignore`."""
     left_out = runs.lacking(request.tools)
     for index, why in left_out.items():
         leave_out(request.place_of(index), lacking(request.tools[index]["type"], why), unsupported)
-    for index, why in runs.asking(request.tools).items():
-        message = (
-            f"The calls of this tool may need the client's approval, which chat completions have no way to "
-            f"give. {why} On POST /v1/responses calls can be approved."
-        )
-        refuse(f"{request.place_of(index)}.require_approval", message, "unsupported_parameter")
     return any(is_server_run(tool) and index not in left_out for index, tool in enumerate(request.tools))
 
 
@@ -61,6 +52,7 @@ async def start_tool_run(
     """Begin the response that makes a completion, whose reader the caller closes. planning, by: see
     `Runs.create`, whose errors are raised."""
     require_use(principal, served.name, request.tools)
+    _require_no_approval(request, runs)
     await aside(in_large_request(), check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     name_unused_key(request.cache_salt, request.prompt_cache_key, served.caps)
@@ -76,6 +68,16 @@ async def start_tool_run(
         started = await runs.create(principal, response, request.items, planning=planning, by=by)
     head = new_head(f"chatcmpl-{started.response_id.removeprefix('resp_')}", served)
     return ToolRun(started, {**head, "service_tier": tier}, request.logprobs, request.include_reasoning)
+
+
+def _require_no_approval(request: ChatRequest, runs: Runs) -> None:
+    """Raise ApiError 400 for a tool whose calls the client may have to approve."""
+    for index, why in runs.asking(request.tools).items():
+        message = (
+            "The calls of this tool may need the client's approval, which chat completions have no way to "
+            f"give. {why} On POST /v1/responses calls can be approved."
+        )
+        refuse(f"{request.place_of(index)}.require_approval", message, "unsupported_parameter")
 
 
 @contextmanager
