@@ -148,15 +148,18 @@ class ToolRun:
         if response["status"] in ("completed", "incomplete"):
             return response
         if response["status"] == "cancelled":
-            raise _interrupted("The completion was cancelled.")
+            raise _interrupted("The completion was cancelled.", {"x-should-retry": "false"})
         require_servers(response["output"])
         raise self.started.failure() or ApiError(
             500, response["error"]["message"], code=response["error"]["code"]
         )
 
 
-def _interrupted(message: str) -> ApiError:
-    return ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
+_LATER: Mapping[str, str] = {"retry-after": "5"}
+
+
+def _interrupted(message: str, headers: Mapping[str, str] = _LATER) -> ApiError:
+    return ApiError(503, message, code="response_interrupted", headers=headers)
 
 
 def _usage(response: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,7 +15,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from engine import Fail, RequestFailed, Say, ScriptedEngine
+from server.errors import ApiError
 from server.mcp_servers import read_mcp_settings
+from server.runs.events import ReaderLagged
+from server.stateless.tool_runs import ToolRun
 from server.web_settings import WebSettings
 from storage import Counts
 from tests.server.runs.test_disconnect import eventually
@@ -513,6 +517,31 @@ async def test_the_end_of_the_server_interrupts(tmp_path: Path) -> None:
             await running.context.runs.drain(0)
             [last] = sent(await reply.aread())
     assert (await waiting)["code"] == last["error"]["code"] == "response_interrupted"
+
+
+async def test_a_completion_can_be_cancelled_by_the_id_of_its_response(tmp_path: Path) -> None:
+    async with at_desk(tmp_path) as (seen, running, client):
+        waiting = asyncio.create_task(client.post("/v1/chat/completions", json=HELD))
+        await asyncio.wait_for(seen.held.wait(), 20)
+        [(plan, _)] = running.context.runs.unstored()
+        await client.post(f"/v1/responses/{plan.response_id}/cancel")
+        await asyncio.wait_for(seen.cancelled.wait(), 20)
+        reply = await waiting
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "response_interrupted")
+    assert reply.headers["x-should-retry"] == "false"
+
+
+async def test_a_stream_that_is_read_too_slowly_says_so() -> None:
+    class Lagging:
+        async def events(self) -> AsyncIterator[Any]:
+            raise ReaderLagged
+            yield
+
+    started: Any = SimpleNamespace(reader=Lagging())
+    run = ToolRun(started, {"id": "chatcmpl-1"}, logprobs=False, thoughts=True)
+    with pytest.raises(ApiError, match="so slowly") as caught:
+        await anext(run.frames("chat.completion.chunk", include_usage=False))
+    assert (caught.value.status, caught.value.code) == (503, "response_interrupted")
 
 
 async def test_a_repeated_request_is_carried_out_once(tmp_path: Path) -> None:
