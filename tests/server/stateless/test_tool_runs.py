@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from engine import Fail, RequestFailed, Say, ScriptedEngine
 from server.errors import ApiError
 from server.mcp_servers import read_mcp_settings
-from server.runs.events import ReaderLagged
+from server.runs.events import Events, ReaderLagged
 from server.stateless.tool_runs import ToolRun
 from server.web_settings import WebSettings
 from storage import Counts
@@ -534,8 +534,8 @@ async def test_a_completion_can_be_cancelled_by_the_id_of_its_response(tmp_path:
 async def test_a_stream_that_is_read_too_slowly_says_so() -> None:
     class Lagging:
         async def events(self) -> AsyncIterator[Any]:
+            yield Events(0, (b'{"type":"response.created"}',), terminal=False)
             raise ReaderLagged
-            yield
 
     started: Any = SimpleNamespace(reader=Lagging())
     run = ToolRun(started, {"id": "chatcmpl-1"}, logprobs=False, thoughts=True)
