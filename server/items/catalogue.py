@@ -221,6 +221,12 @@ def is_offered(tool: Mapping[str, Any]) -> bool:
     return row is not None and row.call is not None and row.call.takes(dict(tool))
 
 
+def is_server_run(tool: Mapping[str, Any]) -> bool:
+    """Whether the calls of a tool of a request are this server's to carry out."""
+    row = type_of_calls(tool["type"])
+    return row is not None and row.execution is not None and is_offered(tool)
+
+
 def lacks(tool: Mapping[str, Any], registry: Registry) -> str | None:
     """Why this server cannot run a tool of a request that it would otherwise offer; None where it can."""
     row = type_of_calls(tool["type"])

@@ -31,8 +31,7 @@ class Approvals:
         """
         if self.policy != "request":
             return self.policy == "always"
-        usual = "never" if tool.get("server_url") == BUILTIN_URL else "always"
-        wanted = tool.get("require_approval", usual)
+        wanted = _wanted(tool)
         if isinstance(wanted, str):
             return wanted == "always"
         hint: bool | None = None  # nobody can say whether the function only reads
@@ -43,6 +42,20 @@ class Approvals:
         if always is not None and _fits(always, name, hint, doubt=True):
             return True
         return never is None or not _fits(never, name, hint, doubt=False)
+
+    def why(self, tool: Mapping[str, Any]) -> str | None:
+        """Why calls of a tool of a request may need approval, and what would change that, as sentences; None
+        where none of them can."""
+        if self.policy == "always":
+            return "The operator of this server has every call of an MCP tool approved."
+        if self.policy == "never" or _wanted(tool) == "never":
+            return None
+        return "Set 'require_approval' to 'never', and name the tools that may be called in 'allowed_tools'."
+
+
+def _wanted(tool: Mapping[str, Any]) -> Any:
+    """What a tool of a request says of approvals, or means by saying nothing."""
+    return tool.get("require_approval", "never" if tool.get("server_url") == BUILTIN_URL else "always")
 
 
 def _fits(wanted: Mapping[str, Any], name: str, hint: bool | None, *, doubt: bool) -> bool:

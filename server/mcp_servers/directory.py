@@ -72,6 +72,12 @@ class Directory:
             remote[label] = is_remote(tool)
         return Approvals(self._settings.approval, tuple(trusted))
 
+    def asking(self, tools: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+        """Those of a request's tools whose calls may need approval: index -> why (`Approvals.why`)."""
+        approvals = Approvals(self._settings.approval)
+        found = {index: approvals.why(tool) for index, tool in enumerate(tools) if tool["type"] == "mcp"}
+        return {index: why for index, why in found.items() if why is not None}
+
     def _find(self, tool: Mapping[str, Any], secret: Mapping[str, Any], owner: str, path: str) -> McpServer:
         url, connector = tool.get("server_url", ""), tool.get("connector_id")
         if tool.get("tunnel_id") is not None:

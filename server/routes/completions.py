@@ -16,17 +16,37 @@ from starlette.responses import Response
 
 from engine import Place
 from server.access import Principal
-from server.http import EventStream, context, json_reply, limited, principal, read_as, while_connected
+from server.http import (
+    EventStream,
+    actor,
+    context,
+    json_reply,
+    limited,
+    principal,
+    read_as,
+    while_connected,
+)
 from server.model_registry import ServedModel
 from server.routes.documented import documented
 from server.schema import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from server.stateless import Completion, begin, prepare_chat, prepare_completion
+from server.stateless import (
+    Completion,
+    begin,
+    prepare_chat,
+    prepare_completion,
+    runs_tools,
+    start_tool_run,
+)
 from server.telemetry import Telemetry
 from server.usage import Meter
 
 router = APIRouter(prefix="/v1")
 
+T = TypeVar("T")
 Asked = TypeVar("Asked", ChatRequest, CompletionRequest, contravariant=True)
+
+CHAT = ("chat.completion", "chat.completion.chunk")
+"""The `object` of a whole chat completion, and of a chunk."""
 
 
 class _Prepare(Protocol[Asked]):
@@ -48,8 +68,12 @@ class _Prepare(Protocol[Asked]):
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answer with a chat completion, or (`stream`) with its chunks."""
-    parse = partial(parse_chat, unsupported_tools=context(request).config.unsupported_tools)
-    return await _answer(request, parse, prepare_chat, "chat.completion", "chat.completion.chunk")
+    here = context(request)
+    unsupported = here.config.unsupported_tools
+    asked = await _read(request, partial(parse_chat, unsupported_tools=unsupported))
+    if runs_tools(asked, here.runs, unsupported):
+        return await _run(request, asked)
+    return await _answer(request, asked, prepare_chat, *CHAT)
 
 
 @router.post(
@@ -57,22 +81,26 @@ async def create_chat_completion(request: Request) -> Response:
 )
 async def create_completion(request: Request) -> Response:
     """Answer with completions, or (`stream`) with their chunks."""
-    return await _answer(request, parse_completion, prepare_completion, "text_completion", "text_completion")
+    asked = await _read(request, parse_completion)
+    return await _answer(request, asked, prepare_completion, "text_completion", "text_completion")
+
+
+async def _read(request: Request, parse: Callable[[Mapping[str, Any]], T]) -> T:
+    """The request in a body, unless the queue of its model is full."""
+    who = principal(request)
+    require_room = context(request).models.require_room
+    return await read_as(
+        request, parse, first=partial(require_room, owner=who.owner, weight=who.service.weight)
+    )
 
 
 async def _answer(
-    request: Request,
-    parse: Callable[[Mapping[str, Any]], Asked],
-    prepare: _Prepare[Asked],
-    whole: str,
-    chunk: str,
+    request: Request, asked: Asked, prepare: _Prepare[Asked], whole: str, chunk: str
 ) -> Response:
     """The way from a request to its reply. whole, chunk: the `object` of a whole reply, and of a part."""
     here = context(request)
     who = principal(request)
     owner, weight = who.owner, who.service.weight
-    first = partial(here.models.require_room, owner=owner, weight=weight)
-    asked = await read_as(request, parse, first=first)
     served = here.models.get(asked.model)
     subjects = limited(request, served.name)
     visit = await here.limiter.enter(subjects, served.name)
@@ -90,4 +118,28 @@ async def _answer(
         if not asked.stream:
             return json_reply(await while_connected(request, completion.whole(whole)))
         frames = completion.frames(chunk, include_usage=asked.stream_options.include_usage)
+        return EventStream(await begin(frames), on_close=stack.pop_all().close)
+
+
+async def _run(request: Request, asked: ChatRequest) -> Response:
+    """The same for tools that the server runs: a response that is not stored makes the reply."""
+    here = context(request)
+    served = here.models.get(asked.model)
+    subjects = limited(request, served.name)
+    with ExitStack() as stack:
+        if asked.stream:
+            stack.enter_context(here.limiter.stream(subjects))
+        run = await start_tool_run(
+            asked,
+            served,
+            here.runs,
+            principal=principal(request),
+            by=actor(request),
+            planning=partial(while_connected, request),
+        )
+        stack.callback(run.started.reader.close)
+        whole, chunk = CHAT
+        if not asked.stream:
+            return json_reply(await while_connected(request, run.whole(whole)))
+        frames = run.frames(chunk, include_usage=asked.stream_options.include_usage)
         return EventStream(await begin(frames), on_close=stack.pop_all().close)

@@ -46,7 +46,7 @@ from server.http import (
     while_connected,
 )
 from server.ignored import collecting, ignore, unread
-from server.items import answering, filled_body, instead_of, key_of
+from server.items import answering, filled_body, key_of
 from server.prompting import name_untold, name_unused_key
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted, require_servers
@@ -58,6 +58,7 @@ from server.schema import (
     Item,
     ToolOutputs,
     as_output,
+    lacking,
     leave_out,
     normalize_input,
     parse_create,
@@ -125,8 +126,7 @@ def _name_untold(request: Request, parsed: CreateResponse) -> None:
     unknown model."""
     here = context(request)
     for index, why in here.runs.lacking(parsed.tools).items():
-        kind = parsed.tools[index]["type"]
-        told = f"This server cannot run tools of type '{kind}': {why}. {instead_of(kind)}"
+        told = lacking(parsed.tools[index]["type"], why)
         leave_out(f"tools[{index}]", told, here.config.unsupported_tools)
     served = here.models.get(parsed.model)
     name_unused_key(parsed.cache_salt, parsed.prompt_cache_key, served.caps)

@@ -43,7 +43,8 @@ completion that have a part in its prompt."""
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of messages through the chat template, exactly as a generation would see
     them."""
-    parse = partial(parse_chat, unsupported_tools=context(request).config.unsupported_tools)
+    unsupported = context(request).config.unsupported_tools
+    parse = partial(parse_chat, unsupported_tools=unsupported, on="tokens")
     body, asked = await read_as(request, partial(_read, parse))
     model = _model(request, body)
     if asked is not None:

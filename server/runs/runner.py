@@ -127,11 +127,16 @@ other processes can take them, too."""
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run that has begun. `reader` counts as watching it from the first event on; the caller closes it."""
+    """A run that has begun. `reader` counts as watching it from the first event on; the caller closes it.
+
+    failure: why it has failed in this process, as an HTTP error; None where it has not, or where nothing is
+    known of it but what its last event says.
+    """
 
     response_id: str
     response: Snapshot  # as it stood then
     reader: Reader
+    failure: Callable[[], ApiError | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +383,10 @@ class Runs:
         found = {index: lacks(tool, self._registry) for index, tool in enumerate(tools)}
         return {index: why for index, why in found.items() if why is not None}
 
+    def asking(self, tools: Sequence[Item]) -> dict[int, str]:
+        """The tools of a request whose calls its client may have to approve: index -> why, as sentences."""
+        return self._directory.asking(tools)
+
     async def count_input(
         self, principal: Principal, request: CreateResponse, input_items: Sequence[Item]
     ) -> int:
@@ -457,7 +466,8 @@ class Runs:
             held.visit.leave()
         run.visit = held.visit
         response = Snapshot(join_response(orjson.dumps(head), [], echo), POLL_AFTER_MS[status])
-        started = Started(plan.response_id, response, self.feed.join(plan.response_id))
+        reader = self.feed.join(plan.response_id)
+        started = Started(plan.response_id, response, reader, lambda: run.failure)
         if queued:
             self.feed.release(plan.response_id)
             self._queue.want()

@@ -33,7 +33,7 @@ from server.schema.responses import (
     parse_tool_outputs,
 )
 from server.schema.search import Search, num_requests
-from server.schema.tools import leave_out
+from server.schema.tools import Unsupported, lacking, leave_out
 from server.shapes import array, boolean, check_length, missing, mistyped, refuse, shorten, text
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "SamplingFields",
     "Search",
     "ToolOutputs",
+    "Unsupported",
     "array",
     "as_output",
     "boolean",
@@ -58,6 +59,7 @@ __all__ = [
     "echo",
     "effective_tier",
     "is_tier",
+    "lacking",
     "leave_out",
     "missing",
     "mistyped",

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationErr
 
 from engine import Shape
 from server.ignored import ignore
-from server.items import Item
+from server.items import Item, is_server_run
 from server.schema.fields import (
     UNKNOWN_TIER,
     Priority,
@@ -25,9 +25,24 @@ from server.schema.fields import (
 )
 from server.schema.formats import asked_shape, parse_format
 from server.schema.messages import to_items
-from server.schema.responses import Effort, StreamOptions, check_metadata, check_template_kwargs
+from server.schema.responses import (
+    CreateResponse,
+    Effort,
+    ReasoningOptions,
+    StreamOptions,
+    check_metadata,
+    check_template_kwargs,
+)
 from server.schema.search import Search, parse_search
-from server.schema.tools import Unsupported, parse_tool_choice, parse_tools, require_offered
+from server.schema.tools import (
+    Messages,
+    Unsupported,
+    parse_tool_choice,
+    parse_tools,
+    require_offered,
+    search_tool,
+    secrets_of,
+)
 from server.shapes import from_pydantic, mapping, missing, refuse
 
 MAX_CHOICES = 16
@@ -46,8 +61,9 @@ class ChatRequest(BaseModel):
     """A request for a chat completion, checked; null and absent are one.
 
     `messages` as they came, `items` what they say (ids mean nothing outside). Tools and tool choice are in
-    the flat form of Responses. `sampling` has `max_tokens` and `logprobs` resolved. `shape` is what the
-    answer must look like, because of the field `shape_param`.
+    the flat form of Responses; `searches` says that `web_search_options` is the last of the tools, and
+    `secrets` are the credentials that they came with, by their index as a text. `sampling` has `max_tokens`
+    and `logprobs` resolved. `shape` is what the answer must look like, because of the field `shape_param`.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -66,6 +82,9 @@ class ChatRequest(BaseModel):
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
+    max_tool_calls: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    searches: bool = False
+    secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
     shape: Shape | None = None
     shape_param: str = "response_format"
     continue_final_message: bool = False
@@ -79,19 +98,55 @@ class ChatRequest(BaseModel):
     priority: Priority | None = None
     sampling: SamplingFields = SamplingFields()
 
+    @property
+    def limit_param(self) -> str:
+        """The field that limits the answer: the newer name counts."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
-def parse_chat(body: Mapping[str, Any], *, unsupported_tools: Unsupported = "refuse") -> ChatRequest:
-    """A body of POST /v1/chat/completions. unsupported_tools: see `require_offered`. Raises ApiError 400
+    def place_of(self, index: int) -> str:
+        """The path of the field that a tool came from."""
+        is_field = self.searches and index == len(self.tools) - 1
+        return "web_search_options" if is_field else f"tools[{index}]"
+
+    def as_response(self) -> CreateResponse:
+        """The same as a response that is not stored, for tools that the server runs; its input is `items`.
+        Raises ApiError 400 for what only a generation without such tools can have."""
+        _check_single(self)
+        return CreateResponse.model_construct(  # every field was checked, by chat's own bounds
+            model=self.model,
+            store=False,
+            stream=self.stream,
+            include=("message.output_text.logprobs",) if self.logprobs else (),
+            tools=tuple(self.tools),
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            max_tool_calls=self.max_tool_calls,
+            max_output_tokens=self.max_completion_tokens or self.max_tokens,
+            limit_param=self.limit_param,
+            top_logprobs=self.top_logprobs,
+            reasoning=ReasoningOptions(effort=self.reasoning_effort),
+            service_tier=self.service_tier,
+            priority=self.priority,
+            prompt_cache_key=self.prompt_cache_key,
+            chat_template_kwargs=self.chat_template_kwargs,
+            cache_salt=self.cache_salt,
+            sampling=self.sampling.model_copy(update={"max_tokens": None, "logprobs": None}),
+            shape=self.shape,
+            shape_param=self.shape_param,
+            secrets=self.secrets,
+        )
+
+
+def parse_chat(
+    body: Mapping[str, Any], *, unsupported_tools: Unsupported = "refuse", on: Messages = "chat"
+) -> ChatRequest:
+    """A body of POST /v1/chat/completions. unsupported_tools, on: see `require_offered`. Raises ApiError 400
     naming the path of what is wrong."""
     values = screen("chat", body)
     if "messages" not in values:
         missing("messages")
     values["items"] = to_items(values["messages"], new_id=_unnamed)
-    if "tools" in values:
-        values["tools"] = parse_tools(values["tools"], strict=False)
-    if "tool_choice" in values:
-        values["tool_choice"] = parse_tool_choice(values["tool_choice"])
-    require_offered(values.get("tools", ()), values.get("tool_choice"), unsupported_tools, on_chat=True)
+    values |= _tools(values, unsupported_tools, on)
     if "chat_template_kwargs" in values:
         values["chat_template_kwargs"] = check_template_kwargs(values["chat_template_kwargs"])
     form = values.get("response_format")
@@ -115,6 +170,21 @@ def parse_chat(body: Mapping[str, Any], *, unsupported_tools: Unsupported = "ref
     return request.model_copy(update={"sampling": sampling, "search": search})
 
 
+def _tools(values: Mapping[str, Any], unsupported: Unsupported, on: Messages) -> dict[str, Any]:
+    """The tools of a screened body, and what is said of them."""
+    found: dict[str, Any] = {}
+    if "tools" in values:
+        found["tools"] = parse_tools(values["tools"], strict=False)
+        found["secrets"] = secrets_of(values["tools"])
+    if "tool_choice" in values:
+        found["tool_choice"] = parse_tool_choice(values["tool_choice"])
+    require_offered(found.get("tools", ()), found.get("tool_choice"), unsupported, on=on)
+    if "web_search_options" in values:
+        tool = search_tool(values["web_search_options"])
+        found["tools"], found["searches"] = [*found.get("tools", ()), tool], True
+    return found
+
+
 def _unnamed(prefix: str) -> str:
     """Chat's items live for one prompt, so they need no names."""
     return prefix
@@ -126,6 +196,8 @@ def _check_rules(request: ChatRequest, body: Mapping[str, Any]) -> None:
     if request.top_logprobs is not None and not request.logprobs:
         refuse("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
     request.stream_options.name_ignored(body)
+    if request.max_tool_calls is not None and not any(map(is_server_run, request.tools)):
+        ignore("max_tool_calls")
     if request.service_tier == UNKNOWN_TIER:
         ignore("service_tier")
     check_priority(request.service_tier, request.priority)
@@ -139,3 +211,23 @@ def _check_rules(request: ChatRequest, body: Mapping[str, Any]) -> None:
         if last["role"] != "assistant" or last.get("tool_calls"):
             message = "To continue the final message, it must be an assistant's without tool calls."
             refuse(f"messages[{len(request.messages) - 1}]", message)
+
+
+def _check_single(request: ChatRequest) -> None:
+    """Raise ApiError 400 for what a request cannot have whose calls are made before its answer: they would be
+    made for each of several answers, and a message that is continued has no place for them."""
+    for param, asked in {"n": request.n > 1, "best_of": request.search is not None}.items():
+        if asked:
+            message = (
+                f"'{param}' cannot be combined with tools that the server runs, because it would make their "
+                "calls for each answer. Send a request for each."
+            )
+            refuse(param, message, "unsupported_parameter")
+    continued = {
+        "continue_final_message": request.continue_final_message,
+        "add_generation_prompt": request.add_generation_prompt is False,
+    }
+    for param, asked in continued.items():
+        if asked:
+            message = f"'{param}' cannot be combined with tools that the server runs."
+            refuse(param, message, "unsupported_parameter")

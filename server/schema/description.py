@@ -22,7 +22,7 @@ from server.schema.fields import FIELDS, SamplingFields
 from server.schema.items import MAX_ITEMS
 from server.schema.responses import INCLUDES, CreateResponse
 from server.schema.search import SearchFields
-from server.schema.tools import MAX_TOOLS, normalize_tool
+from server.schema.tools import MAX_TOOLS, normalize_tool, search_tool
 from server.shapes import Schema, or_null, schema_of, with_type
 
 STRING: Schema = {"type": "string"}
@@ -70,6 +70,7 @@ _BY_NAME: Mapping[str, Schema] = {
     },
     "tools": listed(ref("Tool"), maxItems=MAX_TOOLS),
     "tool_choice": ref("ToolChoice"),
+    "web_search_options": schema_of(search_tool),
     "include": listed({"enum": sorted(INCLUDES)}),
     "response_format": ref("ChatFormat"),
     "metadata": METADATA,
@@ -92,6 +93,7 @@ _MEANINGS: Mapping[str, str] = {
     "guided_grammar": "The grammar, in Lark's syntax, that the answer is held to.",
     "structured_outputs": "The same by the names `json`, `regex`, `choice`, `grammar`, `structural_tag` and "
     "`json_object`.",
+    "max_tool_calls": "How many calls the server makes itself at most.",
     "include_reasoning": "False leaves the model's thought out of the answer.",
     "continue_final_message": "The answer goes on where the last message, an assistant's, stops.",
     "add_generation_prompt": "Whether the prompt ends with the beginning of an answer.",
@@ -240,6 +242,11 @@ def _requests() -> dict[str, Schema]:
                 "reasoning_content": STRING,
                 "tool_calls": listed(_CHAT_CALL),
                 "tool_call_id": STRING,
+                "server_tool_calls": {
+                    **listed(ref("Item")),
+                    "description": "An extension, of an assistant: the calls that the server has made "
+                    "itself, as items of a response.",
+                },
             },
         ),
         "InputItem": {

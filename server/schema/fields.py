@@ -210,8 +210,9 @@ _CHAT: Mapping[str, Rule] = {
         HONOURED,
         "model messages temperature top_p frequency_penalty presence_penalty stop logit_bias logprobs "
         "top_logprobs max_tokens max_completion_tokens n seed stream stream_options tools tool_choice "
-        "parallel_tool_calls response_format reasoning_effort",
+        "parallel_tool_calls response_format reasoning_effort web_search_options",
     ),
+    "max_tool_calls": EXTENSION,
     "modalities": Rule("honoured", (["text"],), "This server answers in text only."),
     "metadata": HINT,  # nothing is stored
     "prediction": HINT,
@@ -222,7 +223,6 @@ _CHAT: Mapping[str, Rule] = {
     "add_generation_prompt": EXTENSION,
     "store": _refused(False, because="Chat completions are stateless here; POST /v1/responses stores."),
     "audio": _refused(),
-    "web_search_options": _refused(),
     "moderation": _refused(),
     "functions": _refused([], because="It is deprecated; use tools."),
     "function_call": _refused("none", "auto", because="It is deprecated; use tool_choice."),

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.ignored import collecting, ignore, unread
-from server.items import OUTPUT_PART, Item, identifier
+from server.items import ITEM_TYPES, OUTPUT_PART, Item, identifier, is_left_out
 from server.schema.items import UNSUPPORTED_KINDS, NewId, check_number, normalize_item
 from server.shapes import (
     NAME,
     STRING,
     array,
     check_length,
+    mapping,
     missing,
     mistyped,
     one_of,
@@ -49,6 +50,7 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
         "reasoning",
         "reasoning_content",
         "annotations",
+        "server_tool_calls",
     ),
     "tool": ("role", "content", "tool_call_id"),
 }
@@ -61,7 +63,8 @@ _PARTS: Mapping[str, str] = {"image_url": "input_image", "file": "input_file"}
 def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[Item]:
     """Messages, oldest first, as normalised items; raises ApiError 400 naming the path of what is wrong.
 
-    What an assistant message holds (reasoning, content, calls) becomes an item each, in this order.
+    What an assistant message holds (reasoning, calls that a server made, content, calls) becomes an item
+    each, in this order.
     """
     if not isinstance(messages, list):
         mistyped(param, "an array", messages)
@@ -118,6 +121,8 @@ def _assistant(message: Mapping[str, Any], path: str, new_id: NewId) -> list[Ite
             continue
         parts = [{"type": "reasoning_text", "text": thought}]
         items.append(normalize_item({"type": "reasoning", "content": parts}, path, new_id))
+    if (made := message.get("server_tool_calls")) is not None:
+        items += _made(made, f"{path}.server_tool_calls", new_id)
     calls = message.get("tool_calls")
     content = message.get("content")
     if (refusal := message.get("refusal")) is not None:
@@ -131,6 +136,21 @@ def _assistant(message: Mapping[str, Any], path: str, new_id: NewId) -> list[Ite
         items.append(_said("assistant", content, path, new_id))
     for call in _CALLS(calls, f"{path}.tool_calls") if calls is not None else ():
         items.append(_call(call, path, new_id))
+    return items
+
+
+def _made(calls: Any, path: str, new_id: NewId) -> list[Item]:
+    """The calls that a server has made itself, as it showed them: items, with an index in chunks."""
+    items = []
+    kind = one_of(*(row.type for row in ITEM_TYPES.values() if row.execution is not None))
+    for index, call in enumerate(array(mapping)(calls, path)):
+        at = f"{path}[{index}]"
+        kind(call.get("type"), f"{at}.type")
+        item = normalize_item({key: call[key] for key in call if key != "index"}, at, new_id)
+        if is_left_out(item):
+            ignore(at)
+        else:
+            items.append(item)
     return items
 
 

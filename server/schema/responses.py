@@ -159,8 +159,8 @@ class CreateResponse(BaseModel):
     `input` is as it came (see `schema.items.normalize_input`), None when absent. `tools` and `tool_choice`
     are in their flat form. `tool_timeout_s`: None is the server's default. `sampling` leaves `max_tokens` and
     `logprobs` unset: they follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is
-    what the answer must look like, because of the field `shape_param`. `secrets` are the credentials that its
-    tools came with, by their index as a text.
+    what the answer must look like, because of the field `shape_param`, and `limit_param` the field that gave
+    `max_output_tokens`. `secrets` are the credentials that its tools came with, by their index as a text.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", arbitrary_types_allowed=True)
@@ -199,6 +199,7 @@ class CreateResponse(BaseModel):
     sampling: SamplingFields = SamplingFields()
     shape: Shape | None = None
     shape_param: str = "text.format"
+    limit_param: str = "max_output_tokens"
     secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
 
     def sampling_fields(self) -> dict[str, Any]:

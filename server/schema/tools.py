@@ -15,7 +15,7 @@ from typing import Any, Literal
 import orjson
 
 from server.ignored import ignore, unread
-from server.items import Tool, instead_of, is_offered, tool_shapes, type_of_calls
+from server.items import Tool, instead_of, is_offered, is_server_run, tool_shapes, type_of_calls
 from server.schema.formats import name_unheeded
 from server.shapes import (
     NAME,
@@ -187,22 +187,64 @@ def secrets_of(value: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
+_SEARCH_OPTIONS = record(
+    {},
+    {
+        "search_context_size": one_of("low", "medium", "high"),
+        "user_location": record(
+            {
+                "approximate": record(
+                    {}, {"country": STRING, "region": STRING, "city": STRING, "timezone": STRING}
+                )
+            },
+            type="approximate",
+        ),
+    },
+)
+
+
+def search_tool(value: Any, param: str = "web_search_options") -> Tool:
+    """The tool of type `web_search` that chat's field of its own stands for. Raises ApiError 400."""
+    options = _SEARCH_OPTIONS(value, param)
+    tool: Tool = {"type": "web_search"}
+    if "search_context_size" in options:
+        tool["search_context_size"] = options["search_context_size"]
+    if "user_location" in options:  # which chat nests once more
+        tool["user_location"] = {"type": "approximate", **options["user_location"]["approximate"]}
+    return tool
+
+
+described(search_tool, lambda: schema_of(_SEARCH_OPTIONS))
+
+Messages = Literal["chat", "tokens"]
+ON_CHAT: Mapping[Messages, str] = {
+    "chat": "Chat completions have functions, custom tools, and tools that the server runs; others are "
+    "offered on /v1/responses.",
+    "tokens": "Only functions and custom tools are counted here; POST /v1/responses/input_tokens counts "
+    "with all.",
+}
+"""Where a request has messages in the place of items -> which tools a model can be offered there."""
+
+
 def require_offered(
-    tools: Sequence[Tool], tool_choice: Any, unsupported: Unsupported, *, on_chat: bool = False
+    tools: Sequence[Tool], tool_choice: Any, unsupported: Unsupported, *, on: Messages | None = None
 ) -> None:
     """Raise ApiError 400 `unsupported_tool` for a tool that the model cannot be offered, or for one that a
     list of allowed tools names; or only name their places, `tools[1]`, if `unsupported` is `ignore`.
 
-    tools, tool_choice: normalised. on_chat: the API has words for functions and custom tools alone.
+    tools, tool_choice: normalised. on: where, of `ON_CHAT`, fewer tools can be offered; None on Responses.
     """
+
+    def offered(tool: Tool) -> bool:
+        return is_offered(tool) if on is None else on == "chat" and is_server_run(tool)
+
     lists = isinstance(tool_choice, dict) and tool_choice["type"] == "allowed_tools"
     refs = tool_choice["tools"] if lists else ()
     for param, listed in (("tools", tools), ("tool_choice.tools", refs)):
         for index, tool in enumerate(listed):
             kind = tool["type"]
-            if kind in ("function", "custom") or (not on_chat and is_offered(tool)):
-                continue
-            leave_out(f"{param}[{index}]", _unsupported(kind, on_chat), unsupported)
+            if kind not in ("function", "custom") and not offered(tool):
+                leave_out(f"{param}[{index}]", _unsupported(kind, on), unsupported)
 
 
 def leave_out(path: str, why: str, unsupported: Unsupported) -> None:
@@ -215,18 +257,24 @@ def leave_out(path: str, why: str, unsupported: Unsupported) -> None:
         "If your client always sends such tools, the operator can have the server leave them out: "
         "--unsupported-tools ignore."
     )
-    refuse(f"{path}.type", f"{why} {setting}", "unsupported_tool")
+    param = f"{path}.type" if path.endswith("]") else path  # or a field that stands for one tool
+    refuse(param, f"{why} {setting}", "unsupported_tool")
 
 
-def _unsupported(kind: str, on_chat: bool) -> str:
+def lacking(kind: str, why: str) -> str:
+    """What a client is told of a tool that this server would run, and cannot. why: a clause."""
+    return f"This server cannot run tools of type '{kind}': {why}. {instead_of(kind)}"
+
+
+def _unsupported(kind: str, on: Messages | None) -> str:
     known = _DATE.sub("", kind)
     if type_of_calls(known) is None:
         advice = instead_of(known)
     elif known != kind:
         advice = f"It has one of type '{known}'."
     else:
-        advice = "Chat completions have functions and custom tools; others are offered on /v1/responses."
-    told = f"This server has no tool of type '{shorten(kind)}'{' here' * on_chat}."
+        advice = "" if on is None else ON_CHAT[on]
+    told = f"This server has no tool of type '{shorten(kind)}'{' here' if on else ''}."
     return " ".join(filter(None, (told, advice)))
 
 

@@ -198,7 +198,10 @@ def check_modalities(request: ChatRequest, served: ServedModel) -> None:
         raise ApiError(400, message, code="unsupported_content", param=path)
 
 
-_CONTENT = {"function": "arguments", "custom": "input"}
+CONTENT = {"function": "arguments", "custom": "input"}
+"""The kinds of calls, and what the model writes of each."""
+MADE = "server_tool_calls"
+"""Where a message and a delta have the calls that the server has made itself."""
 
 
 class ChatWriter:
@@ -278,7 +281,7 @@ class ChatWriter:
         self._input = InputReader() if kind == "custom" else None
         call = {"index": self._num_calls, "id": f"call_{secrets.token_hex(12)}", "type": kind}
         self._num_calls += 1
-        return call | {kind: {"name": name, _CONTENT[kind]: ""}}
+        return call | {kind: {"name": name, CONTENT[kind]: ""}}
 
     def _arguments(self, delta: dict[str, Any], text: str) -> None:
         """More of the newest call's arguments: onto its start where that is in the same part."""
@@ -286,9 +289,9 @@ class ChatWriter:
         if self._input is not None:
             kind, text = "custom", self._input.feed(text)
         if calls := delta.get("tool_calls"):
-            calls[-1][kind][_CONTENT[kind]] += text
+            calls[-1][kind][CONTENT[kind]] += text
         elif text:
-            delta["tool_calls"] = [{"index": self._num_calls - 1, kind: {_CONTENT[kind]: text}}]
+            delta["tool_calls"] = [{"index": self._num_calls - 1, kind: {CONTENT[kind]: text}}]
 
     def _finish(self, done: Done) -> str:
         if done.reason == "length":
@@ -298,37 +301,49 @@ class ChatWriter:
     # -- folding ---------------------------------------------------------------------------------------------
 
     def fold(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """The choice with its message; `content` is null where there are only calls."""
-        text: list[str] = []
-        thoughts: list[str] = []
-        calls: list[dict[str, Any]] = []
-        logprobs: list[dict[str, Any]] = []
-        for part in parts:
-            delta = part["delta"]
-            text.append(delta.get("content", ""))
-            thoughts.append(delta.get("reasoning", ""))
-            for call in delta.get("tool_calls", ()):
-                if "id" in call:
-                    kind = call["type"]
-                    calls.append({"id": call["id"], "type": kind, kind: dict(call[kind])})
-                else:
-                    kind = calls[-1]["type"]
-                    calls[-1][kind][_CONTENT[kind]] += call[kind][_CONTENT[kind]]
-            logprobs += (part["logprobs"] or {}).get("content", ())
-        content = "".join(text)
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": content if content or not calls else None,
-            "refusal": None,
-            "annotations": [],
-        }
-        if thought := "".join(thoughts):
-            message["reasoning"] = message["reasoning_content"] = thought
-        if calls:
-            message["tool_calls"] = calls
-        return {
-            "index": self._index,
-            "message": message,
-            "logprobs": {"content": logprobs, "refusal": None} if self._logprobs else None,
-            "finish_reason": parts[-1]["finish_reason"],
-        }
+        """The choice with its message."""
+        return folded(parts, logprobs=self._logprobs)
+
+
+def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
+    """The choice that its parts make; the message's `content` is null where there are only calls. logprobs:
+    whether they were asked for."""
+    text: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    made: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    scored: list[dict[str, Any]] = []
+    for part in parts:
+        delta = part["delta"]
+        text.append(delta.get("content", ""))
+        thoughts.append(delta.get("reasoning", ""))
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                kind = call["type"]
+                calls.append({"id": call["id"], "type": kind, kind: dict(call[kind])})
+            else:
+                kind = calls[-1]["type"]
+                calls[-1][kind][CONTENT[kind]] += call[kind][CONTENT[kind]]
+        made += ({key: each[key] for key in each if key != "index"} for each in delta.get(MADE, ()))
+        annotations += delta.get("annotations", ())
+        scored += (part["logprobs"] or {}).get("content", ())
+    content = "".join(text)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content if content or not calls else None,
+        "refusal": None,
+        "annotations": annotations,
+    }
+    if thought := "".join(thoughts):
+        message["reasoning"] = message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = calls
+    if made:
+        message[MADE] = made
+    return {
+        "index": parts[-1]["index"],
+        "message": message,
+        "logprobs": {"content": scored, "refusal": None} if logprobs else None,
+        "finish_reason": parts[-1]["finish_reason"],
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
@@ -216,25 +216,44 @@ class Completion:
     def _folded(self, object_name: str, gathered: list[list[Part]]) -> bytes:
         choices = [writer.fold(parts) for writer, parts in zip(self.writers, gathered, strict=True)]
         gathered.clear()  # here, because to free a long answer's parts takes long enough to hold the loop
-        return orjson.dumps({**self._head(object_name), "choices": choices, "usage": self.usage.totals()})
+        return body(self.head, object_name, choices, self.usage.totals())
 
-    async def frames(self, object_name: str, *, include_usage: bool) -> AsyncGenerator[bytes]:
+    def frames(self, object_name: str, *, include_usage: bool) -> AsyncGenerator[bytes]:
         """The frames of a streamed reply: one write per engine chunk, usage if asked for, then [DONE].
 
         Raises the engine's errors; `begin` says what becomes of them.
         """
-        opening = b"data: " + orjson.dumps(self._head(object_name))[:-1] + b',"choices":['
-        closing = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        async with aclosing(self.parts()) as stream:
-            async for parts in stream:
-                frames = [opening + orjson.dumps(part) + closing for part in parts]
-                yield frames[0] if len(frames) == 1 else b"".join(frames)
-        if include_usage:
-            yield opening + b'],"usage":' + orjson.dumps(self.usage.totals()) + b"}\n\n"
-        yield DONE
+        return framed(self.head, object_name, self.parts(), self.usage.totals if include_usage else None)
 
-    def _head(self, object_name: str) -> dict[str, Any]:
-        return {"id": self.head["id"], "object": object_name, **self.head}
+
+def body(
+    head: Mapping[str, Any], object_name: str, choices: Sequence[dict[str, Any]], usage: dict[str, Any]
+) -> bytes:
+    """The body of a reply that is not streamed. head: see `new_head`."""
+    return orjson.dumps({**_opening(head, object_name), "choices": choices, "usage": usage})
+
+
+async def framed(
+    head: Mapping[str, Any],
+    object_name: str,
+    parts: AsyncGenerator[list[Part]],
+    usage: Callable[[], dict[str, Any]] | None,
+) -> AsyncGenerator[bytes]:
+    """The frames of a streamed reply: one write for parts that come together, then what `usage` returns
+    (None: it was not asked for), then [DONE]. Raises what the parts raise."""
+    opening = b"data: " + orjson.dumps(_opening(head, object_name))[:-1] + b',"choices":['
+    closing = b"]}\n\n" if usage is None else b'],"usage":null}\n\n'
+    async with aclosing(parts) as stream:
+        async for together in stream:
+            frames = [opening + orjson.dumps(part) + closing for part in together]
+            yield frames[0] if len(frames) == 1 else b"".join(frames)
+    if usage is not None:
+        yield opening + b'],"usage":' + orjson.dumps(usage()) + b"}\n\n"
+    yield DONE
+
+
+def _opening(head: Mapping[str, Any], object_name: str) -> dict[str, Any]:
+    return {"id": head["id"], "object": object_name, **head}
 
 
 def prompt_requests(

@@ -11,10 +11,11 @@ import pytest
 from pydantic import SecretStr
 
 from tests.support.running import Running
-from tests.support.talk import WEATHER, call
+from tests.support.talk import BUILTIN, WEATHER, call
 
 MODEL = "antiphon-scripted"
 SAID = "The tool said: sunny in Paris"
+SUM = 'call calculator {"expression": "2+3"}'
 
 
 def get_weather(city: str) -> str:
@@ -76,6 +77,20 @@ async def test_langchain_streamed(live_server: Running, responses: bool) -> None
     assert whole.usage_metadata["output_tokens"] > 0
 
 
+async def test_langchain_has_tools_of_the_server_on_chat(live_server: Running) -> None:
+    async with langchain(live_server, use_responses_api=False, stream_usage=True) as model:
+        bound = model.bind_tools([BUILTIN, get_weather])
+        plain = await bound.ainvoke(SUM)
+        assert plain.text == "The tool said: 5" and not plain.tool_calls
+        both = await bound.ainvoke(f"{SUM}\n{call()}")
+        assert [made["name"] for made in both.tool_calls] == ["get_weather"]
+        chunks = [chunk async for chunk in bound.astream(SUM)]
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    assert whole.text == plain.text and whole.usage_metadata == plain.usage_metadata
+
+
 # ------------------------------------------------------------------------------------------------------------
 # LiteLLM
 
@@ -114,6 +129,18 @@ async def test_litellm_completion(litellm_settings: dict[str, Any]) -> None:
     stream: Any = await litellm.acompletion(messages=messages, stream=True, **litellm_settings)
     said = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
     assert said == "hello"
+
+
+async def test_litellm_has_tools_of_the_server_on_chat(litellm_settings: dict[str, Any]) -> None:
+    import litellm
+
+    asked = {"messages": [{"role": "user", "content": SUM}], "tools": [BUILTIN], **litellm_settings}
+    plain: Any = await litellm.acompletion(**asked)
+    said = plain.choices[0].message
+    assert said.content == "The tool said: 5" and not said.tool_calls
+    stream: Any = await litellm.acompletion(stream=True, **asked)
+    whole: Any = litellm.stream_chunk_builder([chunk async for chunk in stream])
+    assert whole.choices[0].message.content == said.content
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -541,6 +541,8 @@ def _fold(parts: Sequence[Json]) -> Json:
         for key, value in delta.items():
             if key == "tool_calls":
                 _fold_calls(message.setdefault("tool_calls", []), value)
+            elif isinstance(value, list):
+                message.setdefault(key, []).extend(value)
             elif key == "role" or value is None:
                 message.setdefault(key, value)
             else:

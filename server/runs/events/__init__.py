@@ -9,7 +9,7 @@ from server.runs.events.assembler import (
     fold,
     item_logprob,
 )
-from server.runs.events.channel import Channel
+from server.runs.events.channel import Channel, Events
 from server.runs.events.feed import Feed, Reader, ReaderLagged
 from server.runs.events.journal import RETRY_S, Journal, RunLog, Tokens, stamped
 from server.runs.events.snapshot import (
@@ -27,6 +27,7 @@ __all__ = [
     "Assembler",
     "Channel",
     "Draft",
+    "Events",
     "Feed",
     "Journal",
     "Reader",

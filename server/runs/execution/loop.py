@@ -101,9 +101,9 @@ class Loop:
             error = to_api_error(failure)
             if isinstance(failure, ConstraintError):
                 error = run.plan.named(failure, run.functions)
-            self.fail(run, error.message, code=_code(failure), retry_after=error.retry_after_s)
+            self.fail(run, error.message, code=_code(failure), retry_after=error.retry_after_s, why=error)
         except ApiError as refusal:  # what a request said of tools that nobody knew when it came
-            self.fail(run, refusal.message, code="invalid_prompt")
+            self.fail(run, refusal.message, code="invalid_prompt", why=refusal)
         except RunLost as lost:  # deleted, or another's, before an engine was given it
             run.entry.lose(lost)
         except Diverged as why:
@@ -410,10 +410,12 @@ class Loop:
 
     def fail(
         self, run: Run, message: str, *, code: str = "server_error", keep: bool = True,
-        retry_after: int | None = None,
+        retry_after: int | None = None, why: ApiError | None = None,
     ) -> None:  # fmt: skip
         """End a run that cannot go on. `keep` False: the items closed by this end cannot be stored.
-        retry_after: seconds after which the same request may succeed, if it may."""
+        retry_after: seconds after which the same request may succeed, if it may. why: the same as an HTTP
+        error, where it has a status of its own."""
+        run.failure = why
         error: dict[str, Any] = {"code": code, "message": message}
         if retry_after is not None:
             error["retry_after"] = retry_after

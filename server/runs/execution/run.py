@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import GenerateRequest, Place, TokenLogprob
+from server.errors import ApiError
 from server.items import ITEM_TYPES, Item, Route, dump_private, is_client_call, key_of
 from server.limits import Visit
 from server.model_registry import ServedModel
@@ -90,6 +91,7 @@ class Run:
     watched: int = 0  # the database's counter of readers elsewhere, as it was when the last grace ended
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
     refusal: Exception | None = None  # why the log did not take what it wrote
+    failure: ApiError | None = None  # why it has failed, as a reply that is no response says it
     stepping: bool = True  # False once it has ended or parked: what is left is to make that durable
     ended: bool = False  # its terminal event is written
     lost: bool = False  # the database takes nothing more of it: another process has it, or it is gone

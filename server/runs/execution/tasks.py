@@ -86,8 +86,9 @@ class RunTasks:
             if run.plan.store:
                 run.entry.channel.stop()
             else:
-                wait_s = to_api_error(dead).retry_after_s
-                self._loop.fail(run, str(dead) or "The engine stopped.", retry_after=wait_s)
+                why = to_api_error(dead)
+                told = str(dead) or "The engine stopped."
+                self._loop.fail(run, told, retry_after=why.retry_after_s, why=why)
         except asyncio.CancelledError:
             if run.refusal is None:
                 raise

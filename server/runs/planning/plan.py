@@ -317,10 +317,9 @@ async def make_plan(
         told = None if num_dropped else context.told
         return Planned(plan, functions, tuple(turn.input), kept, told, context.conversation_head, first)
 
-    name_capped_limit(request.max_output_tokens, "max_output_tokens", served.caps)
-    name_cut_limit(
-        request.max_output_tokens, "max_output_tokens", prompt_tokens=len(prompt.ids), info=served.info
-    )
+    limit, param = request.max_output_tokens, request.limit_param
+    name_capped_limit(limit, param, served.caps)
+    name_cut_limit(limit, param, prompt_tokens=len(prompt.ids), info=served.info)
     return await aside(in_large_request() or len(prompt.ids) > THREADED_TOKENS, finished)
 
 

@@ -126,6 +126,8 @@ async def test_models_and_tools_of_a_key(server_app: Running, client: httpx.Asyn
         refused = await client.post("/v1/responses", json=asked, headers=bound)
         assert refused.status_code == 403
         assert f"Missing scopes: tool:mcp:{scope}." in refused.json()["error"]["message"]
+        chat = {"messages": [{"role": "user", "content": "say hi"}], "tools": asked["tools"]}
+        assert (await client.post("/v1/chat/completions", json=chat, headers=bound)).json() == refused.json()
 
 
 async def test_a_refused_repeat_shows_nothing(server_app: Running, client: httpx.AsyncClient) -> None:

@@ -235,6 +235,19 @@ async def test_it_can_be_chosen_and_not_without_being_there(tmp_path: Path) -> N
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tool_choice")
 
 
+async def test_it_is_there_on_chat_too(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine, registry=REGISTRY) as running, http_client(running) as client:
+        body: Json = {"messages": [{"role": "user", "content": ASKED}], "tools": [DICE]}
+        said = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
+        [made] = said["server_tool_calls"]
+        assert (made["type"], made["total"], said["content"]) == ("dice_call", "12", "The tool said: 12")
+        body["messages"] += [said, {"role": "user", "content": "and now?"}]
+        reply = await client.post("/v1/chat/completions", json=body)
+    assert reply.json()["choices"][0]["message"]["content"] == "You said: and now?"
+    assert "x-antiphon-ignored" not in reply.headers and "12" in prompts(engine)[-1].split(ASKED)[1]
+
+
 async def test_limits_and_broken_calls_are_told(tmp_path: Path) -> None:
     engine = loose(saying(f"{MARKUP}\n{MARKUP}", MARKUP.replace("}}", ""), "enough"))
     async with running_app(tmp_path, engine, registry=REGISTRY) as running, http_client(running) as client:

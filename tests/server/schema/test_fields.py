@@ -27,7 +27,7 @@ NOT_HONOURED = {
     "chat": {
         "hint": "metadata user safety_identifier prompt_cache_retention "
         "prompt_cache_options prediction verbosity",
-        "refused": "store audio web_search_options moderation functions function_call",
+        "refused": "store audio moderation functions function_call",
     },
     "completions": {"hint": "user", "refused": "suffix"},
 }

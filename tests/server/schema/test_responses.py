@@ -323,10 +323,9 @@ def test_a_list_of_allowed_tools_names_none_that_nobody_can_run() -> None:
         assert caught.value.param == "tool_choice.tools[1].type"
 
 
-def test_chat_has_functions_and_custom_tools_only() -> None:
-    builtin = {"type": "mcp", "server_label": "antiphon", "server_url": "builtin:"}
+def test_chat_has_no_tools_whose_calls_only_responses_can_show() -> None:
     with pytest.raises(ApiError, match="others are offered on /v1/responses") as caught:
-        parse_chat({"messages": [{"role": "user", "content": "x"}], "tools": [builtin]})
+        parse_chat({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "apply_patch"}]})
     assert (caught.value.code, caught.value.param) == ("unsupported_tool", "tools[0].type")
 
 

@@ -210,6 +210,27 @@ BODIES: Mapping[str, tuple[Callable[[Mapping[str, Any]], Any], Json]] = {
             },
         },
     ),
+    "chat, tools of the server": (
+        parse_chat,
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": "x",
+                    "server_tool_calls": [
+                        {"index": 0, "type": "mcp_call", "server_label": "s", "name": "f", "arguments": "{}"}
+                    ],
+                },
+                {"role": "user", "content": "x"},
+            ],
+            "tools": [{"type": "mcp", "server_label": "s", "server_url": "builtin:"}],
+            "tool_choice": {"type": "mcp", "server_label": "s"},
+            "web_search_options": {
+                "search_context_size": "low",
+                "user_location": {"type": "approximate", "approximate": {"city": "Oslo"}},
+            },
+        },
+    ),
     "chat, tags": (
         parse_chat,
         {

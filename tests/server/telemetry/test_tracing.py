@@ -107,6 +107,19 @@ async def test_one_trace_from_http_through_generations_to_a_tool(tmp_path: Path,
     assert "2+3" not in said and "The tool said" not in said  # content, which nobody asked for
 
 
+async def test_a_chat_with_tools_of_the_server_has_the_same_spans(
+    tmp_path: Path, collector: Receiver
+) -> None:
+    async with live_app(tmp_path, otel=True) as server, http_client(server) as client:
+        body = {"messages": [{"role": "user", "content": SUM}], "tools": [BUILTIN]}
+        reply = await client.post("/v1/chat/completions", json=body)
+    names = ["POST /v1/chat/completions", *["chat antiphon-scripted"] * 2, "execute_tool calculator"]
+    spans = collector.wait(lambda spans: len(spans) >= len(names))
+    assert sorted(span.name for span in spans) == names and len({span.trace_id for span in spans}) == 1
+    said = {span.attributes.get("gen_ai.response.id") for span in spans if span.name.startswith("chat")}
+    assert said == {reply.json()["id"].replace("chatcmpl-", "resp_")}
+
+
 async def test_content_only_where_it_is_asked_for(tmp_path: Path, collector: Receiver) -> None:
     async with live_app(tmp_path, otel=True, otel_content=True) as server, http_client(server) as client:
         api = Api(client)
