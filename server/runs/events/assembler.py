@@ -333,6 +333,11 @@ class Assembler:
         self._running[opened.item["id"]] = opened.index
         drafts += [opened.at(event) for event in execution.starts]
 
+    def call_shows(self, item_id: str, event: str, fields: Mapping[str, Any]) -> list[Draft]:
+        """Drafts of what is shown of a call that this server carries out, before it has an outcome."""
+        index = self._running[item_id]
+        return [_Open(index, self.output[index]).at(event, **fields)]
+
     def call_finished(self, item_id: str, result: ToolResult) -> list[Draft]:
         """Drafts of the outcome of a call that this server has carried out."""
         drafts: list[Draft] = []

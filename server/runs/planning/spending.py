@@ -26,6 +26,12 @@ def spent(plan: RunPlan, progress: Progress, at: int) -> Spent | None:
     return Spent(at, account, counts)
 
 
+def used_by_tool(plan: RunPlan, kind: str, model: str, at: int) -> Spent:
+    """One call of a tool that has a model of its own, as usage of a kind, at `at` (microseconds)."""
+    account = Account(plan.owner, plan.key_id, model, tier_of(plan.priority), kind)
+    return Spent(at, account, Counts(requests=1))
+
+
 def spent_so_far(plan: bytes, log: Sequence[tuple[int, bytes | None]]) -> Spent | None:
     """The same of a run that goes now, by its plan and its log as they are stored (`storage.Spending`)."""
     return spent(RunPlan.load(plan), Progress.of(log), now_us())
