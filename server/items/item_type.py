@@ -287,6 +287,11 @@ class ItemType:
         """How this server carries such an item out, where it is a call of its own tools."""
         return None if self.call is None else self.call.execution
 
+    @property
+    def has_private_half(self) -> bool:
+        """Whether the server keeps something of such items that it shows to no client."""
+        return self.execution is not None and self.execution.keeps is not None
+
 
 def unspoken(_item: Item, _transcript: Transcript) -> None:
     """The words of an item that needs none, because a prompt tells in another way what it says."""

@@ -167,6 +167,35 @@ async def test_sealed_reasoning_without_a_store(live_sdk: AsyncOpenAI, live_serv
     assert refused.value.code == "invalid_encrypted_content"
 
 
+async def test_a_sealed_search_without_a_store(tmp_path: Path) -> None:
+    """The SDK keeps a field that it does not know, and sends it back."""
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "tides.md").write_text("# Tides\n\nThe spring tide is high.\n")
+    include: Any = ["reasoning.encrypted_content"]
+    tools: Any = [{"type": "web_search"}]
+    asked: list[Any] = [{"role": "user", "content": 'call web_search {"queries": ["tide"]}'}]
+    async with (
+        live_app(tmp_path, registry=None, demo_web=tmp_path / "notes") as server,
+        AsyncOpenAI(api_key="unused", base_url=f"{server.base_url}/v1", max_retries=0) as sdk,
+    ):
+        engine = server.context.models.get(None).engine
+        assert isinstance(engine, ScriptedEngine)
+        first = await sdk.responses.create(
+            model=MODEL, input=asked, tools=tools, store=False, include=include
+        )
+        async with sdk.responses.stream(
+            model=MODEL, input=asked, tools=tools, store=False, include=include
+        ) as stream:
+            streamed = await stream.get_final_response()
+        for response in (first, streamed):
+            for kept in (response.output, [item.model_dump() for item in response.output]):
+                sent: Any = [*asked, *kept, {"role": "user", "content": "say so"}]
+                reply = await sdk.responses.with_raw_response.create(model=MODEL, input=sent, store=False)
+                assert "x-antiphon-ignored" not in reply.headers
+                shown = engine.tokenizer.decode(engine.requests[-1].prompt_ids)
+                assert "https://demo.test/tides.md" in shown
+
+
 async def test_wait_mode_through_extra_body(live_sdk: AsyncOpenAI) -> None:
     stream = await live_sdk.responses.create(
         model=MODEL, input=call(), tools=TOOLS, stream=True, extra_body={"await_tool_outputs": True}
