@@ -29,6 +29,7 @@ from pydantic import (
     ValidationInfo,
 )
 
+from server.images import ImagesSettings, read_images_settings
 from server.limits import parse_limits
 from server.mcp_servers import McpSettings, read_mcp_settings
 from server.web_settings import WebSettings, read_web_settings
@@ -43,6 +44,7 @@ FILE_NAME = "antiphon.toml"
 TOOLS_NAME = "tools.toml"
 
 TABLES: Mapping[str, Callable[[Any, Mapping[str, str]], Any]] = {
+    "images": read_images_settings,
     "mcp": read_mcp_settings,
     "web": read_web_settings,
 }
@@ -230,6 +232,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=())
 
     # Only the file has them: a table is no flag.
+    images: ImagesSettings = ImagesSettings()
     mcp: McpSettings = McpSettings()
     web: WebSettings = WebSettings()
 

@@ -1,11 +1,13 @@
-"""Seals reasoning into `encrypted_content` for clients to keep, opens it again, and rotates the keys.
+"""Seals what clients keep of a response that is not stored, opens it again, and rotates the keys.
+
+That is the reasoning, in `encrypted_content`, and the private halves of items, in `antiphon_sealed`.
 
 Content is sealed with AES-SIV (RFC 5297, 256 bits), which needs no random nonce: a run that is replayed after
 a crash seals to the same bytes that its client saw, and a repeated nonce reveals only that two texts are
 equal. The owner and the model's name are authenticated with the content, so another owner or model cannot use
 it. The model counts by name, not by fingerprint, because clients keep sealed content for as long as they like
 and a fingerprint changes with every new template, dtype or version. The item's id is not checked, because
-clients drop ids.
+clients drop ids. A private half belongs to its item, whose id is checked, and any model may be shown it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import base64
 import logging
 import secrets
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ import orjson
 
 from server.clock import now_us
 from server.config import THREADED_BYTES
+from server.items import ITEM_TYPES, SEALED, Private, with_private
 from server.schema import Item, refuse
 from server.threads import aside, in_large_request
 from storage import SealingKey
@@ -44,11 +47,29 @@ SECRET_BYTES = 64
 VERSION = 1
 _HEAD = struct.Struct(">BI16sH")  # version, number of the key, salt, bytes of the model's name, which follows
 
-Seal = Callable[[str, Any], str]
-"""(id of an item, its content) -> its `encrypted_content`; the same for the same, always."""
+PRIVATE_HALF = "\0private half"
+"""What stands in the place of a model's name in the seal of a private half; no model has such a name."""
 
 SealedBy = tuple[int, str]
 """What a run is sealed by: the number of a key and the model's name. Pinned, so that a replay seals alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What seals the items of a run; the same for the same, always."""
+
+    key: SealingKey
+    owner: str
+    model: str
+
+    def thought(self, item_id: str, content: Any) -> str:
+        """The `encrypted_content` of reasoning."""
+        return _seal(self.key, self.owner, self.model, item_id, content)
+
+    def private_half(self, item_id: str, private: Private) -> str:
+        """The `antiphon_sealed` of an item that has a private half."""
+        content = {"id": item_id, "private": private}
+        return _seal(self.key, self.owner, PRIVATE_HALF, item_id, content)
 
 
 class Sealing:
@@ -89,7 +110,7 @@ class Sealing:
         return self._keys[max(self._keys)]
 
     async def seal(self, owner: str, by: SealedBy | None) -> Seal | None:
-        """What seals the reasoning of a run; None where that is not wanted, or where the key is gone."""
+        """What seals the items of a run; None where that is not wanted, or where the key is gone."""
         if by is None:
             return None
         number, model = by
@@ -98,7 +119,7 @@ class Sealing:
         if number not in self._keys:
             log.warning("sealing key %d is gone: what it began to seal stays open", number)
             return None
-        return partial(_seal, self._keys[number], owner, model)
+        return Seal(self._keys[number], owner, model)
 
     async def sealed_secrets(self, owner: str, response_id: str, secrets: Mapping[str, Any]) -> str | None:
         """Credentials of a run, sealed for its plan; None where there are none. Raises StorageUnavailable."""
@@ -115,8 +136,8 @@ class Sealing:
         if not {_key_number(sealed)} <= self._keys.keys():
             await self._read()
         try:
-            found: Mapping[str, Mapping[str, Any]] = _open(
-                self._keys, owner, f"secrets of {response_id}", sealed
+            found: Mapping[str, Mapping[str, Any]] = _opened_by(
+                f"secrets of {response_id}", _open(self._keys, owner, sealed)
             )
         except ValueError as why:
             log.warning("the credentials of run %s cannot be opened: %s", response_id, why)
@@ -126,16 +147,13 @@ class Sealing:
     async def opened(
         self, owner: str, items: Sequence[Item], *, model: str | None, param: str = "input"
     ) -> list[Item]:
-        """Normalised items with the content of sealed reasoning restored, whatever its client left of it.
+        """Normalised items with the content of sealed reasoning restored, whatever its client left of it, and
+        with sealed private halves.
 
         model: the one that is to read them, by its own name; None where nobody knows yet. Raises ApiError 400
         `invalid_encrypted_content` for what was changed, or made for another owner, model or database.
         """
-        sealed = {
-            index: item["encrypted_content"]
-            for index, item in enumerate(items)
-            if item["type"] == "reasoning" and item.get("encrypted_content") is not None
-        }
+        sealed = {index: text for index, item in enumerate(items) if (text := _sealed_in(item)) is not None}
         if not sealed:
             return list(items)
         long = in_large_request() or sum(map(len, sealed.values())) > THREADED_BYTES
@@ -145,14 +163,16 @@ class Sealing:
         def work() -> list[Item]:
             found = list(items)
             for index, text in sealed.items():
+                item = items[index]
                 try:
-                    found[index] = {**items[index], "content": _open(self._keys, owner, model, text)}
+                    found[index] = _restored(item, _open(self._keys, owner, text), model)
                 except ValueError as why:
+                    field = _field(item)
                     message = (
-                        f"The encrypted content for item {items[index]['id']} could not be verified: {why}. "
+                        f"The {_WORDS[field]} for item {item['id']} could not be verified: {why}. "
                         "Send the item as it was returned, or leave it out."
                     )
-                    refuse(f"{param}[{index}].encrypted_content", message, "invalid_encrypted_content")
+                    refuse(f"{param}[{index}].{field}", message, "invalid_encrypted_content")
             return found
 
         return await aside(long, work)
@@ -177,8 +197,9 @@ def _seal(key: SealingKey, owner: str, model: str, item_id: str, content: Any) -
     return base64.urlsafe_b64encode(head + sealed).decode()
 
 
-def _open(keys: Mapping[int, SealingKey], owner: str, model: str | None, text: str) -> Any:
-    """The content that was sealed; ValueError saying why it is not to be had."""
+def _open(keys: Mapping[int, SealingKey], owner: str, text: str) -> tuple[str, Any]:
+    """Whom content was sealed for, a model or a purpose, and the content; ValueError saying why it is not to
+    be had."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
@@ -197,10 +218,52 @@ def _open(keys: Mapping[int, SealingKey], owner: str, model: str | None, text: s
         content = AESSIV(keys[number].secret).decrypt(raw[behind:], [raw[:behind], owner.encode()])
     except (InvalidTag, ValueError):
         raise ValueError("it was changed, or made for somebody else") from None
-    made_by = raw[_HEAD.size : behind].decode()
-    if model not in (None, made_by):
-        raise ValueError(f"it was made by the model '{made_by}', not by '{model}'")
-    return orjson.loads(content)
+    return raw[_HEAD.size : behind].decode(), orjson.loads(content)
+
+
+def _opened_by(purpose: str | None, opened: tuple[str, Any]) -> Any:
+    """Opened content, if it was sealed for a model of this name, or for this purpose, or, where the name is
+    None, for any model; ValueError where not."""
+    made_for, content = opened
+    if purpose not in (None, made_for) or (purpose is None and made_for == PRIVATE_HALF):
+        raise ValueError(_other(made_for, purpose))
+    return content
+
+
+def _other(made_for: str, purpose: str | None) -> str:
+    if PRIVATE_HALF in (made_for, purpose):
+        return "it is the seal of something else"
+    return f"it was made by the model '{made_for}', not by '{purpose}'"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Items with a seal
+
+_WORDS = {"encrypted_content": "encrypted content", SEALED: "sealed half"}
+"""What messages call the fields that hold a seal."""
+
+
+def _field(item: Item) -> str:
+    return "encrypted_content" if item["type"] == "reasoning" else SEALED
+
+
+def _sealed_in(item: Item) -> str | None:
+    """The seal of an item that may have one."""
+    row = ITEM_TYPES.get(item["type"])  # None for a reference
+    if row is None or not (row.type == "reasoning" or row.has_private_half):
+        return None
+    found: str | None = item.get(_field(item))
+    return found
+
+
+def _restored(item: Item, opened: tuple[str, Any], model: str | None) -> Item:
+    """An item with what its seal holds. ValueError for the seal of another item, or of another model."""
+    if item["type"] == "reasoning":
+        return {**item, "content": _opened_by(model, opened)}
+    content = _opened_by(PRIVATE_HALF, opened)
+    if content["id"] != item["id"]:
+        raise ValueError(f"it was made for the item {content['id']}")
+    return with_private({name: value for name, value in item.items() if name != SEALED}, content["private"])
 
 
 def _key_numbers(texts: Iterable[str]) -> set[int]:

@@ -255,8 +255,9 @@ _TABLE: Mapping[type[BaseException], _Row] = {
 }
 
 
-def to_api_error(exc: BaseException) -> ApiError:
-    """The answer for any exception; what no row names is a 500 that tells nothing of its cause."""
+def to_api_error(exc: BaseException, *, param: str | None = None) -> ApiError:
+    """The answer for any exception; what no row names is a 500 that tells nothing of its cause. param: the
+    field at fault, where that is known better than the row says it."""
     if isinstance(exc, ApiError):
         return exc
     if isinstance(exc, HTTPException):
@@ -265,7 +266,7 @@ def to_api_error(exc: BaseException) -> ApiError:
         row = _TABLE.get(kind)
         if row is not None:
             message = row.message(exc) if row.message else str(exc)
-            param = row.param or getattr(exc, "param", None)
+            param = param or row.param or getattr(exc, "param", None)
             headers = row.headers(exc) if callable(row.headers) else row.headers
             return ApiError(row.status, message, code=row.code, param=param, headers=headers)
     return ApiError(500, "The server had an error while processing your request.", code="server_error")

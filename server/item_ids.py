@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from server.errors import ApiError
-from server.items import FILLED, ITEM_TYPES, Item, filled, load_item, private_of
+from server.items import FILLED, ITEM_TYPES, SEALED, Item, filled, load_item, private_of, with_private
 from server.schema import normalize_item, num_parts
 from server.threads import THREADED_PARTS, aside, in_large_request
 
@@ -56,18 +56,24 @@ def _identified(
         elif _same(item, stored):
             item = stored
         else:
-            item = {**item, "id": ITEM_TYPES[item["type"]].prefix + secrets.token_hex(24)}
+            other = {**item, "id": ITEM_TYPES[item["type"]].prefix + secrets.token_hex(24)}
+            item = with_private(other, private_of(item))
         identified.append(item)
     return identified
 
 
 def _same(sent: Item, stored: Item) -> bool:
     """Whether both say the same; clients leave nulls and defaults out of what they send back, and send what
-    an `include` has filled in."""
+    an `include` has filled in, or of some items hardly more than the id."""
     if sent is stored:
         return True
     if sent["type"] != stored["type"]:
         return False
+    if SEALED in stored and SEALED not in sent:  # it was opened
+        stored = with_private({k: v for k, v in stored.items() if k != SEALED}, private_of(stored))
+    if ITEM_TYPES[sent["type"]].known_by_id:
+        # A status that the client has left out was taken to be the usual one.
+        return all(stored.get(name) == said for name, said in _bare(sent).items() if name != "status")
     if (private := private_of(stored)) is not None:
         sent, stored = filled(sent, private, FILLED), filled(stored, private, FILLED)
     same: bool = _bare(sent) == _bare(normalize_item(stored, "stored", lambda prefix: prefix))

@@ -45,7 +45,7 @@ ORDERS = {
         *("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "inspection"),
         "storage",
     ),
-    "tools": ("spec", "arguments", "egress", "runtime", "mcp", "builtin", "operator", "web"),
+    "tools": ("spec", "arguments", "egress", "runtime", "images", "mcp", "builtin", "operator", "web"),
     "server": (
         *(
             "clock",
@@ -55,6 +55,7 @@ ORDERS = {
             "settings_table",
             "mcp_servers",
             "web_settings",
+            "images",
             "config",
             "telemetry",
             "sse_frame",

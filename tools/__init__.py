@@ -6,10 +6,11 @@ from __future__ import annotations
 from tools.arguments import prepare_arguments
 from tools.builtin import BUILTIN
 from tools.egress import Caps, Egress, EgressError, guarded_client, prepare_egress, read_rule
+from tools.images import GENERATE, Image, ImageGenerator, image_tools
 from tools.mcp import ConnectionPool, Connections, Listing, McpServer, McpTool
 from tools.operator import ToolsError, operator_tools, tool
-from tools.runtime import ToolResult, execute
-from tools.spec import Registry, ToolError, ToolSpec
+from tools.runtime import execute
+from tools.spec import Registry, ToolError, ToolResult, ToolSpec
 from tools.web import (
     PAGE,
     PROVIDERS,
@@ -29,6 +30,7 @@ from tools.web import (
 
 __all__ = [
     "BUILTIN",
+    "GENERATE",
     "PAGE",
     "PROVIDERS",
     "SEARCH",
@@ -37,6 +39,8 @@ __all__ = [
     "Connections",
     "Egress",
     "EgressError",
+    "Image",
+    "ImageGenerator",
     "Listing",
     "McpServer",
     "McpTool",
@@ -51,6 +55,7 @@ __all__ = [
     "folder_tools",
     "guarded_client",
     "host_of",
+    "image_tools",
     "is_within",
     "operator_tools",
     "prepare_arguments",

@@ -8,32 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
 
 from tools.arguments import parse_arguments
-from tools.spec import ToolError, ToolSpec
+from tools.spec import ToolError, ToolResult, ToolSpec
 
 log = logging.getLogger("antiphon.tools")
 
 MAX_OUTPUT = 256 * 1024
 """Characters of a tool's output that the model is shown; a longer one would only overflow its context."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """Exactly one of the two: what the tool said, or why it could not.
-
-    source: what an error comes from: the tool, the protocol by which it is called, or HTTP. code: of an error
-    of those two. kept: what is to be kept of the call besides, and shown to nobody, as JSON values.
-    """
-
-    output: str | None = None
-    error: str | None = None
-    source: Literal["tool", "protocol", "http"] = "tool"
-    code: int | None = None
-    kept: Mapping[str, Any] | None = None
 
 
 async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
@@ -49,7 +32,7 @@ async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
     except Exception as exc:
         log.exception("tool %s failed", spec.name)
         return ToolResult(error=f"{spec.name} failed: {type(exc).__name__}")
-    return shortened(ToolResult(output=output))
+    return shortened(output if isinstance(output, ToolResult) else ToolResult(output=output))
 
 
 def shortened(result: ToolResult) -> ToolResult:

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-Function = Callable[..., Awaitable[str]]
-"""Takes the arguments by name; returns text for the model. Raises ToolError to tell the model what went
-wrong."""
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """Exactly one of the two: what the tool said, or why it could not.
+
+    source: what an error comes from: the tool, the protocol by which it is called, or HTTP. code: of an error
+    of those two. kept: what is to be kept of the call besides, and shown to nobody, as JSON values.
+    """
+
+    output: str | None = None
+    error: str | None = None
+    source: Literal["tool", "protocol", "http"] = "tool"
+    code: int | None = None
+    kept: Mapping[str, Any] | None = None
+
+
+Function = Callable[..., Awaitable[str | ToolResult]]
+"""Takes the arguments by name; returns text for the model, or a result that keeps more than a text. Raises
+ToolError to tell the model what went wrong."""
 
 
 class ToolError(Exception):

@@ -240,6 +240,21 @@ async def _web(config: Config) -> Finding:
     return "ok" if found else "note", f"{where} answers with {found} results"
 
 
+async def _images(config: Config) -> Finding:
+    if (generator := config.images.generator(config.max_item_bytes)) is None:
+        return "ok", "no server of images is configured, so image_generation is not offered"
+    model = f"{generator.model} of " if generator.model else ""
+    where = f"{model}{masked(generator.address)}"
+    try:
+        status = await generator.look()  # an image would cost money
+    except EgressError as why:
+        return "note", f"{where}: {why}"
+    if status in (401, 403):
+        return "note", f"{where} answers with status {status}: its api_key is missing or wrong"
+    again = "made again" if generator.idempotent else "not made again"
+    return "ok", f"{where} answers; an image that a crash cut short is {again}"
+
+
 async def _model(config: Config) -> Finding:
     began = time.perf_counter()
     try:
@@ -274,5 +289,6 @@ CHECKS: dict[str, Check] = {
     "egress": _egress,
     "mcp": _mcp,
     "web": _web,
+    "images": _images,
     "model": _model,
 }

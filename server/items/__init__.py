@@ -56,7 +56,7 @@ from server.items.item_type import (
     unspoken,
 )
 from server.items.parts import ASSISTANT_PART, OUTPUT_PART, USER_PART, identifier
-from server.items.private_half import Private, dump_private, load_item, private_of, with_private
+from server.items.private_half import SEALED, Private, dump_private, load_item, private_of, with_private
 from server.items.sources import Source, Sources
 from server.items.transcript import Transcript, text_of
 
@@ -65,6 +65,7 @@ __all__ = [
     "FILLED",
     "ITEM_TYPES",
     "OUTPUT_PART",
+    "SEALED",
     "USER_PART",
     "Approval",
     "ArgumentReader",

@@ -12,10 +12,12 @@ from typing import Any
 
 import orjson
 
+from server.errors import to_api_error
 from server.items.item_type import Approval, Call, Execution, Item, ItemType, Words
 from server.items.private_half import Private, load_item, private_of
 from server.items.transcript import text_of
 from server.shapes import Shape, refuse
+from storage import UnknownCall
 from tools import Registry
 
 
@@ -85,11 +87,14 @@ def answers_of(items: Iterable[Item]) -> dict[tuple[str, str | None], Item]:
 
 def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
     """Outputs under the type that answers their calls, which are among `items`. One that came without a type
-    is that of a function. Raises ApiError 400 for one of another type than its call's."""
+    is that of a function. Raises ApiError 400 for one without a call, or of another type than its call's."""
     kinds = {link_of(item): ITEM_TYPES[item["type"]].answered_by for item in items if is_client_call(item)}
     found = []
     for index, item in enumerate(outputs):
-        kind = kinds.get(link_of(item)) or item["type"]
+        name, key = link_of(item)
+        if (name, key) not in kinds:
+            raise to_api_error(UnknownCall(str(key)), param=f"tool_outputs[{index}].{name}")
+        kind = kinds[name, key] or item["type"]
         if kind != item["type"] != "function_call_output":
             message = f"An output of type '{item['type']}' does not answer this call; '{kind}' would."
             refuse(f"tool_outputs[{index}].type", message)

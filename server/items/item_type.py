@@ -91,13 +91,20 @@ class Listing:
     shows: Callable[[Item, Route], bool]
 
 
+def _unseen(_event: str, _fields: Mapping[str, Any]) -> None:
+    """What is shown of a call that nobody sees."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Where a call is made: the tools of its request, its instructions, and the conversation so far."""
+    """Where a call is made: the tools of its request, its instructions, and the conversation so far. show:
+    makes an event of the call while it is carried out, for the event's type and its fields besides those
+    that every event of an item has."""
 
     tools: Sequence[Tool]
     instructions: str | None
     items: Sequence[Item]
+    show: Callable[[str, Mapping[str, Any]], None] = _unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,8 @@ class Execution:
     events that a whole call begins its execution with. keeps: the private half of an item whose outcome is
     written, with what the result keeps among it. broken: the status of a call that is not whole, or of no
     tool. listing: what is shown of the tool before the first generation. elsewhere: where tools of such calls
-    may be those of other servers. approval: how a client is asked for calls that need its approval.
+    may be those of other servers. approval: how a client is asked for calls that need its approval. counts:
+    for the result of a call without an error, the kind of usage that it counts as, and the model of that.
     """
 
     running: str
@@ -139,6 +147,7 @@ class Execution:
     listing: Listing | None = None
     elsewhere: Elsewhere | None = None
     approval: Approval | None = None
+    counts: Callable[[ToolResult], tuple[str, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +247,9 @@ class ItemType:
     needs_id: whether only the client can know its id. doubled: a key that the official schema requires
     without declaring it, and the key that it repeats. told_privately: a prompt words its private half, so
     that one without it is left out of prompts. includes: by the value of `include` that asks for them, what
-    writes fields into an item that only its private half has.
+    writes fields into an item that only its private half has. known_by_id: a client may send back as little
+    of it as its id. heavy: fields that no prompt words, and that are too large to be held in memory with what
+    a turn stands on.
 
     For calls and their outputs. tools: `tools[].type` -> the shape of such a tool. call: how the model writes
     one. instead: where no model here can call one, what a client can do in its place, as a sentence.
@@ -268,11 +279,18 @@ class ItemType:
     instead: str = ""
     told_privately: bool = False
     includes: Mapping[str, Callable[[Item, Private], None]] = field(default_factory=dict)
+    known_by_id: bool = False
+    heavy: tuple[str, ...] = ()
 
     @property
     def execution(self) -> Execution | None:
         """How this server carries such an item out, where it is a call of its own tools."""
         return None if self.call is None else self.call.execution
+
+    @property
+    def has_private_half(self) -> bool:
+        """Whether the server keeps something of such items that it shows to no client."""
+        return self.execution is not None and self.execution.keeps is not None
 
 
 def unspoken(_item: Item, _transcript: Transcript) -> None:

@@ -3,7 +3,7 @@
 Official items do not hold all that a model was shown: a web search says its queries and not its results. What
 later prompts need besides is the item's private half, a JSON object. It is stored with the item and erased
 with it. An item that carries one is still an object with the public fields alone, so that nothing that writes
-it as JSON can write the other half.
+it as JSON can write the other half. A client that keeps items itself is given it sealed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any
 import orjson
 
 Private = Mapping[str, Any]
+
+SEALED = "antiphon_sealed"
+"""The field that holds the private half sealed, where a client keeps the item, and nobody else does."""
 
 
 class PrivateItem(dict[str, Any]):

@@ -207,6 +207,7 @@ class ServerLifecycle:
             self.config.egress != "off"
             or self.config.egress_allow
             or self.config.tools is not None
+            or self.config.images.url is not None
             or searches
         ):
             await asyncio.to_thread(prepare_egress)

@@ -14,6 +14,7 @@ from tools import (
     ToolsError,
     ToolSpec,
     folder_tools,
+    image_tools,
     operator_tools,
     read_folder,
     reads_html,
@@ -25,7 +26,7 @@ log = logging.getLogger("antiphon")
 
 def read_registry(config: Config) -> Registry:
     """All tools by their names; raises ToolsError for the first that cannot be offered."""
-    return {**BUILTIN, **operator_tools(config.tools, BUILTIN), **read_web(config)}
+    return {**BUILTIN, **operator_tools(config.tools, BUILTIN), **read_web(config), **read_images(config)}
 
 
 def read_web(config: Config) -> dict[str, ToolSpec]:
@@ -41,6 +42,12 @@ def read_web(config: Config) -> dict[str, ToolSpec]:
     if not reads_html():
         log.warning("web pages cannot be read before this is installed: pip install 'antiphon[web]'")
     return web_tools(search, config.egress_policy, config.web.open)
+
+
+def read_images(config: Config) -> dict[str, ToolSpec]:
+    """The tool that makes images, where a server for it is configured."""
+    generator = config.images.generator(config.max_item_bytes)
+    return {} if generator is None else image_tools(generator)
 
 
 async def enforceable(registry: Registry, engine: Engine) -> Registry:

@@ -95,7 +95,6 @@ from storage import (
     StoredResponse,
     ToolOutput,
     TooManyQueued,
-    UnknownCall,
 )
 
 if TYPE_CHECKING:
@@ -867,15 +866,13 @@ def _new_outputs(
     taken = answers_of(items)
     calls = {link_of(item): item for item in items if is_client_call(item)}
     fresh = []
-    for item in answering(outputs, items):
-        key = str(key_of(item))
-        if link_of(item) not in calls:
-            raise UnknownCall(key)
+    for index, item in enumerate(answering(outputs, items)):
+        name, key = link_of(item)
         if link_of(item) not in taken:
             entry = _approval(calls[link_of(item)], stored.id, stored.owner, by) if approves(item) else None
             fresh.append(replace(_tool_output(plan, item), audit=entry))
         elif _said(taken[link_of(item)]) != _said(item):
-            raise OutputConflict(key)
+            raise to_api_error(OutputConflict(str(key)), param=f"tool_outputs[{index}].{name}")
     return num_bytes, fresh
 
 

@@ -360,9 +360,11 @@ _REPLIES: Mapping[str, Schema] = {
                 "description": "An extension, while queued: its turn; 1 is the next to begin.",
             },
             "pending_tool_calls": {
-                **listed(of({"name": STRING}, {"call_id": STRING, "approval_request_id": STRING})),
+                **listed(
+                    of({"name": STRING, "type": STRING}, {"call_id": STRING, "approval_request_id": STRING})
+                ),
                 "description": "An extension, while it waits: the calls whose outputs or approvals it is "
-                "to be given.",
+                "to be given; `type` is that of their items in the output.",
             },
         },
     ),

@@ -15,6 +15,7 @@ from server.ignored import unread
 from server.items import (
     ASSISTANT_PART,
     ITEM_TYPES,
+    SEALED,
     USER_PART,
     Item,
     ItemType,
@@ -22,7 +23,7 @@ from server.items import (
     is_output,
     words_of,
 )
-from server.shapes import check_length, missing, mistyped, refuse, shorten
+from server.shapes import STRING, check_length, missing, mistyped, refuse, shorten
 
 NewId = Callable[[str], str]
 
@@ -100,7 +101,8 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
             f"{path}.type", f"Invalid value: '{shorten(kind)}' is not an item type that this server knows."
         )
     # Every item may have an id, so rows need not say it.
-    fields = row.shape({key: value[key] for key in value if key != "id"}, path)
+    apart = ("id", SEALED) if row.has_private_half else ("id",)
+    fields = row.shape({key: value[key] for key in value if key not in apart}, path)
     item_id = _id_of(value, path) or (_doubled_id(fields, row) if row.needs_id else new_id(row.prefix))
     if item_id is None:
         missing(f"{path}.id")
@@ -109,6 +111,8 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
         "id": item_id,
         **{key: fields[key] for key in fields if key not in ("type", "id")},
     }
+    if SEALED in apart and value.get(SEALED) is not None:
+        item[SEALED] = STRING(value[SEALED], f"{path}.{SEALED}")
     if row.doubled is not None:
         name, source = row.doubled
         item.setdefault(name, item[source])

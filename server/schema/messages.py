@@ -125,11 +125,10 @@ def _assistant(message: Mapping[str, Any], path: str, new_id: NewId) -> list[Ite
         items += _made(made, f"{path}.server_tool_calls", new_id)
     calls = message.get("tool_calls")
     content = message.get("content")
-    if (refusal := message.get("refusal")) is not None:
-        if content is None:
-            content = [{"type": "refusal", "refusal": STRING(refusal, f"{path}.refusal")}]
-        else:
-            ignore(f"{path}.refusal")
+    if (refusal := message.get("refusal")) is not None and (
+        STRING(refusal, f"{path}.refusal") or content is None
+    ):
+        content = _with_refusal(content, refusal)
     if content is None and not calls and not items:
         missing(f"{path}.content")
     if content not in (None, "") or not (calls or items):
@@ -137,6 +136,12 @@ def _assistant(message: Mapping[str, Any], path: str, new_id: NewId) -> list[Ite
     for call in _CALLS(calls, f"{path}.tool_calls") if calls is not None else ():
         items.append(_call(call, path, new_id))
     return items
+
+
+def _with_refusal(content: Any, refusal: str) -> Any:
+    """An assistant's content, and behind it what chat keeps beside it: in items both are parts."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+    return [*parts, {"type": "refusal", "refusal": refusal}] if isinstance(parts, list) else content
 
 
 def _made(calls: Any, path: str, new_id: NewId) -> list[Item]:

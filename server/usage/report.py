@@ -69,7 +69,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "images": Kind(
         "organization.usage.images.result",
-        {},
+        {"images": "requests", "num_model_requests": "requests"},
         ("project_id", "user_id", "api_key_id", "model", "size", "source"),
     ),
     "audio_speeches": Kind("organization.usage.audio_speeches.result", {}),

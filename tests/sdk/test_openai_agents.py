@@ -10,6 +10,7 @@ import pytest
 from agents import (
     Agent,
     HostedMCPTool,
+    ImageGenerationTool,
     MCPToolApprovalFunctionResult,
     MCPToolApprovalRequest,
     ModelSettings,
@@ -23,14 +24,17 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
+from engine import ScriptedEngine
 from server.config import Config
+from server.images import ImagesSettings
 from server.mcp_servers import read_mcp_settings
 from server.process.tools_registry import read_registry
 from server.web_settings import WebSettings
+from tests.support.loopback_images import PNG, loopback_images
 from tests.support.loopback_web import loopback_web
 from tests.support.mcp_servers import Seen, mcp_server
 from tests.support.running import live_app
-from tests.support.talk import call
+from tests.support.talk import call, prompts
 
 MODEL = "antiphon-scripted"
 ASKED = f"think hm then {call()}"
@@ -247,4 +251,39 @@ async def test_a_hosted_web_search_and_what_its_answer_cites(tmp_path: Path) -> 
                 searching, [*result.to_input_list(), {"role": "user", "content": "say on"}]
             )
             assert (again.final_output, len(web.asked)) == ("on", 1)
+            await sdk.close()
+
+
+async def test_a_search_and_an_image_that_only_the_client_keeps(tmp_path: Path) -> None:
+    """With what the model was shown sealed among its items, which the SDK sends back as they came."""
+    engine = ScriptedEngine()
+    async with loopback_web() as web, loopback_images() as images:
+        config = Config(
+            web=WebSettings(provider="searxng", url=web.url("")), images=ImagesSettings(url=images.url)
+        )
+        async with live_app(tmp_path, engine, registry=read_registry(config)) as running:
+            sdk = AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="unused", max_retries=0)
+            keeping = Agent(
+                name="Assistant",
+                model=OpenAIResponsesModel(model=MODEL, openai_client=sdk),
+                tools=[WebSearchTool(), ImageGenerationTool(tool_config={"type": "image_generation"})],
+                model_settings=ModelSettings(store=False, response_include=["reasoning.encrypted_content"]),
+            )
+            searched = await Runner.run(keeping, 'call web_search {"queries": ["spring tide"]}')
+            asked: Any = {"role": "user", "content": 'call image_generation {"prompt": "the tide"}'}
+            painted = await Runner.run(keeping, [*searched.to_input_list(), asked])
+            image = painted.raw_responses[-1].output[0].model_dump()
+            assert (image["type"], image["result"], image["status"]) == (
+                "image_generation_call",
+                PNG,
+                "completed",
+            )
+            assert "【1】 /p/tides.html" in prompts(engine)[-1]
+            said = await Runner.run(
+                keeping, [*painted.to_input_list(), {"role": "user", "content": "say on"}]
+            )
+            shown = prompts(engine)[-1]
+            assert said.final_output == "on" and len(images.asked) == len(web.asked) == 1
+            assert "【1】 /p/tides.html" in shown and "The image was made, and the user sees it" in shown
+            assert PNG not in shown
             await sdk.close()

@@ -11,14 +11,21 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI, RateLimi
 from openai.types.responses import (
     ResponseCompletedEvent,
     ResponseFunctionToolCall,
+    ResponseImageGenCallPartialImageEvent,
     ResponseReasoningItem,
     ResponseTextDeltaEvent,
     ToolParam,
 )
-from openai.types.responses.response_output_item import McpApprovalRequest, McpCall
+from openai.types.responses.response_output_item import (
+    ImageGenerationCall,
+    McpApprovalRequest,
+    McpCall,
+)
 
 from engine import ScriptedEngine
+from server.images import ImagesSettings
 from server.mcp_servers import read_mcp_settings
+from tests.support.loopback_images import PNG, loopback_images
 from tests.support.mcp_servers import Seen, mcp_server
 from tests.support.running import Running, live_app
 from tests.support.talk import TIME, WEATHER, Gate, call, gated
@@ -165,6 +172,66 @@ async def test_sealed_reasoning_without_a_store(live_sdk: AsyncOpenAI, live_serv
     with pytest.raises(BadRequestError) as refused:
         await live_sdk.responses.create(model=MODEL, input=sent, store=False)
     assert refused.value.code == "invalid_encrypted_content"
+
+
+async def test_a_sealed_search_without_a_store(tmp_path: Path) -> None:
+    """The SDK keeps a field that it does not know, and sends it back."""
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "tides.md").write_text("# Tides\n\nThe spring tide is high.\n")
+    include: Any = ["reasoning.encrypted_content"]
+    tools: Any = [{"type": "web_search"}]
+    asked: list[Any] = [{"role": "user", "content": 'call web_search {"queries": ["tide"]}'}]
+    async with (
+        live_app(tmp_path, registry=None, demo_web=tmp_path / "notes") as server,
+        AsyncOpenAI(api_key="unused", base_url=f"{server.base_url}/v1", max_retries=0) as sdk,
+    ):
+        engine = server.context.models.get(None).engine
+        assert isinstance(engine, ScriptedEngine)
+        first = await sdk.responses.create(
+            model=MODEL, input=asked, tools=tools, store=False, include=include
+        )
+        async with sdk.responses.stream(
+            model=MODEL, input=asked, tools=tools, store=False, include=include
+        ) as stream:
+            streamed = await stream.get_final_response()
+        for response in (first, streamed):
+            for kept in (response.output, [item.model_dump() for item in response.output]):
+                sent: Any = [*asked, *kept, {"role": "user", "content": "say so"}]
+                reply = await sdk.responses.with_raw_response.create(model=MODEL, input=sent, store=False)
+                assert "x-antiphon-ignored" not in reply.headers
+                shown = engine.tokenizer.decode(engine.requests[-1].prompt_ids)
+                assert "https://demo.test/tides.md" in shown
+
+
+async def test_images_with_their_earlier_forms(tmp_path: Path) -> None:
+    asked: list[Any] = [{"role": "user", "content": 'call image_generation {"prompt": "a cat"}'}]
+    tools: Any = [{"type": "image_generation", "partial_images": 1}]
+    async with loopback_images() as images:
+        images.reply = [
+            {"type": "image_generation.partial_image", "b64_json": PNG},
+            {"type": "image_generation.completed", "b64_json": PNG, "size": "1x1"},
+        ]
+        table = ImagesSettings(url=images.url)
+        async with (
+            live_app(tmp_path, registry=None, images=table) as server,
+            AsyncOpenAI(api_key="unused", base_url=f"{server.base_url}/v1", max_retries=0) as sdk,
+        ):
+            async with sdk.responses.stream(model=MODEL, input=asked, tools=tools) as stream:
+                events = [event async for event in stream]
+                response = await stream.get_final_response()
+            shown = [event for event in events if isinstance(event, ResponseImageGenCallPartialImageEvent)]
+            assert [(event.partial_image_index, event.partial_image_b64) for event in shown] == [(0, PNG)]
+            image = response.output[0]
+            assert isinstance(image, ImageGenerationCall)
+            assert (image.result, image.size, image.revised_prompt) == (PNG, "1x1", "a cat")
+            named: Any = {"type": "image_generation_call", "id": image.id}
+            for kept in (image, image.model_dump(), named):
+                sent: Any = [*asked, kept, {"role": "user", "content": "say so"}]
+                reply = await sdk.responses.create(model=MODEL, input=sent)
+                assert reply.output_text == "so"
+                items = [item async for item in sdk.responses.input_items.list(reply.id, order="asc")]
+                assert items[1].id == image.id
+    assert len(images.asked) == 1
 
 
 async def test_wait_mode_through_extra_body(live_sdk: AsyncOpenAI) -> None:

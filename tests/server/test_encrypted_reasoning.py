@@ -24,6 +24,7 @@ from server.cli.commands import main
 from server.config import Config
 from server.encrypted_reasoning import INCLUDE, Sealing
 from server.errors import ApiError
+from server.items import private_of
 from storage import AuditEntry, SealingKey, Storage, open_storage
 from tests.server.runs.execution.test_continuation import left, saying
 from tests.support.postgres import Postgres
@@ -222,7 +223,7 @@ async def seal(table: _Table, content: Any = CONTENT, *, owner: str = "ann", mod
     keys = Sealing(table, 1e9)
     make = await keys.seal(owner, await keys.by([INCLUDE], model))
     assert make is not None
-    return make("rs_1", content)
+    return make.thought("rs_1", content)
 
 
 async def opened(table: _Table, content: str, *, owner: str = "ann", model: str | None = "m") -> Any:
@@ -250,6 +251,32 @@ async def test_a_seal_opens_for_its_owner_and_model_alone() -> None:
     assert await refused(table, await seal(table, owner="an", model="nm"), owner="ann", model="m")
 
 
+async def test_a_private_half_is_no_thought_and_belongs_to_its_item() -> None:
+    table = _Table()
+    sealing = Sealing(table, 1e9)
+    make = await sealing.seal("ann", await sealing.by([INCLUDE], "m"))
+    assert make is not None
+    made = make.private_half("ws_1", {"output": "o"})
+    assert made == make.private_half("ws_1", {"output": "o"}) != make.private_half("ws_2", {"output": "o"})
+    for model in ("m", None):
+        assert "the seal of something else" in await refused(table, made, model=model)
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "antiphon_sealed": made}
+    for model in ("m", "n", None):  # whoever is asked next may be shown what was found
+        [found] = await sealing.opened("ann", [search], model=model)
+        assert private_of(found) == {"output": "o"} and "antiphon_sealed" not in found
+    for item, owner, why in (
+        ({**search, "id": "ws_2"}, "ann", "it was made for the item ws_1"),
+        ({**search, "antiphon_sealed": make.thought("ws_1", CONTENT)}, "ann", "the seal of something else"),
+        (search, "bob", "somebody else"),
+    ):
+        with pytest.raises(ApiError, match=why) as caught:
+            await sealing.opened(owner, [item], model="m")
+        assert (caught.value.code, caught.value.param) == (
+            "invalid_encrypted_content",
+            "input[0].antiphon_sealed",
+        )
+
+
 async def test_no_byte_of_a_seal_can_be_changed() -> None:
     table = _Table()
     made = await seal(table)
@@ -269,7 +296,7 @@ def test_nothing_that_this_server_did_not_make_opens(content: str) -> None:
     keys = {1: SealingKey(1, b"k" * encrypted_reasoning.SECRET_BYTES, 0)}
     assert encrypted_reasoning._key_number(content) >= 0
     with pytest.raises(ValueError, match=r"make it|no key|changed"):
-        encrypted_reasoning._open(keys, "ann", "m", content)
+        encrypted_reasoning._open(keys, "ann", content)
 
 
 async def test_the_same_is_sealed_the_same() -> None:

@@ -74,7 +74,7 @@ async def running_app(
 
 @asynccontextmanager
 async def live_app(
-    folder: Path, engine: Engine | None = None, *, registry: Registry = BUILTIN, **settings: Any
+    folder: Path, engine: Engine | None = None, *, registry: Registry | None = BUILTIN, **settings: Any
 ) -> AsyncIterator[Running]:
     """The same on a socket of its own, on this event loop."""
     config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})

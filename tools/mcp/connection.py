@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tools.egress import Caps, Egress, EgressError, guarded_client
 from tools.mcp.server import McpServer
-from tools.runtime import ToolResult
-from tools.spec import ToolError
+from tools.spec import ToolError, ToolResult
 
 if TYPE_CHECKING:
     import httpx2

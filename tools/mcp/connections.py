@@ -13,8 +13,8 @@ from tools.mcp.connection import CONNECT_S, MOST_CALL_S, Connection, failure
 from tools.mcp.listing import Listing, all_tools
 from tools.mcp.results import read_result
 from tools.mcp.server import McpServer
-from tools.runtime import ToolResult, shortened
-from tools.spec import ToolError
+from tools.runtime import shortened
+from tools.spec import ToolError, ToolResult
 
 if TYPE_CHECKING:
     from mcp import Client

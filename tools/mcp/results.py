@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tools.runtime import ToolResult
+from tools.spec import ToolResult
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult

@@ -118,16 +118,19 @@ def _whereabouts(tool: Tool) -> str:
 # Calls
 
 _NOWHERE = "about:invalid"
-"""The URL of a page that is to be searched and that no source is."""
+"""The URL of a page that is to be searched where the model names none; the official item must have one."""
+
+_NUMBERED = re.compile(r"source:(\d{1,4})")
+"""What stands for the URL of a source that only its number is known of."""
 
 
 def _opened(name: str, _call_id: str, arguments: str) -> Item:
     said = _read(arguments)
     if name == "open_page":
-        return {"action": {"type": "open_page", "url": _url(said), **_part(said)}}
+        return {"action": {"type": "open_page", "url": _page_url(said), **_part(said)}}
     if name == "find_in_page":
         pattern = _text(said.get("pattern"), MAX_PATTERN)
-        return {"action": {"type": "find_in_page", "url": _url(said) or _NOWHERE, "pattern": pattern}}
+        return {"action": {"type": "find_in_page", "url": _page_url(said) or _NOWHERE, "pattern": pattern}}
     asked = said.get("queries")
     texts = asked if isinstance(asked, list) else [asked]
     queries = [query for text in texts if (query := _text(text, MAX_QUERY))]
@@ -145,7 +148,7 @@ def _refers(item: Item, arguments: str, sources: Sources) -> None:
     """Put a source's URL in the place of its number."""
     action, number = item["action"], _read(arguments).get("ref")
     source = sources.get(number) if _is_number(number) else None
-    if source is not None and action["type"] != "search" and action["url"] in (None, _NOWHERE):
+    if source is not None and action["type"] != "search" and not _is_url(action["url"]):
         item["action"] = {**action, "url": source.url}
 
 
@@ -155,6 +158,17 @@ def _read(arguments: str) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def _page_url(said: Mapping[str, Any]) -> str | None:
+    """The URL of a page that is meant; one that says a source's number, where only that is given."""
+    number = said.get("ref")
+    numbered = f"source:{number}" if _is_number(number) else ""
+    return _url(said) or (numbered if _NUMBERED.fullmatch(numbered) else None)
+
+
+def _is_url(url: str | None) -> bool:
+    return url not in (None, _NOWHERE) and not _NUMBERED.fullmatch(url or "")
 
 
 def _url(said: Mapping[str, Any]) -> str | None:
@@ -181,7 +195,7 @@ async def _run(item: Item, registry: Registry, scene: Scene) -> ToolResult:
         return ToolResult(error="The web cannot be searched here any more.")
     if action["type"] == "search":
         return await _search(action, tool, registry, sources)
-    if action["url"] in (None, _NOWHERE):
+    if not _is_url(action["url"]):
         return ToolResult(error="There is no such source: give the number of one, or a url.")
     page, fault = await _page(action["url"], tool, registry, scene, sources)
     if page is None:
@@ -306,6 +320,9 @@ def _say(item: Item, transcript: Transcript) -> None:
     private, action = private_of(item), item["action"]
     assert private is not None, "one without a private half is left out"
     said = {name: action[name] for name in ("queries", "url", "pattern", "page") if action.get(name)}
+    if "url" in said and not _is_url(said["url"]):  # it is told as the model wrote it
+        numbered = _NUMBERED.fullmatch(said.pop("url"))
+        said = {"ref": int(numbered[1]), **said} if numbered else said
     transcript.call(item["id"], _NAMES[action["type"]], json.dumps(said, ensure_ascii=False))
     transcript.answer(item["id"], private["output"])
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text, TokenLogprob
 from server.items import (
     ITEM_TYPES,
+    SEALED,
     ArgumentReader,
     Call,
     Execution,
@@ -122,8 +123,9 @@ class Assembler:
     called, all the client's; nobody can answer a call of another one, so it ends as broken. logprobs: whether
     text carries them. include: what items are to say besides, by values of `include`. context: the items
     before the output. cites: whether markers in a text become links to the sources that the model was shown.
-    seal: seals the content of reasoning, which is pure as well. output, unfinished: what
-    `fold` made of its events, when a run goes on.
+    seal: seals the content of reasoning, which is pure as well. seals_private: whether it also seals private
+    halves, because nobody but the client keeps the items. output, unfinished: what `fold` made of its events,
+    when a run goes on.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class Assembler:
         context: Iterable[Item] = (),
         cites: bool = True,
         seal: Seal | None = None,
+        seals_private: bool = False,
         output: Iterable[Item] = (),
         unfinished: Iterable[int] = (),
     ) -> None:
@@ -145,6 +148,7 @@ class Assembler:
         self._include = include
         self._cites = cites
         self._seal = seal
+        self._seals_private = seals_private
         self.output: list[Item] = list(output)
         self._sources = Sources()
         self.know(context)
@@ -333,6 +337,11 @@ class Assembler:
         self._running[opened.item["id"]] = opened.index
         drafts += [opened.at(event) for event in execution.starts]
 
+    def call_shows(self, item_id: str, event: str, fields: Mapping[str, Any]) -> list[Draft]:
+        """Drafts of what is shown of a call that this server carries out, before it has an outcome."""
+        index = self._running[item_id]
+        return [_Open(index, self.output[index]).at(event, **fields)]
+
     def call_finished(self, item_id: str, result: ToolResult) -> list[Draft]:
         """Drafts of the outcome of a call that this server has carried out."""
         drafts: list[Draft] = []
@@ -348,7 +357,10 @@ class Assembler:
         event = execution.finish(opened.item, result)
         if execution.keeps is not None:
             private = execution.keeps(opened.item, result)
-            opened.item = with_private(filled(opened.item, private, self._include), private)
+            shown = filled(opened.item, private, self._include)
+            if self._seal is not None and self._seals_private:
+                shown[SEALED] = self._seal.private_half(shown["id"], private)
+            opened.item = with_private(shown, private)
             self.output[opened.index] = opened.item
             self._sources.add(opened.item)
         if event is not None:
@@ -445,7 +457,7 @@ class Assembler:
         drafts.append(opened.at("response.content_part.done", content_index=0, part=part))
         item["content"] = [part]
         if kind == "reasoning" and self._seal is not None:
-            item["encrypted_content"] = self._seal(item["id"], item["content"])
+            item["encrypted_content"] = self._seal.thought(item["id"], item["content"])
         item["status"] = status
         self._item_done(opened, drafts)
 

@@ -53,7 +53,8 @@ def snapshot(
 
     attempt: how often an engine was given it. queue_position: its turn, 1 is next, until it begins.
     pending_tool_calls: what it waits for: `pending`, key of the call -> name; each under the field by which
-    the answer names it. include: what its items are to say besides.
+    the answer names it, with the type of its item, which has the rest. include: what its items are to say
+    besides.
     """
     extra = b""
     place = None if stored.run is None else stored.run.place
@@ -62,13 +63,22 @@ def snapshot(
         if place is not None:
             extra += b',"queue_position":%d' % place
     if pending is not None:
-        fields = {item.call_id: answer_field(item.kind) for item in stored.output if item.name is not None}
-        listed = [{fields.get(key, "call_id"): key, "name": name} for key, name in pending.items()]
+        kinds = {item.call_id: item.kind for item in stored.output if item.name is not None}
+        listed = [_pending_call(key, name, kinds.get(key)) for key, name in pending.items()]
         extra += b',"pending_tool_calls":' + orjson.dumps(listed)
     output = [filled_body(item.body, item.private, include) for item in stored.output]
     body = join_response(stored.head, output, stored.echo, extra)
     poll_after_ms = POLL_AFTER_MS.get(stored.status) if pending is None else POLL_WAITING_MS
     return Snapshot(body, poll_after_ms, place)
+
+
+def _pending_call(key: str, name: str, kind: str | None) -> dict[str, str]:
+    """One of `pending_tool_calls`. kind: None for a call that was made since the output was read."""
+    return (
+        {"call_id": key, "name": name}
+        if kind is None
+        else {answer_field(kind): key, "type": kind, "name": name}
+    )
 
 
 def terminal_response(event: bytes) -> bytes:

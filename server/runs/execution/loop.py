@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ from server.runs.events import Draft, Journal
 from server.runs.execution.recovery_probation import Probation
 from server.runs.execution.recovery_replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
-from server.runs.planning import drop_oldest, enforced, fit, spent, steps
+from server.runs.planning import drop_oldest, enforced, fit, spent, steps, used_by_tool
 from server.telemetry import Asked, RequestRecord, Telemetry, current
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
@@ -332,13 +332,20 @@ class Loop:
                 told(result.output, result.error)
         known = name if self._registry.get(name) is not None else call["type"]
         self._telemetry.tool_called(run.plan.model, known, "ok" if result.error is None else "error")
+        if result.error is None and (counts := self._execution(call).counts) is not None:
+            self._meter.add(used_by_tool(run.plan, *counts(result), now_us()))
         return result
 
     async def _carry_out(self, run: Run, call: Item) -> ToolResult:
         if (found := self._elsewhere(run, call)) is not None:
             elsewhere, reach = found
             return await elsewhere.run(call, reach)
-        scene = Scene(run.plan.tools, run.plan.instructions, [*run.context, *run.assembler.output])
+
+        def show(event: str, fields: Mapping[str, Any]) -> None:
+            self._write(run, run.assembler.call_shows(call["id"], event, fields))
+
+        items = [*run.context, *run.assembler.output]
+        scene = Scene(run.plan.tools, run.plan.instructions, items, show)
         return await self._execution(call).run(call, self._registry, scene)
 
     def _repeatable(self, run: Run, call: Item) -> bool:

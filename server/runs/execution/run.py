@@ -172,6 +172,7 @@ def assembler_of(
         context=context,
         cites=plan.answer is None,  # a shape leaves no room for links
         seal=seal,
+        seals_private=plan.hidden or not plan.store,
         output=output,
         unfinished=unfinished,
     )

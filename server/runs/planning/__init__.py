@@ -7,7 +7,7 @@ from server.runs.planning.functions import Functions, enforced
 from server.runs.planning.history import Turn, drop_oldest, not_found, replayable
 from server.runs.planning.pasts import Pasts, read_items
 from server.runs.planning.plan import Planned, RunPlan, count_input, fit, make_plan
-from server.runs.planning.spending import spent, spent_so_far
+from server.runs.planning.spending import spent, spent_so_far, used_by_tool
 from server.runs.planning.steps import TERMINAL, Progress, approved_calls, pending_calls
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "spent",
     "spent_so_far",
     "steps",
+    "used_by_tool",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from server.items import Item, asks_approval, is_client_call, is_output, link_of
+from server.items import ITEM_TYPES, Item, asks_approval, is_client_call, is_output, link_of
 
 Link = tuple[str, str | None]
 """What a call and its answer are known to each other by; see `server.items.link_of`."""
@@ -15,13 +15,14 @@ Link = tuple[str, str | None]
 class Calls:
     """The calls among some items that a client answers.
 
-    known: all of them. answered: what the items have answers to. pending: those without an answer, oldest
-    first; a call that is not whole needs none, though it may have one. doubtful: whether some are of
+    known: of all of them the types of items that answer them, one for each call: some clients use an id again
+    for a later call. answered: how many answers to them the items have. pending: those without an answer,
+    oldest first; a call that is not whole needs none, though it may have one. doubtful: whether some are of
     responses that did not complete, which are left out where they have no answer.
     """
 
-    known: frozenset[Link] = frozenset()
-    answered: frozenset[Link] = frozenset()
+    known: Mapping[Link, tuple[str, ...]] = field(default_factory=dict)
+    answered: Mapping[Link, int] = field(default_factory=dict)
     pending: Mapping[Link, Item] = field(default_factory=dict)
     doubtful: bool = False
 
@@ -29,11 +30,18 @@ class Calls:
         """The same with more items behind these. said: with the status of each one's response, None without
         one."""
         calls = [(item, status) for item, status in said if is_client_call(item)]
-        answered = self.answered.union(link_of(item) for item, _ in said if is_output(item))
+        known, answered = dict(self.known), dict(self.answered)
+        for item, _ in calls:
+            kind = ITEM_TYPES[item["type"]].answered_by
+            assert kind is not None, "a client answers such calls"
+            known[link_of(item)] = (*known.get(link_of(item), ()), kind)
+        for item, _ in said:
+            if is_output(item):
+                answered[link_of(item)] = answered.get(link_of(item), 0) + 1
         whole = {link_of(item): item for item, _ in calls if item.get("status") != "incomplete"}
         pending = {link: item for link, item in {**self.pending, **whole}.items() if link not in answered}
         return Calls(
-            self.known.union(link_of(item) for item, _ in calls),
+            known,
             answered,
             pending,
             self.doubtful or any(status not in (None, "completed") for _, status in calls),

@@ -1,11 +1,12 @@
 """Loads the context of a turn: the stored history and the new input, checked against each other.
 
-Every tool output needs its call, and every call its output. Unanswered calls of cancelled, failed and
-incomplete responses are left out. A request for an approval may stay unanswered, and is answered once.
+Every tool output needs its call, and every call one output of its kind. Unanswered calls of cancelled, failed
+and incomplete responses are left out. A request for an approval may stay unanswered, and is answered once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -119,7 +120,7 @@ def _joined(past: Past, new: Sequence[Item]) -> Context | None:
     calls = past.calls.and_then([(item, None) for item in new])
     if calls.doubtful and calls.pending:
         return None
-    _check_calls(past.calls, calls, new)
+    _check_calls(past.calls, calls, past.items, new)
     return Context((*past.items, *new), past.told)
 
 
@@ -150,14 +151,16 @@ def replayable(history: Sequence[Said], new: Sequence[Item]) -> list[Item]:
 
 
 def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
-    """Every output needs its call, and every call its output. Raises ApiError 400 naming the ids."""
+    """Every output needs its call, and every call one output of its kind. Raises ApiError 400 naming the
+    ids."""
     past = Calls().and_then([(item, None) for item in history])
-    _check_calls(past, past.and_then([(item, None) for item in new]), new)
+    _check_calls(past, past.and_then([(item, None) for item in new]), history, new)
 
 
-def _check_calls(past: Calls, calls: Calls, new: Sequence[Item]) -> None:
-    """The same, of the calls among the past items, and among all of them."""
+def _check_calls(past: Calls, calls: Calls, history: Sequence[Item], new: Sequence[Item]) -> None:
+    """The same, of the calls among the past items, `history`, and among all of them."""
     approved = set()
+    given: Counter[tuple[str, str | None]] = Counter()
     for index, item in enumerate(new):
         if not is_output(item):
             continue
@@ -172,8 +175,23 @@ def _check_calls(past: Calls, calls: Calls, new: Sequence[Item]) -> None:
             if link in past.answered or link in approved:
                 refuse(f"input[{index}].{name}", f"Approval request '{key}' was answered already.")
             approved.add(link)
+            continue
+        kinds = calls.known[link]
+        if item["type"] not in (*kinds, "function_call_output"):  # by which older clients answer any call
+            message = f"An output of type '{item['type']}' does not answer this call; '{kinds[-1]}' would."
+            refuse(f"input[{index}].type", message)
+        given[link] += 1
+        too_many = past.answered.get(link, 0) + given[link] > len(kinds)
+        if too_many and (given[link] > 1 or not _is_among(item, history)):
+            refuse(f"input[{index}].{name}", f"Call '{key}' is answered twice.")
     if calls.demanded:
         refuse("input", f"No tool output found for function call {', '.join(calls.demanded)}.")
+
+
+def _is_among(output: Item, history: Sequence[Item]) -> bool:
+    """Whether an output was given before, word for word: a client may repeat itself."""
+    said = {**output, "id": None}
+    return any({**item, "id": None} == said for item in history if item["type"] == output["type"])
 
 
 def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:

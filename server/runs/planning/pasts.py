@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from server.items import Item, load_item
+import orjson
+
+from server.items import ITEM_TYPES, Item, load_item
 from server.prompting import NOTHING_TOLD, Told
 from server.runs.planning.calls import Calls
 from server.threads import THREADED_PARTS, aside
@@ -40,8 +42,15 @@ THREADED_BYTES = 64 << 10
 
 
 def read_items(history: Iterable[HistoryItem]) -> list[Said]:
-    """Stored history as items."""
-    return [(load_item(entry.item.body, entry.item.private), entry.response_status) for entry in history]
+    """Stored history as items, without what no prompt needs and what is too large to be kept for nothing."""
+    return [(_read_item(entry.item), entry.response_status) for entry in history]
+
+
+def _read_item(stored: StoredItem) -> Item:
+    item = load_item(stored.body, stored.private)
+    for name in ITEM_TYPES[stored.kind].heavy:
+        item.pop(name, None)
+    return item
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,7 @@ class Pasts:
         turn = (*await self._storage.response_input(previous.id), *previous.output)
 
         def grown() -> Past:
-            said = [(load_item(item.body, item.private), previous.status) for item in turn]
+            said = [(_read_item(item), previous.status) for item in turn]
             return before.and_then(said, _weight(turn), SOURCE)
 
         much = len(turn) > THREADED_PARTS or sum(len(item.body) for item in turn) > THREADED_BYTES
@@ -143,4 +152,10 @@ class Pasts:
 
 
 def _weight(items: Iterable[StoredItem]) -> int:
-    return sum(ITEM_BYTES + WEIGHT * (len(item.body) + len(item.private or b"")) for item in items)
+    return sum(ITEM_BYTES + WEIGHT * _num_bytes(item) for item in items)
+
+
+def _num_bytes(stored: StoredItem) -> int:
+    """Bytes of an item's JSON, as far as it is kept in memory."""
+    body = orjson.dumps(_read_item(stored)) if ITEM_TYPES[stored.kind].heavy else stored.body
+    return len(body) + len(stored.private or b"")

@@ -32,6 +32,12 @@ def _served(counts: Counts) -> float:
     return counts.input_tokens - (1 - CACHED_TOKEN) * counts.cached_tokens + counts.output_tokens
 
 
+def used_by_tool(plan: RunPlan, kind: str, model: str, at: int) -> Spent:
+    """One call of a tool that has a model of its own, as usage of a kind, at `at` (microseconds)."""
+    account = Account(plan.owner, plan.key_id, model, tier_of(plan.priority), kind)
+    return Spent(at, account, Counts(requests=1))
+
+
 def spent_so_far(plan: bytes, log: Sequence[tuple[int, bytes | None]]) -> Spent | None:
     """The same of a run that goes now, by its plan and its log as they are stored (`storage.Spending`)."""
     return spent(RunPlan.load(plan), Progress.of(log), now_us())

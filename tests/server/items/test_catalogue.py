@@ -32,6 +32,7 @@ def called(name: str, **arguments: Any) -> Json:
 
 ASKED: Json = {"server_label": "s", "name": "t", "arguments": '{"a": 1}'}
 
+MADE = "The image was made, and the user sees it."
 WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
     "message": [([{"role": "developer", "content": "a"}], ["system: a"])],
     "reasoning": [([{"content": [{"type": "reasoning_text", "text": "hm"}]}], ["thought: hm"])],
@@ -119,6 +120,21 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
     "web_search_call": [  # without its private half, which no client has, there is nothing to say
         ([{"action": {"type": "search", "query": "q", "sources": [{"type": "url", "url": "u"}]}}], []),
         ([{"action": {"type": "open_page", "url": "u"}, "status": "failed"}], []),
+    ],
+    "image_generation_call": [
+        (
+            [{"result": "aGk=", "revised_prompt": "a cat"}],
+            [called("image_generation", prompt="a cat"), f"image_generation: {MADE}"],
+        ),
+        ([{"id": "ig_1"}], [called("image_generation", prompt=""), f"image_generation: {MADE}"]),
+        (
+            [{"status": "failed", "error": {"type": "t", "message": "no cats"}}],
+            [called("image_generation", prompt=""), "image_generation: error: no cats"],
+        ),
+        (
+            [{"status": "generating"}],
+            [called("image_generation", prompt=""), "image_generation: error: The image was not made."],
+        ),
     ],
     "file_search_call": [
         (
@@ -233,8 +249,7 @@ def test_every_type_has_words_or_is_refused() -> None:
     assert sorted([*WORDS, *REFUSED]) == sorted(ITEM_TYPES)
     assert set(REFUSED) == {
         "additional_tools", "compaction", "compaction_trigger", "computer_call", "computer_call_output",
-        "configuration_update", "image_generation_call", "program", "program_output", "tool_search_call",
-        "tool_search_output",
+        "configuration_update", "program", "program_output", "tool_search_call", "tool_search_output",
     }  # fmt: skip
 
 

@@ -197,7 +197,9 @@ async def test_a_waiting_response_is_fed_and_may_be_fed_again(api: Api, kind: Ki
         call = (await live.until("output_item.done"))["item"]
         while "pending_tool_calls" not in (now := await api.get(live.id)):
             pass
-        assert now["pending_tool_calls"] == [{"call_id": call["call_id"], "name": kind.call}]
+        assert now["pending_tool_calls"] == [
+            {"call_id": call["call_id"], "type": kind.call, "name": kind.call}
+        ]
         entry = answered(kind, call) if whole else {"call_id": call["call_id"], "output": "free"}
         path = f"/v1/responses/{live.id}/tool_outputs"
         for _ in range(2):

@@ -206,6 +206,8 @@ async def test_what_fails_is_told_to_the_model(tmp_path: Path, web: LoopbackWeb)
         last = prompts(engine)[-1]
         for words in ("answered with status 429", "no such source", "type image/png, which cannot be read"):
             assert words in last
+        assert '{"ref": 7}' in last and '{"pattern": "x"}' in last, "what the model wrote, and no made-up URL"
+        assert "source:7" not in last and "about:invalid" not in last
     broken = loose(saying('<tool_call>\n{"name": "web_search", "arguments": {"queries": ["a"', "sorry"))
     async with searching(tmp_path / "broken", web, broken) as (_, api):
         items = made((await api.stream("hi", tools=[WEB])).response)
@@ -231,7 +233,10 @@ def _says(request: GenerateRequest, prompt: str) -> str:
         ("open_page", '{"ref": true, "page": 1e3}', {"url": None}),
         ("open_page", f'{{"ref": 1{"0" * 30}, "page": 1{"0" * 30}}}', {"url": None, "page": 100000}),
         ("open_page", '{"url": "example.org/a"}', {"url": "https://example.org/a"}),
+        ("open_page", '{"ref": 7}', {"url": "source:7"}),
+        ("find_in_page", '{"ref": 7, "pattern": "a"}', {"url": "source:7", "pattern": "a"}),
         ("find_in_page", '{"ref": -1}', {"url": "about:invalid", "pattern": ""}),
+        ("find_in_page", "{}", {"url": "about:invalid", "pattern": ""}),
     ],
 )
 async def test_whatever_the_model_writes_becomes_an_item(

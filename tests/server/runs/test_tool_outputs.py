@@ -69,7 +69,9 @@ async def test_outputs_go_on_in_the_same_stream(api: Api) -> None:
     async with waiting(api, call()) as (live, [call_id]):
         now = await api.get(live.id)
         assert (now["status"], now["usage"]) == ("in_progress", None)
-        assert now["pending_tool_calls"] == [{"call_id": call_id, "name": "get_weather"}]
+        assert now["pending_tool_calls"] == [
+            {"call_id": call_id, "type": "function_call", "name": "get_weather"}
+        ]
         fed = await api.outputs(live.id, {call_id: "rainy"})
         assert (fed["id"], "pending_tool_calls" in fed) == (live.id, False)
         done = await live.done()
@@ -105,7 +107,9 @@ async def test_the_single_form(api: Api) -> None:
 async def test_outputs_may_come_in_several_posts_and_any_order(api: Api) -> None:
     async with waiting(api, BOTH) as (live, [one, two]):
         after = await api.outputs(live.id, {two: "noon"})
-        assert after["pending_tool_calls"] == [{"call_id": one, "name": "get_weather"}]
+        assert after["pending_tool_calls"] == [
+            {"call_id": one, "type": "function_call", "name": "get_weather"}
+        ]
         assert (await api.get(live.id))["pending_tool_calls"] == after["pending_tool_calls"]
         [listed] = (await api.page("/v1/responses"))["data"]
         assert listed == after
@@ -139,7 +143,9 @@ async def test_another_output_for_an_answered_call_is_a_conflict(api: Api) -> No
         other = {"tool_outputs": [{"call_id": one, "output": "sunny"}, {"call_id": two, "output": "noon"}]}
         error = await api.fails(409, "POST", path, json=other)
         assert error["headers"]["x-should-retry"] == "false"
-        assert (await api.get(live.id))["pending_tool_calls"] == [{"call_id": two, "name": "get_time"}]
+        assert (await api.get(live.id))["pending_tool_calls"] == [
+            {"call_id": two, "type": "function_call", "name": "get_time"}
+        ]
         await api.outputs(live.id, {two: "noon"})
         await live.done()
         await api.fails(409, "POST", path, json=other)
@@ -151,6 +157,7 @@ async def test_an_unknown_call_is_refused(api: Api) -> None:
         body = {"tool_outputs": [{"call_id": call_id, "output": "x"}, {"call_id": "call_no", "output": "x"}]}
         error = await api.fails(400, "POST", path, json=body)
         assert error["code"] == "unknown_call_id" and "call_no" in error["message"]
+        assert error["param"] == "tool_outputs[1].call_id"
         assert len((await api.get(live.id))["pending_tool_calls"]) == 1, "all or none"
         await api.outputs(live.id, {call_id: "x"})
         await live.done()
@@ -187,7 +194,9 @@ async def test_outputs_may_be_posted_as_soon_as_a_call_is_seen(tmp_path: Path) -
         assert await api.get(live.id), "and it has been looked at"
         gate.release.set()
         two = (await live.until("output_item.done"))["item"]["call_id"]
-        assert (await early)["pending_tool_calls"] == [{"call_id": two, "name": "get_time"}]
+        assert (await early)["pending_tool_calls"] == [
+            {"call_id": two, "type": "function_call", "name": "get_time"}
+        ]
         await api.cancel(live.id)
 
 
@@ -284,7 +293,7 @@ async def test_waiting_survives_a_restart(tmp_path: Path) -> None:
     async with live_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
         now = await api.get(live.id)
-        assert now["pending_tool_calls"] == [{"call_id": two, "name": "get_time"}]
+        assert now["pending_tool_calls"] == [{"call_id": two, "type": "function_call", "name": "get_time"}]
         async with api.follow(live.id, len(live.events) - 1) as rest:
             await api.outputs(live.id, {two: "noon"})
             while await rest.next() is not None:
@@ -467,6 +476,7 @@ async def test_a_continuation_needs_all_outputs_in_one_post(api: Api) -> None:
     extra = [{"call_id": call_id, "output": "x"} for call_id in (one, two, "call_nobody")]
     error = await api.fails(400, "POST", path, json={"tool_outputs": extra})
     assert "call_nobody" in error["message"]
+    assert (error["code"], error["param"]) == ("unknown_call_id", "tool_outputs[2].call_id")
     done = await api.outputs(first["id"], {one: "rainy", two: "noon"})
     assert text(done) == "The tool said: rainy; noon"
 

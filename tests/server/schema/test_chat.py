@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +43,22 @@ def test_messages_keep_their_roles_and_parts() -> None:
         (item,) = items({"role": role, "content": [{"type": "text", "text": "x"}]})
         assert (item["role"], item["content"]) == (role, [{"type": "input_text", "text": "x"}])
     (refusal,) = items({"role": "assistant", "content": None, "refusal": "no"})
-    assert refusal["content"] == [{"type": "refusal", "refusal": "no"}]
+    no = {"type": "refusal", "refusal": "no"}
+    assert refusal["content"] == [no]
+    said = {"type": "output_text", "text": "x", "annotations": [], "logprobs": []}
+    for content, parts in (
+        ("", [no]),  # what some clients make of null
+        ([], [no]),
+        ([no], [no, no]),
+        ("x", [said, no]),
+        ([{"type": "text", "text": "x"}], [said, no]),
+    ):
+        (both,) = items({"role": "assistant", "content": content, "refusal": "no"})
+        assert both["content"] == parts
+    (plain,) = items({"role": "assistant", "content": "x", "refusal": ""})
+    assert plain["content"] == [said]
+    with pytest.raises(ApiError, match="expected a string or an array"):
+        items({"role": "assistant", "content": 3, "refusal": "no"})
     (output,) = items({"role": "tool", "tool_call_id": "c", "content": "sunny"})
     assert (output["type"], output["output"]) == ("function_call_output", "sunny")
     (empty,) = items({"role": "assistant", "content": ""})

@@ -249,8 +249,11 @@ def test_every_official_tool_is_taken_and_echoed() -> None:
     for tool in tools:
         wire.validate("Tool", tool)
     assert parse_tools(tools) == tools
-    # Whether the web can be searched is for the server to say that has a provider, or none.
-    offered = ("function", "custom", "mcp", "shell", "local_shell", "apply_patch", "web_search")
+    # Whether the web can be searched, or images made, is for the server to say that has a provider, or none.
+    offered = (
+        *("function", "custom", "mcp", "shell", "local_shell", "apply_patch", "web_search"),
+        "image_generation",
+    )
     unheard = [index for index, tool in enumerate(TOOLS) if not tool["type"].startswith(offered)]
     assert unoffered(tools) == [f"tools[{index}]" for index in unheard]
 

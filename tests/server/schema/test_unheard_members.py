@@ -400,15 +400,14 @@ def test_what_an_assistant_message_says_twice_is_named_where_it_differs() -> Non
     message: Json = {
         "role": "assistant",
         "content": "x",
-        "refusal": "r",
         "reasoning": "a",
         "reasoning_content": "b",
     }
     with collecting() as found:
         parse_chat({"messages": [message]})
-    assert found.header() == "messages[0].reasoning,messages[0].refusal"
+    assert found.header() == "messages[0].reasoning"
     with collecting() as found:
-        parse_chat({"messages": [{**message, "refusal": None, "reasoning": "b"}]})
+        parse_chat({"messages": [{**message, "reasoning": "b"}]})
     assert found.header() == ""
 
 

@@ -493,7 +493,9 @@ async def test_a_run_waits_for_an_approval(tmp_path: Path) -> None:
     async with desk(tmp_path) as here:
         async with waiting_for(here, BOOK) as (live, waiting):
             [request] = requests(waiting)
-            assert waiting["pending_tool_calls"] == [{"approval_request_id": request["id"], "name": "book"}]
+            assert waiting["pending_tool_calls"] == [
+                {"approval_request_id": request["id"], "type": "mcp_approval_request", "name": "book"}
+            ]
             assert (waiting["status"], here.seen.called) == ("in_progress", [])
             here.api.response(await fed(here, live.id, approve(request["id"])))
             done = await live.done()

@@ -81,6 +81,35 @@ def test_an_output_needs_its_call() -> None:
     check_calls([], [made("a"), answered("a")])
 
 
+def test_a_call_has_one_output() -> None:
+    other = {**answered("a"), "id": "fco_other", "output": "another"}
+    for history, new, place in (
+        ([], [made("a"), answered("a"), answered("a")], 2),
+        ([], [made("a"), answered("a"), other], 2),
+        ([made("a")], [answered("a"), answered("a")], 1),
+        ([made("a"), answered("a")], [user(1), other], 1),
+        ([made("a"), answered("a")], [answered("a"), answered("a")], 1),
+    ):
+        with pytest.raises(ApiError, match="Call 'a' is answered twice") as twice:
+            check_calls(history, new)
+        assert (twice.value.code, twice.value.param) == ("invalid_value", f"input[{place}].call_id")
+    check_calls([made("a"), answered("a")], [{**answered("a"), "id": "fco_again"}])  # a client repeats itself
+    check_calls([], [made("a"), answered("a")] * 2)  # or uses its ids again, or sends its history again
+    check_calls([made("a"), answered("a")], [made("a"), answered("a"), user(1)])
+
+
+def test_an_output_is_of_the_kind_of_its_call() -> None:
+    shell: Json = {"type": "shell_call", "id": "sh_a", "call_id": "a", "action": {"commands": ["ls"]}}
+    wrong: Json = {"type": "custom_tool_call_output", "id": "ctco_a", "call_id": "a", "output": "x"}
+    right: Json = {"type": "shell_call_output", "id": "sho_a", "call_id": "a", "output": []}
+    for history, new, place in (([shell], [wrong], 0), ([], [made("a"), right], 1), ([], [shell, wrong], 1)):
+        with pytest.raises(ApiError, match="does not answer this call") as other:
+            check_calls(history, new)
+        assert other.value.param == f"input[{place}].type"
+    check_calls([shell], [right])
+    check_calls([shell], [answered("a")])  # as older clients answer it
+
+
 @given(st.lists(st.sampled_from(["u", "c", "o"]), max_size=12), st.integers(1, 12))
 def test_what_is_dropped_takes_its_outputs_along(kinds: list[str], count: int) -> None:
     items: list[Json] = []

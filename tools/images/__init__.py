@@ -1,0 +1,12 @@
+"""Images: asked of the server of the operator's choice that makes them.
+
+What the server makes of them (items, events, words for the model) is not known here.
+"""
+
+from __future__ import annotations
+
+from tools.images.generator import ImageGenerator
+from tools.images.replies import Image, ImageFailed
+from tools.images.specs import GENERATE, image_tools
+
+__all__ = ["GENERATE", "Image", "ImageFailed", "ImageGenerator", "image_tools"]
