@@ -73,14 +73,15 @@ def items_of(message: Any, kind: str) -> list[Any]:
 @pytest.mark.parametrize("version", ["v0", "responses/v1", "v1"])
 async def test_langchain(server: Running, version: str, chained: bool, streamed: bool) -> None:
     async with httpx.AsyncClient() as http:  # its own clients are cached and never closed
+        settings: dict[str, Any] = {
+            "model": MODEL, "base_url": f"{server.base_url}/v1", "api_key": SecretStr("unused")
+        }  # fmt: skip
         model = ChatOpenAI(
-            model=MODEL,
-            base_url=f"{server.base_url}/v1",
-            api_key=SecretStr("unused"),
             use_responses_api=True,
             use_previous_response_id=chained,
             output_version=version,
             http_async_client=http,
+            **settings,
         )
         searching, history = model.bind_tools([WEB]), [HumanMessage(SEARCH)]
         found = await langchain_answer(searching, history, streamed)
