@@ -280,21 +280,17 @@ _BY_TURN = listed(INTEGER)
 _USAGE = of(
     {
         "input_tokens": INTEGER,
-        "input_tokens_details": of(
-            {"cached_tokens": INTEGER},
-            {"input_tokens_per_turn": _BY_TURN, "cached_tokens_per_turn": _BY_TURN},
-        ),
+        "input_tokens_details": of({"cached_tokens": INTEGER}),
         "output_tokens": INTEGER,
-        "output_tokens_details": of(
-            {"reasoning_tokens": INTEGER},
-            {
-                "tool_output_tokens": INTEGER,
-                "output_tokens_per_turn": _BY_TURN,
-                "tool_output_tokens_per_turn": _BY_TURN,
-            },
-        ),
+        "output_tokens_details": of({"reasoning_tokens": INTEGER}, {"tool_output_tokens": INTEGER}),
         "total_tokens": INTEGER,
-    }
+    },
+    {
+        "input_tokens_per_turn": _BY_TURN,
+        "cached_tokens_per_turn": _BY_TURN,
+        "output_tokens_per_turn": _BY_TURN,
+        "tool_output_tokens_per_turn": _BY_TURN,
+    },
 )
 _COMPLETION_USAGE = of(
     {

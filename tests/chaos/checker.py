@@ -101,7 +101,7 @@ def check_used(usages: Sequence[Json], used: Json) -> list[str]:
             usage = usage[name]
         return int(usage)
 
-    begun = [usage for usage in usages if usage["input_tokens_details"]["input_tokens_per_turn"]]
+    begun = [usage for usage in usages if usage["input_tokens_per_turn"]]
     expected = {
         "num_model_requests": len(begun),
         "input_tokens": sum_of("input_tokens"),

@@ -159,13 +159,15 @@ async def test_arrivals_are_kept_by_event(told: tuple[bytes, Json]) -> None:
 def test_what_is_used_is_the_sum_of_what_responses_say() -> None:
     usage = {
         "input_tokens": 7,
-        "input_tokens_details": {"cached_tokens": 4, "input_tokens_per_turn": [7]},
+        "input_tokens_details": {"cached_tokens": 4},
+        "input_tokens_per_turn": [7],
         "output_tokens": 5,
         "output_tokens_details": {"reasoning_tokens": 1},
     }
     none = {
         "input_tokens": 0,
-        "input_tokens_details": {"cached_tokens": 0, "input_tokens_per_turn": []},
+        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_per_turn": [],
         "output_tokens": 0,
         "output_tokens_details": {"reasoning_tokens": 0},
     }

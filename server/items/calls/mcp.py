@@ -191,15 +191,21 @@ def _filled_listing(functions: Sequence[Tool]) -> Item:
         {"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}
         for tool in functions
     ]
-    return {"tools": listed, "error": None}
+    return {"tools": listed}
 
 
 def _listed(listing: ServerListing) -> Item:
+    # What a server has not said is left out and never null, which clients refuse here: Vercel's AI SDK does.
     tools = []
     for tool in listing.tools:
-        said = {"name": tool.name, "description": tool.description, "input_schema": dict(tool.input_schema)}
-        tools.append(said if tool.annotations is None else {**said, "annotations": dict(tool.annotations)})
-    return {"tools": tools, "error": listing.error}
+        said: Item = {"name": tool.name}
+        if tool.description is not None:
+            said["description"] = tool.description
+        said["input_schema"] = dict(tool.input_schema)
+        if tool.annotations is not None:
+            said["annotations"] = dict(tool.annotations)
+        tools.append(said)
+    return {"tools": tools} if listing.error is None else {"tools": tools, "error": listing.error}
 
 
 def _shows(item: Item, route: Route) -> bool:

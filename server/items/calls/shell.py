@@ -163,7 +163,9 @@ def _read_local(arguments: str) -> Item | None:
     action = read_arguments(arguments, _LOCAL_ARGUMENTS, _LOCAL_NAMES)
     if action is None:
         return None
-    return {"action": {"type": "exec", **{name: action[name] for name in _LOCAL_NAMES}}}
+    # What the model has not said is left out and never null, which clients refuse here: Vercel's AI SDK does.
+    said = {name: action[name] for name in _LOCAL_NAMES if action[name] is not None}
+    return {"action": {"type": "exec", **said}}
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -109,24 +109,24 @@ class Progress:
         return sum(turn.num_limited for turn in self.turns if turn.first_item <= index)
 
     def usage(self) -> dict[str, Any]:
-        """The official usage object, and the same by turn: a list has one number for each generation."""
+        """The official usage object, and the same by turn: a list has one number for each generation.
+
+        The details have numbers alone: clients refuse lists there, such as the Agents SDK for JavaScript.
+        """
         tool_output = self._tool_output_tokens()
         return {
             "input_tokens": self.input_tokens,
-            "input_tokens_details": {
-                "cached_tokens": self.cached_tokens,
-                "cache_write_tokens": 0,
-                "input_tokens_per_turn": [turn.input_tokens for turn in self.turns],
-                "cached_tokens_per_turn": [turn.cached_tokens for turn in self.turns],
-            },
+            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": self.output_tokens,
             "output_tokens_details": {
                 "reasoning_tokens": self.reasoning_tokens,
                 "tool_output_tokens": sum(tool_output),
-                "output_tokens_per_turn": [turn.output_tokens for turn in self.turns],
-                "tool_output_tokens_per_turn": tool_output,
             },
             "total_tokens": self.input_tokens + self.output_tokens,
+            "input_tokens_per_turn": [turn.input_tokens for turn in self.turns],
+            "cached_tokens_per_turn": [turn.cached_tokens for turn in self.turns],
+            "output_tokens_per_turn": [turn.output_tokens for turn in self.turns],
+            "tool_output_tokens_per_turn": tool_output,
         }
 
     def _tool_output_tokens(self) -> list[int]:

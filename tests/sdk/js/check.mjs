@@ -3,20 +3,16 @@
 // `make test-js`; not a part of `make test`, which needs Python only.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { dirname, join } from "node:path";
-import { fileURLToPath } from "node:url";
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { generateText, stepCountIs, streamText, tool } from "ai";
 import OpenAI from "openai";
 import { z } from "zod";
 
+import { against, all, MODEL } from "./serving.mjs";
+
 globalThis.AI_SDK_LOG_WARNINGS = false;
 
-const MODEL = "antiphon-scripted";
 const CALL = 'call get_weather {"city": "Paris"}';
 const WEATHER = {
   type: "function",
@@ -28,12 +24,6 @@ const WEATHER = {
     required: ["city"],
     additionalProperties: false,
   },
-};
-
-const all = async (stream) => {
-  const found = [];
-  for await (const one of stream) found.push(one);
-  return found;
 };
 
 const checks = {
@@ -133,32 +123,6 @@ const tiny = {
     assert.deepEqual(called, ["Tokyo", "Tokyo"]);
   },
 };
-
-const root = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "..");
-const python = process.env.PYTHON ?? join(root, ".venv", "bin", "python");
-
-async function against(flags, checks) {
-  const data = mkdtempSync(join(tmpdir(), "antiphon-js-"));
-  const args = ["-m", "server.cli", "serve", "--port", "0", "--data", data, "--log-level", "error", ...flags];
-  const server = spawn(python, args, { cwd: root, stdio: ["ignore", "pipe", "inherit"] });
-  const gone = new Promise((resolve) => server.once("exit", resolve));
-  try {
-    const banner = await new Promise((resolve, reject) => {
-      server.stdout.once("data", (text) => resolve(String(text)));
-      server.once("exit", (code) => reject(new Error(`the server ended with ${code}`)));
-    });
-    const baseURL = `${banner.match(/http:\/\/\S+/)[0]}/v1`;
-    const client = new OpenAI({ apiKey: "unused", baseURL, maxRetries: 0 });
-    for (const [name, check] of Object.entries(checks)) {
-      await check({ client, baseURL });
-      console.log(`ok: ${name}`);
-    }
-  } finally {
-    server.kill();
-    await gone;
-    rmSync(data, { recursive: true });
-  }
-}
 
 await against(["--engine", "scripted"], checks);
 await against([], tiny);

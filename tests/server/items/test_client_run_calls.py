@@ -104,16 +104,7 @@ DELETE = replace(
 LOCAL = Kind(
     "local_shell",
     {"command": ["ls", "-l"], "env": {"A": "b"}},
-    {
-        "action": {
-            "type": "exec",
-            "command": ["ls", "-l"],
-            "timeout_ms": None,
-            "working_directory": None,
-            "env": {"A": "b"},
-            "user": None,
-        }
-    },
+    {"action": {"type": "exec", "command": ["ls", "-l"], "env": {"A": "b"}}},
     {"type": "local_shell_call_output", "output": "total 0"},
     "total 0",
     other={"action": {"env": {"A": "b"}, "command": ["ls", "-l"], "type": "exec"}},

@@ -91,20 +91,20 @@ async def test_turns_are_listed_and_survive_a_restart(tmp_path: Path) -> None:
         await api.outputs(begun["id"], {pending["call_id"]: "sunny and warm"})
         done = await api.ended(begun["id"])
         assert await used(server) == told(done)
-        given, made = done["usage"]["input_tokens_details"], done["usage"]["output_tokens_details"]
-        inputs, outputs = given["input_tokens_per_turn"], made["output_tokens_per_turn"]
-        assert len(inputs) == len(outputs) == len(given["cached_tokens_per_turn"]) == 2
-        assert (sum(inputs), sum(outputs)) == (done["usage"]["input_tokens"], done["usage"]["output_tokens"])
+        usage = done["usage"]
+        inputs, outputs = usage["input_tokens_per_turn"], usage["output_tokens_per_turn"]
+        assert len(inputs) == len(outputs) == len(usage["cached_tokens_per_turn"]) == 2
+        assert (sum(inputs), sum(outputs)) == (usage["input_tokens"], usage["output_tokens"])
         grown = inputs[1] - inputs[0] - outputs[0]
-        assert grown > 0 and made["tool_output_tokens_per_turn"] == [0, grown]
-        assert made["tool_output_tokens"] == grown
+        assert grown > 0 and usage["tool_output_tokens_per_turn"] == [0, grown]
+        assert usage["output_tokens_details"]["tool_output_tokens"] == grown
 
 
 async def test_tools_of_the_server_are_turns_too(tmp_path: Path) -> None:
     async with running_app(tmp_path) as server, http_client(server) as client:
         asked = 'call calculator {"expression": "6*7"}'
         done = await Api(client).create(asked, tools=[BUILTIN])
-        assert len(done["usage"]["output_tokens_details"]["output_tokens_per_turn"]) == 2
+        assert len(done["usage"]["output_tokens_per_turn"]) == 2
         assert done["usage"]["output_tokens_details"]["tool_output_tokens"] > 0
         assert await used(server) == told(done), "a response is one request, however many turns it has"
 

@@ -11,11 +11,13 @@ from typing import Any, get_args
 import pytest
 
 from engine import ScriptedEngine
+from server.items import ITEM_TYPES
 from server.mcp_servers import read_mcp_settings
 from tests.support.mcp_servers import Kind, Seen, mcp_server, stdio_command
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, gated, loose, prompts, text
 from tests.support.wire import Json
+from tools import Listing, McpTool
 
 DESK: Json = {
     "type": "mcp",
@@ -36,6 +38,15 @@ def kinds(response: Json) -> list[str]:
     return [item["type"] for item in response["output"]]
 
 
+def test_a_listing_leaves_out_what_the_server_has_not_said() -> None:
+    call = ITEM_TYPES["mcp_call"].call
+    assert call is not None and call.execution is not None and call.execution.elsewhere is not None
+    listing = Listing((McpTool("bare", None, {"type": "object"}, None),))
+    assert call.execution.elsewhere.listed(listing) == {
+        "tools": [{"name": "bare", "input_schema": {"type": "object"}}]
+    }
+
+
 @pytest.mark.parametrize("kind", get_args(Kind))
 async def test_a_server_is_listed_once_and_its_tools_are_called(tmp_path: Path, kind: Kind) -> None:
     seen = Seen()
@@ -53,7 +64,8 @@ async def test_a_server_is_listed_once_and_its_tools_are_called(tmp_path: Path, 
         )
         assert await api.ended(stream.response["id"]) == stream.response
     listing, made, _ = stream.response["output"]
-    assert (listing["type"], listing["server_label"], listing["error"]) == ("mcp_list_tools", "desk", None)
+    assert (listing["type"], listing["server_label"]) == ("mcp_list_tools", "desk")
+    assert "error" not in listing, "clients refuse a null here"
     names = [tool["name"] for tool in listing["tools"]]
     assert names == ["look_up", "book", "files.list", "picture", "hold", "hold_safely", "meet"]
     assert listing["tools"][0]["annotations"]["readOnlyHint"] is True

@@ -94,20 +94,14 @@ def test_progress_is_rebuilt_from_facts() -> None:
     progress.add({"ended": "stop"}, 3)
     assert progress.usage() == {
         "input_tokens": 7,
-        "input_tokens_details": {
-            "cached_tokens": 4,
-            "cache_write_tokens": 0,
-            "input_tokens_per_turn": [7],
-            "cached_tokens_per_turn": [4],
-        },
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
         "output_tokens": 5,
-        "output_tokens_details": {
-            "reasoning_tokens": 1,
-            "tool_output_tokens": 0,
-            "output_tokens_per_turn": [5],
-            "tool_output_tokens_per_turn": [0],
-        },
+        "output_tokens_details": {"reasoning_tokens": 1, "tool_output_tokens": 0},
         "total_tokens": 12,
+        "input_tokens_per_turn": [7],
+        "cached_tokens_per_turn": [4],
+        "output_tokens_per_turn": [5],
+        "tool_output_tokens_per_turn": [0],
     }
 
 
@@ -120,13 +114,11 @@ def test_usage_by_turn() -> None:
         (6, None),
     ]
     usage = Progress.of(log).usage()
-    assert usage["input_tokens_details"]["input_tokens_per_turn"] == [7, 20, 21]
-    assert usage["input_tokens_details"]["cached_tokens_per_turn"] == [4, 12, 0]
-    assert usage["output_tokens_details"] == {
-        "reasoning_tokens": 1,
-        "tool_output_tokens": 8,
-        "output_tokens_per_turn": [5, 4, 7],
-        "tool_output_tokens_per_turn": [0, 8, 0],  # 20 - 7 - 5; a template may drop thoughts: never below 0
-    }
+    assert usage["input_tokens_per_turn"] == [7, 20, 21]
+    assert usage["cached_tokens_per_turn"] == [4, 12, 0]
+    assert usage["output_tokens_per_turn"] == [5, 4, 7]
+    # 20 - 7 - 5; a template may drop thoughts: never below 0
+    assert usage["tool_output_tokens_per_turn"] == [0, 8, 0]
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 1, "tool_output_tokens": 8}
     assert (usage["input_tokens"], usage["output_tokens"]) == (48, 16)
-    assert Progress().usage()["output_tokens_details"]["output_tokens_per_turn"] == []
+    assert Progress().usage()["output_tokens_per_turn"] == []
