@@ -45,7 +45,7 @@ ORDERS = {
         *("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "inspection"),
         "storage",
     ),
-    "tools": ("spec", "arguments", "egress", "runtime", "mcp", "builtin", "operator", "web"),
+    "tools": ("spec", "arguments", "ranking", "egress", "runtime", "mcp", "builtin", "operator", "web"),
     "server": (
         *(
             "clock",

@@ -8,12 +8,14 @@ from tools.builtin import BUILTIN
 from tools.egress import Caps, Egress, EgressError, guarded_client, prepare_egress, read_rule
 from tools.mcp import ConnectionPool, Connections, Listing, McpServer, McpTool
 from tools.operator import ToolsError, operator_tools, tool
+from tools.ranking import best_matches
 from tools.runtime import ToolResult, execute
 from tools.spec import Registry, ToolError, ToolSpec
 from tools.web import (
     PAGE,
     PROVIDERS,
     SEARCH,
+    McpSearch,
     SearchFailed,
     WebSearch,
     folder_tools,
@@ -21,6 +23,7 @@ from tools.web import (
     is_within,
     prepare_pages,
     read_folder,
+    read_name,
     reads_html,
     search_once,
     urls_in,
@@ -38,6 +41,7 @@ __all__ = [
     "Egress",
     "EgressError",
     "Listing",
+    "McpSearch",
     "McpServer",
     "McpTool",
     "Registry",
@@ -47,6 +51,7 @@ __all__ = [
     "ToolSpec",
     "ToolsError",
     "WebSearch",
+    "best_matches",
     "execute",
     "folder_tools",
     "guarded_client",
@@ -57,6 +62,7 @@ __all__ = [
     "prepare_egress",
     "prepare_pages",
     "read_folder",
+    "read_name",
     "read_rule",
     "reads_html",
     "search_once",

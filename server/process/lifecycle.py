@@ -101,6 +101,7 @@ class ServerLifecycle:
 
         self.keys.reload()
         registry = await self._read_registry() if self._registry is None else self._registry
+        self._registry = registry
         if key_required:  # only storage knows whether there is one, and a model takes long to load
             await self._open_storage()
             await self._require_key()
@@ -274,6 +275,9 @@ class ServerLifecycle:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self.context = None
+        for spec in (self._registry or {}).values():
+            if spec.close is not None:
+                await spec.close()
         if self._retention is not None:
             await self._retention.close()
         if self._meters is not None:

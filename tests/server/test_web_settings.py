@@ -15,21 +15,27 @@ from tests.support.loopback_web import loopback_web
 def test_the_table_is_read_with_its_secret(tmp_path: Path) -> None:
     (tmp_path / "antiphon.toml").write_text('[web]\nprovider = "brave"\napi_key = { env = "SEARCH_KEY" }\n')
     config = load({"data": str(tmp_path)}, {"SEARCH_KEY": "s3cret"}).config
-    assert config.web.search is not None and config.web.api_key == "s3cret"
-    assert config.web.search.address == "https://api.search.brave.com/res/v1/web/search"
-    assert "s3cret" not in repr(config) and "s3cret" not in repr(config.web.search)
-    assert Config().web.search is None
+    search = config.web.search(config.mcp)
+    assert search is not None and config.web.api_key == "s3cret"
+    assert search.address == "https://api.search.brave.com/res/v1/web/search"
+    assert "s3cret" not in repr(config) and "s3cret" not in repr(search)
+    assert Config().web.search(config.mcp) is None
 
 
 @pytest.mark.parametrize(
     ("table", "fault"),
     [
-        ('provider = "google"', "web.provider: 'google' is no provider; there are: searxng, brave, tavily"),
+        (
+            'provider = "google"',
+            "web.provider: 'google' is no provider; there are: searxng, brave, tavily, mcp:NAME/TOOL",
+        ),
         ('provider = "searxng"', "searxng answers where you run it: give url"),
         ('provider = "searxng"\nurl = "localhost"', "web.url: 'localhost' is no address"),
         ('provider = "tavily"', "tavily needs a key: give api_key"),
         ('api_key = { env = "NONE" }', "web.api_key: there is no variable 'NONE'"),
         ('url = "http://a"', "give provider, too"),
+        ('provider = "mcp:desk"', "web.provider: 'mcp:desk' is no provider"),
+        ('provider = "mcp:desk/search"\nurl = "http://a"', "in its table [mcp.servers.NAME]"),
         ('open = "all"', "web.open: "),
         ("limit = 1", "web.limit: "),
     ],
