@@ -80,8 +80,8 @@ class Listing:
     """An item that shows, once in a conversation, the functions that a route leads from.
 
     type: the item's. opened: its fields when it is added, for the route. filled: those that have changed when
-    it is done, for the functions. events: the event types between the two. shows: whether an item is the
-    listing of a route.
+    it is done, for the functions. events: the event types between the two, the last of which says that they
+    are known. shows: whether an item is the listing of a route, and is done.
     """
 
     type: str
@@ -92,12 +92,32 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Deferred:
+    """A function that the model is not offered before a search has loaded it.
+
+    function: flat, under the name by which it would be shown. route: where its calls lead. tool: how the
+    output of a search says it: as a tool of the request that has no other function. group, about: name and
+    description of what it belongs to: a namespace, an MCP server, or nothing but itself. elsewhere: whether
+    it is a tool of another server.
+    """
+
+    function: Tool
+    route: Route
+    tool: Tool
+    group: str
+    about: str | None
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
-    """Where a call is made: the tools of its request, its instructions, and the conversation so far."""
+    """Where a call is made: the tools of its request, its instructions, the conversation so far, and the
+    functions that a search may load."""
 
     tools: Sequence[Tool]
     instructions: str | None
     items: Sequence[Item]
+    deferred: Sequence[Deferred] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +146,8 @@ class Execution:
     events that a whole call begins its execution with. keeps: the private half of an item whose outcome is
     written, with what the result keeps among it. broken: the status of a call that is not whole, or of no
     tool. listing: what is shown of the tool before the first generation. elsewhere: where tools of such calls
-    may be those of other servers. approval: how a client is asked for calls that need its approval.
+    may be those of other servers. approval: how a client is asked for calls that need its approval. follows:
+    the item that holds the outcome, where the call's own does not: its type and fields; None for none.
     """
 
     running: str
@@ -139,6 +160,7 @@ class Execution:
     listing: Listing | None = None
     elsewhere: Elsewhere | None = None
     approval: Approval | None = None
+    follows: Callable[[Item, ToolResult], Item | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +169,16 @@ class Elsewhere:
 
     meant: whether a tool of a request stands for another server. offers: the tools of a listing that such a
     tool lets in, each with its route, among whose fields is its own `name`; a function is shown to the model
-    under the name that is given there, unless that is taken. listed: those
-    fields of the listing that have changed when it is done, for what the server answered. failed: the types
-    of the events of a listing that failed, in place of the listing's. holds: whether a call is one of such
-    tools. run: carries it out; never raises. repeatable: as in `Execution`.
+    under the name that is given there, unless that is taken. listed: those fields of the listing that have
+    changed when it is done, for what the server answered. failed: the type of the last event of a listing
+    that failed, in place of the listing's. holds: whether a call is one of such tools. run: carries it out;
+    never raises. repeatable: as in `Execution`.
     """
 
     meant: Callable[[Tool], bool]
     offers: Callable[[Tool, Item, Approvals], Sequence[tuple[Tool, Route]]]
     listed: Callable[[ServerListing], Item]
-    failed: tuple[str, ...]
+    failed: str
     holds: Callable[[Item, Reach], bool]
     run: Callable[[Item, Reach], Awaitable[ToolResult]]
     repeatable: Callable[[Item, Reach], bool]
@@ -200,8 +222,9 @@ class Call:
     why a server with these tools of its own cannot run such a tool, which is then not offered; None where it
     can. refers: writes into a new item what its arguments refer to among the sources of the conversation.
     fields: what every call of a tool's functions says from the start. server: which server the functions of a
-    tool are of. asks: whether calls of a tool's function of this name need the client's approval. execution:
-    None where the client carries the call out.
+    tool are of. asks: whether calls of a tool's function of this name need the client's approval. searches:
+    of calls that load deferred functions, their function, which tells of these. execution: None where the
+    client carries the call out.
     """
 
     opened: Callable[[str, str, str], Item]
@@ -215,6 +238,7 @@ class Call:
     fields: Callable[[Tool], Mapping[str, Any]] = _nothing
     server: Callable[[Tool], str | None] = _nowhere
     asks: Callable[[Tool, str, Approvals], bool] = _unasked
+    searches: Callable[[Tool, Sequence[Deferred]], Tool] | None = None
     execution: Execution | None = None
 
     @property
@@ -246,7 +270,9 @@ class ItemType:
     answered_by: the type of the items that a client answers it with. answers: the type of the items that it
     is such an answer of. of_text: the fields of such an answer for a text, where it does not have that as its
     `output` and nothing else. key: the field by which an item and its answer name each other. approves: of an
-    answer to a request for an approval, whether it lets the call be made.
+    answer to a request for an approval, whether it lets the call be made. ours: of a type whose calls either
+    side may carry out, whether this server does so with such a call, or made such an output. loads: whether
+    an item's `tools` can be called from there on.
     """
 
     type: str
@@ -267,6 +293,8 @@ class ItemType:
     secrets: tuple[str, ...] = ()
     instead: str = ""
     told_privately: bool = False
+    ours: Callable[[Item], bool] | None = None
+    loads: bool = False
     includes: Mapping[str, Callable[[Item, Private], None]] = field(default_factory=dict)
 
     @property
