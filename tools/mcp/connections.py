@@ -121,8 +121,8 @@ class Connections:
         connection = await self._connection(label, server)
         try:
             listing = await connection.use(ask)
-            for name, why in listing.left_out.items():
-                log.warning("the tool '%s' of the MCP server %s is left out: %s", name, server.name, why)
+            for name, reason in listing.left_out.items():
+                log.warning("the tool '%s' of the MCP server %s is left out: %s", name, server.name, reason)
             return listing
         except Exception as exc:
             why = failure(exc, connection.status)

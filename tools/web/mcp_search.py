@@ -181,7 +181,8 @@ def hits_in(answer: str) -> list[Hit]:
 
 def _values(answer: str) -> tuple[list[Any], bool]:
     """The JSON values at the beginning of an answer, one behind the other, and whether that is all of it."""
-    decoder, at, values = json.JSONDecoder(), 0, []
+    values: list[Any] = []
+    decoder, at = json.JSONDecoder(), 0
     while (at := _SPACE.match(answer, at).end()) < len(answer):  # type: ignore[union-attr]
         try:
             value, at = decoder.raw_decode(answer, at)

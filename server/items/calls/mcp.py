@@ -2,6 +2,12 @@
 
 One MCP server is in this process: `{"type": "mcp", "server_url": "builtin:"}`. The tools of others are known
 once a listing among the items of a conversation says them.
+
+This server's own tools are run as they are, and not through the SDK's client for servers in the same process.
+That way was measured: a call takes 0.24 ms in place of 0.03, and the first one waits half a second for the
+SDK's import. It would take nothing away, either: the registry has to stay for tools that are no MCP tools,
+and for what the protocol has no words for (strict schemas, limits of time, whether a call may run twice). And
+no request could be refused for a wrong name in `allowed_tools`, because names would be known only later.
 """
 
 from __future__ import annotations

@@ -148,7 +148,8 @@ class RunPlan:
         # As long as a server has not listed its tools, nobody can say which of them are meant.
         waits = functions.unlisted and _may_mean_listed(self.tool_choice)
         choice = "auto" if waits else _of_functions(self.tool_choice, functions)
-        if not forced and isinstance(choice, dict) and choice["type"] == "allowed_tools":
+        listed = isinstance(self.tool_choice, dict) and self.tool_choice["type"] == "allowed_tools"
+        if not forced and listed and isinstance(choice, dict):
             choice = {**choice, "mode": "auto"}
         elif not forced and choice != "none":
             choice = "auto"

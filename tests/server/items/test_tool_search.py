@@ -441,6 +441,15 @@ async def test_choices_among_what_is_loaded(tmp_path: Path, choice: Any, offered
     assert {shape.name for shape in constraint.tools} == offered
 
 
+async def test_a_search_that_was_demanded_leaves_the_model_free_afterwards(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(FIND, LIST))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        body = {"input": "Go.", "tools": [CRM, WEATHER, SEARCH], "tool_choice": {"type": "tool_search"}}
+        response = await client.post("/v1/responses", json=body)
+    assert response.json()["output"][-1]["name"] == "list_open_orders"
+    assert "get_weather" in {shape.name for shape in engine.requests[1].reader.tools}
+
+
 @pytest.mark.parametrize(
     "choice",
     [
