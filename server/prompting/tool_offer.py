@@ -211,8 +211,8 @@ def _choice(choice: Any, kinds: Mapping[str, str], param: str) -> tuple[str, fro
 
 
 def _known(ref: Mapping[str, Any], kinds: Mapping[str, str], param: str) -> str:
-    name = ref.get("name")
-    if not isinstance(name, str) or kinds.get(name) != ref.get("type", "function"):
+    name = shown_name(ref) if isinstance(ref.get("name"), str) else None
+    if name is None or kinds.get(name) != ref.get("type", "function"):
         refuse(param, f"Tool choice {name!r} was not found in the 'tools' parameter.")
     return name
 
