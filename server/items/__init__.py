@@ -6,7 +6,7 @@ reasoning lie here; `calls` has what the model calls.
 
 from __future__ import annotations
 
-from server.items.calls import InputReader, as_flat, each_tool, limit_schemas, shown_name
+from server.items.calls import InputReader, as_flat, each_tool, limit_tools, shown_name
 from server.items.catalogue import (
     FILLED,
     ITEM_TYPES,
@@ -113,7 +113,7 @@ __all__ = [
     "is_running",
     "key_of",
     "lacks",
-    "limit_schemas",
+    "limit_tools",
     "link_of",
     "listed_elsewhere",
     "load_item",

@@ -21,7 +21,7 @@ from server.items import (
     each_tool,
     instead_of,
     is_offered,
-    limit_schemas,
+    limit_tools,
     tool_shapes,
     type_of_calls,
 )
@@ -172,7 +172,7 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
     if size > MAX_TOOLS_BYTES:
         refuse(param, f"Invalid '{param}': {size} bytes of tools; at most {MAX_TOOLS_BYTES} are taken.")
     tools = [normalize_tool(tool, f"{param}[{index}]", strict=strict) for index, tool in enumerate(value)]
-    limit_schemas(tools, param)
+    limit_tools(tools, param)
     return tools
 
 

@@ -35,6 +35,9 @@ _PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
 MAX_NAMESPACE = 64
 """Characters; an output that names a namespace may have no more, either."""
 
+MAX_EACH = 1000
+"""Tools of one request, those in namespaces counted one by one; as many as an MCP server may have."""
+
 CALLERS = array(one_of("direct", "programmatic"))
 
 
@@ -98,10 +101,13 @@ def flat_namespace(parts: Mapping[str, Any]) -> Tool:
     return {**parts, "tools": tools}
 
 
-def limit_schemas(tools: Iterable[Tool], param: str = "tools") -> None:
-    """Raise ApiError 400 for schemas of strict functions that are together larger than one may be."""
+def limit_tools(tools: Iterable[Tool], param: str = "tools") -> None:
+    """Raise ApiError 400 for too many tools, those in namespaces counted, and for schemas of strict functions
+    that are together larger than one may be."""
     parts = 0
-    for path, tool, _ in each_tool(tools, param):
+    for number, (path, tool, _) in enumerate(each_tool(tools, param), 1):
+        if number > MAX_EACH:
+            refuse(path, f"Invalid '{param}': at most {MAX_EACH} are taken, those in namespaces counted.")
         if tool["type"] == "function" and tool["strict"]:
             parts = limit_parts(orjson.dumps(tool["parameters"]), f"{path}.parameters", parts)
 

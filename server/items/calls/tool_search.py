@@ -21,7 +21,7 @@ from server.items.calls.function_tools import (
     as_flat,
     each_tool,
     flat_namespace,
-    limit_schemas,
+    limit_tools,
     shown_name,
 )
 from server.items.calls.mcp import mcp_tool
@@ -263,7 +263,7 @@ def _call(value: Any, path: str) -> Item:
 
 def _output(value: Any, path: str) -> Item:
     item = _OUTPUT(value, path)
-    limit_schemas(item["tools"], f"{path}.tools")
+    limit_tools(item["tools"], f"{path}.tools")
     return _of_a_side(item, path)
 
 

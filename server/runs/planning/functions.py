@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from server.model_registry import ServedModel
     from tools import Registry
 
+MAX_LOADED = 1000
+"""Tools that the searches of a conversation may have loaded."""
+
 MAX_CHECKED = 64
 """Tools of other servers that are tried one by one where together they cannot be enforced."""
 
@@ -95,6 +98,8 @@ def functions_of(
     loading = tuple(item for item in items if is_loading(item))
     for item in loading:
         found.load(item["tools"])
+        if len(found.loaded) > MAX_LOADED:
+            refuse("tools", f"Searches have loaded more than {MAX_LOADED} tools in this conversation.")
     return Functions(
         tuple(found.tools()),
         found.routes,
@@ -115,16 +120,16 @@ class _Found:
         self._approvals = approvals
         self._clients: list[Tool] = []
         self._own: list[Tool] = []
-        self._loaded: dict[str, Tool] = {}
+        self.loaded: dict[str, Tool] = {}
         self._searches: dict[str, Call] = {}  # by the names of their functions
-        self._taken: set[str] = set()  # names of functions that are no other server's
+        self._taken: set[str] = set()  # names, also of what is deferred and no other server's
         self._all_deferred: list[Deferred] = []  # also those that are loaded
+        self._waiting: dict[tuple[str, str], Deferred] = {}  # by the server's label, if any, and name
         self.routes: dict[str, Route] = {}
         self.names: dict[tuple[str, str], str] = {}
         self.unlisted: list[Route] = []
         self.listings: list[Item] = []
         self.lacking: set[str] = set()
-        self.deferred: list[Deferred] = []
 
     def take(self, tools: Sequence[Tool]) -> None:
         """The functions of tools that are no other server's."""
@@ -139,7 +144,7 @@ class _Found:
                 self._taken.add(name)
                 route = self._route(tool, function, call, type_)
                 if tool.get("defer_loading"):
-                    self._defer(Deferred(function, route, *_said(tool, namespace, name)))
+                    self._defer(Deferred(function, route, *_said(tool, namespace, name)), name)
                     continue
                 self.routes[name] = route
                 (self._clients if _execution(route) is None else self._own).append(function)
@@ -158,14 +163,14 @@ class _Found:
             self.listings.append(listing)
             for function, route in elsewhere.offers(tool, listing, self._approvals):
                 if tool.get("defer_loading"):
-                    said = _said(tool, None, route.fields["name"])
-                    self._defer(Deferred(function, route, *said, elsewhere=True))
+                    own = route.fields["name"]
+                    self._defer(Deferred(function, route, *_said(tool, None, own), elsewhere=True), own)
                 else:
                     self._own.append(self._named(function, route))
 
     def load(self, tools: Sequence[Tool]) -> None:
-        """The functions that an item makes callable. Its definitions hold where the request has another one
-        for the same name, unless that one is not deferred. Of a server the request must have, too."""
+        """The functions that an item makes callable. Its definition of one holds in the place of a deferred
+        one of the request; tools of a server are loaded where the request has that server, deferred."""
         for entry in tools:
             if entry["type"] == "mcp":
                 self._load_of_server(entry)
@@ -173,32 +178,29 @@ class _Found:
             for path, tool, _, call, type_ in _calls([entry]):
                 for function in call.offers(tool, self._registry, path):
                     name = function["name"]
-                    if name in self.routes and name not in self._loaded:
+                    if name in self.routes and name not in self.loaded:
                         if self.routes[name].type != type_:
                             refuse("tools", f"Two tools are named {name!r}.")
                         continue
                     self._taken.add(name)
-                    self._loaded[name] = function
+                    self.loaded[name] = function
                     self.routes[name] = self._route(tool, function, call, type_)
-                    self.deferred = [known for known in self.deferred if known.function["name"] != name]
+                    self._waiting.pop(("", name), None)
 
     def _load_of_server(self, entry: Tool) -> None:
-        allowed = entry.get("allowed_tools")
+        allowed, label = entry.get("allowed_tools"), entry["server_label"]
         wanted = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
-        for known in list(self.deferred):
-            tool = known.tool
-            if tool["type"] != "mcp" or tool["server_label"] != entry["server_label"]:
+        if wanted is None:
+            wanted = [name for server, name in self._waiting if server == label]
+        for name in wanted:
+            if (known := self._waiting.pop((label, name), None)) is None:
                 continue
-            (own,) = tool["allowed_tools"]
-            if wanted is not None and own not in wanted:
-                continue
-            self.deferred.remove(known)
             function = known.function
             if known.elsewhere:
                 function = self._named(function, known.route)
             else:
                 self.routes[function["name"]] = known.route
-            self._loaded[function["name"]] = function
+            self.loaded[function["name"]] = function
 
     def tools(self) -> list[Tool]:
         """All that are offered; a search tells what it can find."""
@@ -208,16 +210,24 @@ class _Found:
             else tool
             for tool in (*self._clients, *self._own)
         ]
-        return [*given, *self._loaded.values()]
+        return [*given, *self.loaded.values()]
 
-    def _defer(self, known: Deferred) -> None:
-        self.deferred.append(known)
+    @property
+    def deferred(self) -> list[Deferred]:
+        """What no search has loaded yet."""
+        return [*self._waiting.values()]
+
+    def _defer(self, known: Deferred, name: str) -> None:
+        """name: the tool's own, where that is another one than it is shown under."""
+        label = known.tool["server_label"] if known.tool["type"] == "mcp" else ""
+        self._waiting[label, name] = known
         self._all_deferred.append(known)
 
     def _named(self, function: Tool, route: Route) -> Tool:
         """A function of another server, under a name that is free."""
         said = route.fields
-        name = _free(function["name"], said["server_label"], {*self.routes, *self._taken})
+        name = _free(function["name"], said["server_label"], self._taken)
+        self._taken.add(name)
         self.routes[name] = route
         self.names[said["server_label"], said["name"]] = name
         return {**function, "name": name}

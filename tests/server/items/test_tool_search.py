@@ -377,6 +377,7 @@ async def test_a_search_of_the_client_needs_its_output(tmp_path: Path) -> None:
         ([CRM], "tools[0].tools[1].defer_loading", "require a tool of type 'tool_search'"),
         ([WEATHER, SEARCH], "tools[1]", "requires at least one deferred tool"),
         ([CRM, SEARCH, SEARCH], "tools[2]", "one tool of type 'tool_search'"),
+        ([{**CRM, "tools": [ORDERS] * 1001}, SEARCH], "tools[0].tools[1000]", "at most 1000 are taken"),
         ([CRM, CRM, SEARCH], "tools", "Two tools are named 'crm__get_customer_profile'"),
         ([SHIPPING, SEARCH, {**SHIPPING, "defer_loading": False}], "tools", "Two tools are named"),
         ([CRM, SEARCH, function("tool_search", "Mine.")], "tools", "Two tools are named 'tool_search'"),
