@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp.server.mcpserver import MCPServer
 
 from engine import ScriptedEngine
 from tests.server.runs.execution.test_mcp_servers import DESK, kinds, settings
-from tests.support.mcp_servers import serving
+from tests.support.mcp_servers import large_server, serving
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import WEATHER, Api, Gate, answer, prompts, saying, text
 from tests.support.wire import Json
@@ -203,37 +202,6 @@ async def test_a_call_of_what_is_not_loaded_is_told_to_be_none(tmp_path: Path) -
 
 # ------------------------------------------------------------------------------------------------------------
 # MCP servers
-
-
-def large_server(called: list[str]) -> MCPServer:
-    """A server with a hundred tools."""
-    server = MCPServer("large")
-    things = (
-        "invoice",
-        "parcel",
-        "meeting",
-        "ticket",
-        "contract",
-        "vehicle",
-        "patient",
-        "lesson",
-        "recipe",
-        "song",
-    )
-    verbs = ("create", "find", "update", "archive", "share", "count", "print", "merge", "split", "rate")
-    for thing in things:
-        for verb in verbs:
-
-            def act(
-                identifier: str, comment: str = "", quantity: int = 1, name: str = f"{verb}_{thing}"
-            ) -> str:
-                called.append(name)
-                return f"{name} of {identifier}"
-
-            server.tool(
-                name=f"{verb}_{thing}", description=f"{verb.title()} a {thing} in the archive of the house."
-            )(act)
-    return server
 
 
 async def test_a_server_of_a_hundred_tools_costs_a_prompt_what_is_used_of_it(tmp_path: Path) -> None:
