@@ -7,15 +7,17 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from server.mcp_servers import McpSettings, server_of
 from server.settings_table import SettingsTable, read_table
-from tools import PROVIDERS, WebSearch
+from tools import PROVIDERS, McpSearch, WebSearch, read_name
 
 
 class WebSettings(SettingsTable):
     """`[web]`, its secrets read.
 
-    provider: one of `tools.PROVIDERS`; None: there is no web search. url: where it answers, where that is not
-    the same for everybody. open: whether the model may open only URLs that were seen before, or any.
+    provider: one of `tools.PROVIDERS`, or `mcp:NAME/TOOL`, a tool of an MCP server of the operator's; None:
+    there is no web search. url: where it answers, where that is not the same for everybody. open: whether the
+    model may open only URLs that were seen before, or any.
     """
 
     provider: str | None = None
@@ -26,8 +28,8 @@ class WebSettings(SettingsTable):
     @field_validator("provider")
     @classmethod
     def _known(cls, value: str | None) -> str | None:
-        if value is not None and value not in PROVIDERS:
-            raise ValueError(f"{value!r} is no provider; there are: {', '.join(PROVIDERS)}")
+        if value is not None and value not in PROVIDERS and read_name(value) is None:
+            raise ValueError(f"{value!r} is no provider; there are: {', '.join(PROVIDERS)}, mcp:NAME/TOOL")
         return value
 
     @field_validator("url")
@@ -43,6 +45,10 @@ class WebSettings(SettingsTable):
             if self.url is not None or self.api_key is not None:
                 raise ValueError("a url and an api_key are those of a provider: give provider, too")
             return self
+        if self.provider not in PROVIDERS:
+            if self.url is not None or self.api_key is not None:
+                raise ValueError("an MCP server has its address and its keys in its table [mcp.servers.NAME]")
+            return self
         row = PROVIDERS[self.provider]
         if row.url is None and self.url is None:
             raise ValueError(
@@ -52,10 +58,18 @@ class WebSettings(SettingsTable):
             raise ValueError(f'{self.provider} needs a key: give api_key, such as {{ env = "SEARCH_KEY" }}')
         return self
 
-    @property
-    def search(self) -> WebSearch | None:
-        """The provider, where there is one."""
-        return None if self.provider is None else WebSearch(self.provider, self.url, self.api_key)
+    def search(self, mcp: McpSettings) -> WebSearch | McpSearch | None:
+        """The provider, where there is one. mcp: the operator's MCP servers. Raises ValueError for a server
+        that is none of these."""
+        if self.provider is None:
+            return None
+        if (named := read_name(self.provider)) is None:
+            return WebSearch(self.provider, self.url, self.api_key)
+        name, tool = named
+        if name not in mcp.servers:
+            message = f"web.provider: there is no MCP server {name!r}: give it a table [mcp.servers.{name}]"
+            raise ValueError(message)
+        return McpSearch(self.provider, server_of(name, mcp.servers[name]), tool)
 
 
 def read_web_settings(table: Any, env: Mapping[str, str]) -> WebSettings:

@@ -45,7 +45,9 @@ ORDERS = {
         *("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "inspection"),
         "storage",
     ),
-    "tools": ("spec", "arguments", "egress", "runtime", "images", "mcp", "builtin", "operator", "web"),
+    "tools": (
+        *("spec", "arguments", "ranking", "egress", "runtime", "images", "mcp", "builtin", "operator", "web"),
+    ),
     "server": (
         *(
             "clock",

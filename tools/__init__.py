@@ -9,12 +9,14 @@ from tools.egress import Caps, Egress, EgressError, guarded_client, prepare_egre
 from tools.images import GENERATE, Image, ImageGenerator, image_tools
 from tools.mcp import ConnectionPool, Connections, Listing, McpServer, McpTool
 from tools.operator import ToolsError, operator_tools, tool
+from tools.ranking import best_matches
 from tools.runtime import execute
 from tools.spec import Registry, ToolError, ToolResult, ToolSpec
 from tools.web import (
     PAGE,
     PROVIDERS,
     SEARCH,
+    McpSearch,
     SearchFailed,
     WebSearch,
     folder_tools,
@@ -22,6 +24,7 @@ from tools.web import (
     is_within,
     prepare_pages,
     read_folder,
+    read_name,
     reads_html,
     search_once,
     urls_in,
@@ -42,6 +45,7 @@ __all__ = [
     "Image",
     "ImageGenerator",
     "Listing",
+    "McpSearch",
     "McpServer",
     "McpTool",
     "Registry",
@@ -51,6 +55,7 @@ __all__ = [
     "ToolSpec",
     "ToolsError",
     "WebSearch",
+    "best_matches",
     "execute",
     "folder_tools",
     "guarded_client",
@@ -62,6 +67,7 @@ __all__ = [
     "prepare_egress",
     "prepare_pages",
     "read_folder",
+    "read_name",
     "read_rule",
     "reads_html",
     "search_once",

@@ -38,7 +38,8 @@ class ToolSpec:
     parameters: the JSON Schema of its arguments, an object schema. offered_by: the `tools[].type` of the
     requests that offer it. idempotent: after a crash a call that had begun is run again; otherwise the model
     is told that its outcome is unknown. timeout_s: seconds a call may take. strict: the model is held to the
-    schema while it writes; otherwise arguments are only checked. run: carries a call out.
+    schema while it writes; otherwise arguments are only checked. run: carries a call out. close: ends what it
+    keeps from call to call, such as connections, when the server ends.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ToolSpec:
     idempotent: bool = False
     timeout_s: float = 30.0
     strict: bool = True
+    close: Callable[[], Awaitable[None]] | None = None
 
 
 Registry = Mapping[str, ToolSpec]

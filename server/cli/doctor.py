@@ -31,6 +31,7 @@ from tools import (
     BUILTIN,
     PAGE,
     EgressError,
+    McpSearch,
     SearchFailed,
     ToolsError,
     operator_tools,
@@ -224,7 +225,7 @@ async def _web(config: Config) -> Finding:
         return "FAIL", str(exc)
     if config.demo_web is not None:
         return "ok", f"the documents in {config.demo_web} stand in for the web"
-    if (search := config.web.search) is None:
+    if (search := config.web.search(config.mcp)) is None:
         return "ok", "no search provider is configured, so web_search is not offered"
     where = f"{search.provider} at {masked(search.address)}"
     try:
@@ -233,6 +234,9 @@ async def _web(config: Config) -> Finding:
         return "note", f"{where}: {why}{f' What helps: {why.hint}.' if why.hint else ''}"
     except EgressError as why:
         return "note", f"{where}: {why}"
+    finally:
+        if isinstance(search, McpSearch):
+            await search.close()
     if PAGE not in tools:
         return "note", f"{where} answers; pages are not opened, because egress is off"
     if not reads_html():

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from server.errors import to_api_error
-from server.items.item_type import Approval, Call, Execution, Item, ItemType, Words
+from server.items.item_type import Approval, Call, Elsewhere, Execution, Item, ItemType, Words
 from server.items.private_half import Private, load_item, private_of
 from server.items.transcript import text_of
 from server.shapes import Shape, refuse
@@ -42,7 +42,7 @@ def call_of(item: Item) -> Call | None:
 def execution_of(item: Item) -> Execution | None:
     """How this server carries such an item out, where it is a call of its own tools."""
     row = ITEM_TYPES.get(item["type"])
-    return None if row is None else row.execution
+    return None if row is None or (row.ours is not None and not row.ours(item)) else row.execution
 
 
 def is_running(item: Item) -> bool:
@@ -51,16 +51,29 @@ def is_running(item: Item) -> bool:
     return execution is not None and item["status"] == execution.running
 
 
+def listed_elsewhere(item: Item) -> Elsewhere | None:
+    """Whose tools such an item lists, where it is a listing of other servers' tools."""
+    executions = (row.execution for row in ITEM_TYPES.values() if row.execution is not None)
+    found = (each.elsewhere for each in executions if each.listing and each.listing.type == item["type"])
+    return next(found, None)
+
+
 def is_client_call(item: Item) -> bool:
     """Whether an item is one that a client answers: a call that it carries out, or one that it approves."""
     row = ITEM_TYPES.get(item["type"])
-    return row is not None and row.answered_by is not None
+    return row is not None and row.answered_by is not None and not (row.ours and row.ours(item))
 
 
 def is_output(item: Item) -> bool:
     """Whether an item is a client's answer: the output of a call, or an approval."""
     row = ITEM_TYPES.get(item["type"])
-    return row is not None and row.answers is not None
+    return row is not None and row.answers is not None and not (row.ours and row.ours(item))
+
+
+def is_loading(item: Item) -> bool:
+    """Whether an item's `tools` can be called from there on."""
+    row = ITEM_TYPES.get(item["type"])
+    return row is not None and row.loads
 
 
 def key_of(item: Item) -> str | None:

@@ -80,8 +80,8 @@ class Listing:
     """An item that shows, once in a conversation, the functions that a route leads from.
 
     type: the item's. opened: its fields when it is added, for the route. filled: those that have changed when
-    it is done, for the functions. events: the event types between the two. shows: whether an item is the
-    listing of a route.
+    it is done, for the functions. events: the event types between the two, the last of which says that they
+    are known. shows: whether an item is the listing of a route, and is done.
     """
 
     type: str
@@ -96,14 +96,33 @@ def _unseen(_event: str, _fields: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Deferred:
+    """A function that the model is not offered before a search has loaded it.
+
+    function: flat, under the name by which it would be shown. route: where its calls lead. tool: how the
+    output of a search says it: as a tool of the request that has no other function. group, about: name and
+    description of what it belongs to: a namespace, an MCP server, or nothing but itself. elsewhere: whether
+    it is a tool of another server.
+    """
+
+    function: Tool
+    route: Route
+    tool: Tool
+    group: str
+    about: str | None
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
-    """Where a call is made: the tools of its request, its instructions, and the conversation so far. show:
-    makes an event of the call while it is carried out, for the event's type and its fields besides those
-    that every event of an item has."""
+    """Where a call is made: the tools of its request, its instructions, the conversation so far, and the
+    functions that a search may load. show: makes an event of the call while it is carried out, for the
+    event's type and its fields besides those that every event of an item has."""
 
     tools: Sequence[Tool]
     instructions: str | None
     items: Sequence[Item]
+    deferred: Sequence[Deferred] = ()
     show: Callable[[str, Mapping[str, Any]], None] = _unseen
 
 
@@ -135,6 +154,8 @@ class Execution:
     tool. listing: what is shown of the tool before the first generation. elsewhere: where tools of such calls
     may be those of other servers. approval: how a client is asked for calls that need its approval. counts:
     for the result of a call without an error, the kind of usage that it counts as, and the model of that.
+    follows: the item that holds the outcome, where the call's own does not: its type and fields; None for
+    none.
     """
 
     running: str
@@ -148,6 +169,7 @@ class Execution:
     elsewhere: Elsewhere | None = None
     approval: Approval | None = None
     counts: Callable[[ToolResult], tuple[str, str]] | None = None
+    follows: Callable[[Item, ToolResult], Item | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +178,16 @@ class Elsewhere:
 
     meant: whether a tool of a request stands for another server. offers: the tools of a listing that such a
     tool lets in, each with its route, among whose fields is its own `name`; a function is shown to the model
-    under the name that is given there, unless that is taken. listed: those
-    fields of the listing that have changed when it is done, for what the server answered. failed: the types
-    of the events of a listing that failed, in place of the listing's. holds: whether a call is one of such
-    tools. run: carries it out; never raises. repeatable: as in `Execution`.
+    under the name that is given there, unless that is taken. listed: those fields of the listing that have
+    changed when it is done, for what the server answered. failed: the type of the last event of a listing
+    that failed, in place of the listing's. holds: whether a call is one of such tools. run: carries it out;
+    never raises. repeatable: as in `Execution`.
     """
 
     meant: Callable[[Tool], bool]
     offers: Callable[[Tool, Item, Approvals], Sequence[tuple[Tool, Route]]]
     listed: Callable[[ServerListing], Item]
-    failed: tuple[str, ...]
+    failed: str
     holds: Callable[[Item, Reach], bool]
     run: Callable[[Item, Reach], Awaitable[ToolResult]]
     repeatable: Callable[[Item, Reach], bool]
@@ -209,8 +231,9 @@ class Call:
     why a server with these tools of its own cannot run such a tool, which is then not offered; None where it
     can. refers: writes into a new item what its arguments refer to among the sources of the conversation.
     fields: what every call of a tool's functions says from the start. server: which server the functions of a
-    tool are of. asks: whether calls of a tool's function of this name need the client's approval. execution:
-    None where the client carries the call out.
+    tool are of. asks: whether calls of a tool's function of this name need the client's approval. searches:
+    of calls that load deferred functions, their function, which tells of these. execution: None where the
+    client carries the call out.
     """
 
     opened: Callable[[str, str, str], Item]
@@ -224,6 +247,7 @@ class Call:
     fields: Callable[[Tool], Mapping[str, Any]] = _nothing
     server: Callable[[Tool], str | None] = _nowhere
     asks: Callable[[Tool, str, Approvals], bool] = _unasked
+    searches: Callable[[Tool, Sequence[Deferred]], Tool] | None = None
     execution: Execution | None = None
 
     @property
@@ -257,7 +281,9 @@ class ItemType:
     answered_by: the type of the items that a client answers it with. answers: the type of the items that it
     is such an answer of. of_text: the fields of such an answer for a text, where it does not have that as its
     `output` and nothing else. key: the field by which an item and its answer name each other. approves: of an
-    answer to a request for an approval, whether it lets the call be made.
+    answer to a request for an approval, whether it lets the call be made. ours: of a type whose calls either
+    side may carry out, whether this server does so with such a call, or made such an output. loads: whether
+    an item's `tools` can be called from there on.
     """
 
     type: str
@@ -278,6 +304,8 @@ class ItemType:
     secrets: tuple[str, ...] = ()
     instead: str = ""
     told_privately: bool = False
+    ours: Callable[[Item], bool] | None = None
+    loads: bool = False
     includes: Mapping[str, Callable[[Item, Private], None]] = field(default_factory=dict)
     known_by_id: bool = False
     heavy: tuple[str, ...] = ()

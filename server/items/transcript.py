@@ -53,6 +53,7 @@ class Transcript:
             str, tuple[int, str]
         ] = {}  # by their ids: which they are in their order, and their names
         self._answered: list[int] = []  # which calls the outputs at the end are of
+        self._searches: list[str] = []  # the calls whose outputs name no call, and are still to come
         self._turn: dict[str, Any] | None = None
 
     def branch(
@@ -64,7 +65,7 @@ class Transcript:
         """A transcript that goes on from this one, and leaves it as it is."""
         new = Transcript(answers, names, made)
         new.messages, new._calls = list(self.messages), dict(self._calls)
-        new._answered = list(self._answered)
+        new._answered, new._searches = list(self._answered), list(self._searches)
         new.settled, new.names_others = self.settled, self.names_others
         if self._turn is not None:  # it is the last message, and may be added to
             new._turn = new.messages[-1] = dict(self._turn)
@@ -74,6 +75,8 @@ class Transcript:
 
     def tell(self, role: str, text: str) -> None:
         """A message that is not the assistant's: of the system, or of a user."""
+        while (call_id := self.expected()) is not None:
+            self.answer(call_id, "error: The outcome of this call is not known.")
         self._turn = None
         self.messages.append({"role": role, "content": text})
 
@@ -103,6 +106,14 @@ class Transcript:
         self._calls[call_id] = (len(self._calls), name)
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._message().setdefault("tool_calls", []).append(call)
+
+    def expect(self, call_id: str) -> None:
+        """Say of a call that its output names no call: such outputs come in the order of their calls."""
+        self._searches.append(call_id)
+
+    def expected(self) -> str | None:
+        """The call that the next such output is of; None where it is of none."""
+        return self._searches.pop(0) if self._searches else None
 
     def has(self, call_id: str) -> bool:
         """Whether a call was written already."""

@@ -8,7 +8,7 @@ allow.
 from __future__ import annotations
 
 from server.mcp_servers.approvals import BUILTIN_URL, Approvals
-from server.mcp_servers.directory import Directory
+from server.mcp_servers.directory import Directory, server_of
 from server.mcp_servers.reach import Reach
 from server.mcp_servers.settings import McpSettings, ServerSettings, read_mcp_settings
 
@@ -20,4 +20,5 @@ __all__ = [
     "Reach",
     "ServerSettings",
     "read_mcp_settings",
+    "server_of",
 ]

@@ -98,7 +98,7 @@ class Directory:
     def _connector(self, connector: str, owner: str, path: str) -> McpServer:
         for name, settings in self._settings.servers.items():
             if settings.connector == connector and _allows(settings, owner):
-                return _server(name, settings)
+                return server_of(name, settings)
         message = (
             f"This server has no connector {connector!r}. The operator may map it to an MCP server: "
             f'connector = "{connector}" in a table [mcp.servers.NAME] of antiphon.toml.'
@@ -115,7 +115,7 @@ class Directory:
                 f"[mcp.servers.{name}] of antiphon.toml."
             )
             raise _refused(f"{path}.server_url", message)
-        return _server(name, settings)
+        return server_of(name, settings)
 
     def _elsewhere(self, url: str, path: str) -> McpServer:
         try:
@@ -150,7 +150,8 @@ def _allows(settings: ServerSettings, owner: str) -> bool:
     return settings.owners is None or owner in settings.owners
 
 
-def _server(name: str, settings: ServerSettings) -> McpServer:
+def server_of(name: str, settings: ServerSettings) -> McpServer:
+    """A server as the operator has configured it."""
     headers = {key.lower(): value for key, value in settings.headers.items()}
     if settings.token is not None:
         headers["authorization"] = f"Bearer {settings.token}"

@@ -104,6 +104,7 @@ class ServerLifecycle:
 
         self.keys.reload()
         registry = await self._read_registry() if self._registry is None else self._registry
+        self._registry = registry
         if key_required:  # only storage knows whether there is one, and a model takes long to load
             await self._open_storage()
             await self._require_key()
@@ -301,6 +302,9 @@ class ServerLifecycle:
         self.context = None
         if self._noting is not None:
             await asyncio.gather(self._noting, return_exceptions=True)
+        for spec in (self._registry or {}).values():
+            if spec.close is not None:
+                await spec.close()
         if self._retention is not None:
             await self._retention.close()
         if self._meters is not None:

@@ -37,7 +37,11 @@ def read_web(config: Config) -> dict[str, ToolSpec]:
                 "--demo-web stands in for a search provider: take the table [web] out, or the flag"
             )
         return folder_tools(asyncio.run(read_folder(config.demo_web)))
-    if (search := config.web.search) is None:
+    try:
+        search = config.web.search(config.mcp)
+    except ValueError as fault:
+        raise ToolsError(str(fault)) from None
+    if search is None:
         return {}
     if not reads_html():
         log.warning("web pages cannot be read before this is installed: pip install 'antiphon[web]'")

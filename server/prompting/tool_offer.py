@@ -24,6 +24,7 @@ from engine import (
     path_of,
 )
 from server.errors import ApiError
+from server.items import Tool, each_tool, shown_name
 from server.schema import refuse
 
 if TYPE_CHECKING:
@@ -126,9 +127,7 @@ def offer(
     return Offer(shown, shapes, Constraint(shapes, max_calls), max_calls, demanded=True)
 
 
-async def check(
-    offered: Offer, served: ServedModel, tools: Sequence[Mapping[str, Any]], param: str, owner: str
-) -> None:
+async def check(offered: Offer, served: ServedModel, tools: Sequence[Tool], param: str, owner: str) -> None:
     """Raise ApiError 400 for an offer that this model cannot be held to. tools: as the request lists them.
     param: the field that has the answer's shape."""
     constraint = offered.enforced(served.info)
@@ -147,7 +146,7 @@ async def check(
 
 
 def naming_source(
-    error: ConstraintError, constraint: Constraint | None, tools: Sequence[Mapping[str, Any]], param: str
+    error: ConstraintError, constraint: Constraint | None, tools: Sequence[Tool], param: str
 ) -> ApiError:
     """The ApiError 400 for a constraint that cannot be compiled, or followed: it names the field that it came
     from, which is all tools where one of several failed. tools, param: as in `check`."""
@@ -164,17 +163,18 @@ def naming_source(
     return _naming(error, error.tool, tools, param)
 
 
-def _naming(
-    error: ConstraintError, name: str | None, tools: Sequence[Mapping[str, Any]], param: str
-) -> ApiError:
+def _naming(error: ConstraintError, name: str | None, tools: Sequence[Tool], param: str) -> ApiError:
     """The ApiError 400 that names the tool of this name, or `param` where there is none."""
-    place = next((index for index, tool in enumerate(tools) if tool.get("name") == name), None)
-    if name is None or place is None:
+    named = (
+        (path, tool) for path, tool, _ in each_tool(tools) if "name" in tool and shown_name(tool) == name
+    )
+    path, tool = next(named, (None, {}))
+    if name is None or path is None:
         return ApiError(400, f"Invalid '{param}': {error}.", code="invalid_schema", param=param)
-    part = "format" if tools[place].get("type") == "custom" else "parameters"
+    part = "format" if tool.get("type") == "custom" else "parameters"
     where = f" at '{path_of(error.place, part)}'" if error.place else ""
     message = f"Invalid schema for tool '{name}'{where}: {error.reason}."
-    return ApiError(400, message, code="invalid_schema", param=f"tools[{place}].{part}")
+    return ApiError(400, message, code="invalid_schema", param=f"{path}.{part}")
 
 
 def steady(params: SamplingParams, answer: Shape | None) -> SamplingParams:
@@ -211,8 +211,8 @@ def _choice(choice: Any, kinds: Mapping[str, str], param: str) -> tuple[str, fro
 
 
 def _known(ref: Mapping[str, Any], kinds: Mapping[str, str], param: str) -> str:
-    name = ref.get("name")
-    if not isinstance(name, str) or kinds.get(name) != ref.get("type", "function"):
+    name = shown_name(ref) if isinstance(ref.get("name"), str) else None
+    if name is None or kinds.get(name) != ref.get("type", "function"):
         refuse(param, f"Tool choice {name!r} was not found in the 'tools' parameter.")
     return name
 

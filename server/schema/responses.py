@@ -30,7 +30,14 @@ from server.schema.fields import (
 )
 from server.schema.formats import TEXT, asked_shape, parse_format
 from server.schema.items import NewId, check_number, normalize_item
-from server.schema.tools import Unsupported, parse_tool_choice, parse_tools, require_offered, secrets_of
+from server.schema.tools import (
+    Unsupported,
+    parse_tool_choice,
+    parse_tools,
+    require_offered,
+    require_search,
+    secrets_of,
+)
 from server.shapes import (
     check_length,
     from_pydantic,
@@ -255,6 +262,7 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
         values["include"] = parse_include(values["include"])
     if "tools" in values:
         tools = parse_tools(values["tools"])
+        require_search(tools)
         values["secrets"] = secrets_of(values["tools"])
         values["tools"] = tuple(tools)
     if "tool_choice" in values:

@@ -15,7 +15,17 @@ from typing import Any, Literal
 import orjson
 
 from server.ignored import ignore, unread
-from server.items import Tool, instead_of, is_offered, is_server_run, tool_shapes, type_of_calls
+from server.items import (
+    Tool,
+    as_flat,
+    each_tool,
+    instead_of,
+    is_offered,
+    is_server_run,
+    limit_tools,
+    tool_shapes,
+    type_of_calls,
+)
 from server.schema.formats import name_unheeded
 from server.shapes import (
     NAME,
@@ -24,7 +34,6 @@ from server.shapes import (
     array,
     check_length,
     described,
-    limit_parts,
     mapping,
     missing,
     mistyped,
@@ -70,8 +79,11 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
         _check_kind(kind, f"{path}.type")
         return dict(value)
     tool: Tool = shape(value, path)
+    if kind == "namespace":
+        inside = enumerate(tool["tools"])
+        return {**tool, "tools": [normalize_tool(inner, f"{path}.tools[{place}]") for place, inner in inside]}
     if (row := type_of_calls(kind)) is not None and row.answered_by is not None:
-        _name_hints(tool, path)
+        _name_hints(tool, path, on_chat=not strict)
     return tool
 
 
@@ -118,18 +130,9 @@ def _function(value: dict[str, Any], path: str, strict: bool) -> Tool:
         unread(value, ("type", "function"), path)
         value, path = nested, f"{path}.function"
     parts = tool_shapes()["function"](value, path)
-    _name_hints(parts, path)
+    _name_hints(parts, path, on_chat=not strict)
     name_unheeded(parts.get("parameters"), f"{path}.parameters", strict=parts.get("strict") is True)
-    tool: Tool = {
-        "type": "function",
-        "name": parts.pop("name"),
-        "description": parts.pop("description", None),
-        "parameters": parts.pop("parameters", None),
-        "strict": parts.pop("strict", strict),
-    }
-    parts.pop("type", None)
-    tool.update(parts)
-    return tool
+    return as_flat(parts, strict=strict)
 
 
 def _flat_custom(value: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
@@ -146,10 +149,12 @@ def _flat_custom(value: dict[str, Any], path: str) -> tuple[dict[str, Any], str]
     return value, path
 
 
-def _name_hints(tool: Mapping[str, Any], path: str) -> None:
-    """Name what a tool of the client says that changes nothing here: every tool is offered at once, to the
-    model itself, and nothing reads its output."""
-    for name, idle in (("defer_loading", False), ("allowed_callers", ["direct"]), ("output_schema", None)):
+def _name_hints(tool: Mapping[str, Any], path: str, *, on_chat: bool) -> None:
+    """Name what a tool of the client says that changes nothing here: every tool is offered to the model
+    itself, on chat at once, and nothing reads its output."""
+    if on_chat and tool.get("defer_loading"):
+        ignore(f"{path}.defer_loading")
+    for name, idle in (("allowed_callers", ["direct"]), ("output_schema", None)):
         if tool.get(name, idle) != idle:
             ignore(f"{path}.{name}")
 
@@ -168,11 +173,26 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
     if size > MAX_TOOLS_BYTES:
         refuse(param, f"Invalid '{param}': {size} bytes of tools; at most {MAX_TOOLS_BYTES} are taken.")
     tools = [normalize_tool(tool, f"{param}[{index}]", strict=strict) for index, tool in enumerate(value)]
-    parts = 0
-    for index, tool in enumerate(tools):
-        if tool["type"] == "function" and tool["strict"]:
-            parts = limit_parts(orjson.dumps(tool["parameters"]), f"{param}[{index}].parameters", parts)
+    limit_tools(tools, param)
     return tools
+
+
+def require_search(tools: Sequence[Tool], param: str = "tools") -> None:
+    """Raise ApiError 400 for deferred tools that no search could load, for a search of this server's that
+    could load none, and for a second search. tools: normalised."""
+    searches = [index for index, tool in enumerate(tools) if tool["type"] == "tool_search"]
+    deferred = [path for path, tool, _ in each_tool(tools, param) if tool.get("defer_loading")]
+    if len(searches) > 1:
+        refuse(f"{param}[{searches[1]}]", "A request has one tool of type 'tool_search'.")
+    if deferred and not searches:
+        message = "Deferred tools require a tool of type 'tool_search' among the tools, which loads them."
+        refuse(f"{deferred[0]}.defer_loading", message)
+    if searches and not deferred and tools[searches[0]].get("execution") != "client":
+        message = (
+            "A 'tool_search' of the server requires at least one deferred tool: give a function, one in a "
+            "namespace, or an MCP server with 'defer_loading'."
+        )
+        refuse(f"{param}[{searches[0]}]", message)
 
 
 def secrets_of(value: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -281,7 +301,7 @@ def _unsupported(kind: str, on: Messages | None) -> str:
 # ------------------------------------------------------------------------------------------------------------
 # Choices
 
-_NAMED = record({"type": STRING, "name": NAME})
+_NAMED = record({"type": STRING, "name": NAME}, {"namespace": STRING})
 
 
 def parse_tool_choice(value: Any, param: str = "tool_choice") -> str | dict[str, Any]:
@@ -300,7 +320,8 @@ def parse_tool_choice(value: Any, param: str = "tool_choice") -> str | dict[str,
         return _allowed(value, param)
     value, path = _unwrapped(value, kind, param)
     if kind in ("function", "custom"):
-        return {"type": kind, "name": _NAMED(value, path)["name"]}
+        named = _NAMED(value, path)
+        return {"type": kind, **{key: named[key] for key in ("name", "namespace") if key in named}}
     parts: dict[str, Any] = record({}, {"server_label": STRING, "name": STRING})(value, path)
     return parts
 
@@ -334,5 +355,5 @@ def _reference(ref: dict[str, Any], path: str) -> dict[str, Any]:
         mistyped(f"{path}.type", "a string", kind)
     else:
         _check_kind(kind, f"{path}.type")
-    unread(ref, ("type", "name", "server_label"), path)
+    unread(ref, ("type", "name", "namespace", "server_label"), path)
     return {"type": kind, **ref}

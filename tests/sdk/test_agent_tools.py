@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from agents import (
     Agent,
     ApplyPatchTool,
+    FunctionTool,
     LocalShellCommandRequest,
     LocalShellTool,
     ModelSettings,
@@ -22,11 +24,17 @@ from agents import (
     ShellResult,
     ShellTool,
     Tool,
+    ToolSearchTool,
     apply_diff,
     set_tracing_disabled,
+    tool_namespace,
 )
 from agents.editor import ApplyPatchOperation, ApplyPatchResult
 from openai import AsyncOpenAI
+
+from engine import GenerateRequest, Say, ScriptedEngine
+from engine.backends.script import Step
+from tests.support.running import live_app
 
 set_tracing_disabled(True)  # it would go to another server
 
@@ -129,3 +137,47 @@ async def test_patches_of_files(live_sdk: AsyncOpenAI, tmp_path: Path) -> None:
     assert failed.startswith("The tool said: error: ") and file.read_text().endswith("return 2")
     deleted = await patch("chained", type="delete_file", path="a.py")
     assert (deleted, file.exists()) == ("The tool said: deleted a.py", False)
+
+
+@pytest.mark.parametrize("way", ["whole", "chained", "streamed"])
+async def test_an_agent_searches_for_its_tools(tmp_path: Path, way: str) -> None:
+    """A function in a namespace, and one that is deferred alone; both are loaded by one search."""
+    ran: list[str] = []
+
+    def named(name: str) -> FunctionTool:
+        async def run_it(_context: Any, arguments: str) -> str:
+            ran.append(f"{name} {json.loads(arguments)['order']}")
+            return "today"
+
+        schema = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
+        schema["additionalProperties"] = False
+        return FunctionTool(
+            name, f"Tell {name} of an order.", schema, run_it, strict_json_schema=True, defer_loading=True
+        )
+
+    def wrote(name: str, **arguments: str) -> str:
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+    said = [
+        wrote("tool_search", query="eta and weight of an order"),
+        wrote("eta", order="7"),
+        wrote("crm__weight", order="8"),
+        "done",
+    ]
+
+    def script(request: GenerateRequest, prompt: str) -> Iterator[Step]:
+        yield Say(said.pop(0))
+
+    tools = [named("eta"), *tool_namespace(name="crm", description="Orders.", tools=[named("weight")])]
+    async with (
+        live_app(tmp_path, ScriptedEngine(script)) as server,
+        AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="unused") as sdk,
+    ):
+        model = OpenAIResponsesModel(model="antiphon-scripted", openai_client=sdk)
+        made = Agent(name="Assistant", model=model, tools=[*tools, ToolSearchTool()])
+        words, items = await run(made, "When, and how heavy?", way)
+    assert (words, ran) == ("done", ["eta 7", "weight 8"])
+    assert [item["type"] for item in items if "search" in item.get("type", "")] == [
+        "tool_search_call",
+        "tool_search_output",
+    ]

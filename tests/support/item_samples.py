@@ -105,8 +105,23 @@ SAMPLES: dict[str, list[Json]] = {
     "mcp_approval_request": [{"server_label": "s", "name": "t", "arguments": "{}"}],
     "mcp_approval_response": [{"approval_request_id": "mcpr_1", "approve": True, "reason": None}],
     "compaction": [{"encrypted_content": "e"}],
-    "tool_search_call": [{"arguments": {}}],
-    "tool_search_output": [{"tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}]}],
+    "tool_search_call": [{"arguments": {}}, {"call_id": "c", "execution": "client", "arguments": {"a": 1}}],
+    "tool_search_output": [
+        {"tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}]},
+        {
+            "call_id": "c",
+            "tools": [
+                {"type": "custom", "name": "f"},
+                {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+                {
+                    "type": "mcp",
+                    "server_label": "s",
+                    "server_url": "https://a.example",
+                    "allowed_tools": ["t"],
+                },
+            ],
+        },
+    ],
     "additional_tools": [{"role": "developer", "tools": [{"type": "web_search"}]}],
     "program": [{"id": "prog_1", "call_id": "c", "code": "x", "fingerprint": "f"}],
     "program_output": [{"id": "po_1", "call_id": "c", "result": "r", "status": "completed"}],

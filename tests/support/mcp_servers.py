@@ -91,6 +91,37 @@ def make_server(seen: Seen) -> MCPServer:
     return server
 
 
+def large_server(called: list[str]) -> MCPServer:
+    """A server with a hundred tools, which notes the names of those that are called."""
+    server = MCPServer("large")
+    things = (
+        "invoice",
+        "parcel",
+        "meeting",
+        "ticket",
+        "contract",
+        "vehicle",
+        "patient",
+        "lesson",
+        "recipe",
+        "song",
+    )
+    verbs = ("create", "find", "update", "archive", "share", "count", "print", "merge", "split", "rate")
+    for thing in things:
+        for verb in verbs:
+
+            def act(
+                identifier: str, comment: str = "", quantity: int = 1, name: str = f"{verb}_{thing}"
+            ) -> str:
+                called.append(name)
+                return f"{name} of {identifier}"
+
+            server.tool(
+                name=f"{verb}_{thing}", description=f"{verb.title()} a {thing} in the archive of the house."
+            )(act)
+    return server
+
+
 async def _hold(seen: Seen, ctx: Context[Any, Any], seconds: float, steps: int) -> str:
     seen.metas.append(ctx.request_context.meta)
     seen.held.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from tools.spec import ToolError, ToolResult
 
 if TYPE_CHECKING:
     from mcp import Client
+
+log = logging.getLogger("antiphon.mcp")
 
 CALL_S = 60.0
 """Seconds that a call may take; each notice of progress begins them anew."""
@@ -113,11 +116,14 @@ class Connections:
 
         async def ask(client: Client) -> Listing:
             async with asyncio.timeout(CONNECT_S):
-                return Listing(await all_tools(client))
+                return await all_tools(client)
 
         connection = await self._connection(label, server)
         try:
-            return await connection.use(ask)
+            listing = await connection.use(ask)
+            for name, reason in listing.left_out.items():
+                log.warning("the tool '%s' of the MCP server %s is left out: %s", name, server.name, reason)
+            return listing
         except Exception as exc:
             why = failure(exc, connection.status)
             return Listing(error=f"The MCP server '{label}' could not be asked for its tools: {why.error}")

@@ -1,11 +1,15 @@
-"""The tools of an MCP server as it lists them, bounded and cleaned: the server may be anybody's."""
+"""The tools of an MCP server as it lists them, bounded and cleaned: the server may be anybody's.
+
+A tool that cannot be shown is left out, with the reason, and the others are there all the same.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tools.spec import ToolError
@@ -22,8 +26,8 @@ MAX_BYTES = 1 << 20
 MAX_PAGES = 100
 """In which a server lists its tools."""
 
-NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
-"""The names that the protocol allows; tools of other names are left out."""
+MAX_NAME = 128
+"""Characters of a tool's name. The protocol allows letters, digits and `_./-`; others are taken as well."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -40,33 +44,112 @@ class McpTool:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a server answered when its tools were asked for. error: why there are none, for the client."""
+    """What a server answered when its tools were asked for. error: why there are none, for the client.
+    left_out: name -> why, of the tools that cannot be shown."""
 
     tools: tuple[McpTool, ...] = ()
     error: str | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-async def all_tools(client: Client) -> tuple[McpTool, ...]:
+async def all_tools(client: Client) -> Listing:
     """Every tool of a server, page by page. Raises ToolError where there are too many, and what the SDK
     raises."""
     found: dict[str, McpTool] = {}
     num_bytes, cursor = 0, None
-    for _ in range(MAX_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        for listed in page.tools:
-            if not NAME.fullmatch(listed.name):
-                continue
-            tool = _tool(listed)
-            found[tool.name] = tool
-            num_bytes += len(tool.description or "") + len(json.dumps([tool.input_schema, tool.annotations]))
-            if len(found) > MAX_TOOLS:
-                raise ToolError(f"it lists more than {MAX_TOOLS} tools")
-            if num_bytes > MAX_BYTES:
-                raise ToolError(f"its list of tools has more than {MAX_BYTES} bytes")
-        cursor = page.next_cursor
-        if cursor is None:
-            return tuple(found.values())
+    with _judging(client) as judge:
+        for _ in range(MAX_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            judge.compare(listed.name for listed in page.tools)
+            for listed in page.tools:
+                tool = _tool(listed)
+                found[tool.name] = tool
+                schema = json.dumps([tool.input_schema, tool.annotations])
+                num_bytes += len(tool.description or "") + len(schema)
+                if len(found) > MAX_TOOLS:
+                    raise ToolError(f"it lists more than {MAX_TOOLS} tools")
+                if num_bytes > MAX_BYTES:
+                    raise ToolError(f"its list of tools has more than {MAX_BYTES} bytes")
+            cursor = page.next_cursor
+            if cursor is None:
+                return Listing(tuple(found.values()), left_out=judge.left_out)
     raise ToolError(f"it lists its tools in more than {MAX_PAGES} pages")
+
+
+class _Judge:
+    """Takes the tools that cannot be shown out of the pages of a listing. Without it the SDK refuses a page
+    for one tool that is not as the protocol says, or drops a tool and tells nobody."""
+
+    def __init__(self, version: str) -> None:
+        self._version = version
+        self._kept: list[str] = []  # of the last page
+        self.left_out: dict[str, str] = {}
+
+    def page(self, result: dict[str, Any]) -> dict[str, Any]:
+        """A page as it came, without these tools. Raises ToolError where it has too many."""
+        listed = result.get("tools")
+        if not isinstance(listed, list):
+            return result
+        if len(listed) > MAX_TOOLS:
+            raise ToolError(f"it lists more than {MAX_TOOLS} tools")
+        kept = []
+        for tool in listed:
+            name = tool.get("name") if isinstance(tool, dict) else None
+            if not isinstance(name, str):
+                self.left_out["?"] = "it has no name"
+                continue
+            mended = {**tool, "inputSchema": _as_object(tool.get("inputSchema"))}
+            if (why := self._fault(name, mended, result)) is not None:
+                self.left_out[name[:MAX_NAME].encode("unicode_escape").decode()] = why
+            else:
+                kept.append(mended)
+        self._kept = [tool["name"] for tool in kept]
+        return {**result, "tools": kept}
+
+    def compare(self, names: Iterator[str]) -> None:
+        """Note what the SDK has dropped of the last page."""
+        for name in {*self._kept}.difference(names):
+            self.left_out[name] = "its x-mcp-header annotations are not as the protocol says"
+
+    def _fault(self, name: str, tool: Mapping[str, Any], page: Mapping[str, Any]) -> str | None:
+        """Why a tool cannot be shown; None where it can."""
+        from mcp_types.methods import validate_server_result
+
+        if not name or len(name) > MAX_NAME or not name.isprintable():
+            return f"its name is not one of 1 to {MAX_NAME} printable characters"
+        try:
+            validate_server_result("tools/list", self._version, {**page, "tools": [tool]})
+        except KeyError:  # this version has no rules for it
+            return None
+        except ValueError as error:  # pydantic's: a heading, then for each fault its place, and what it is
+            _, place, fault, *_ = f"{error}\n\n".split("\n")
+            told = fault.strip().partition(" [type=")[0]
+            return f"it is not as the protocol says: {place.removeprefix('tools.0.')}: {told}"[:300]
+        return None
+
+
+def _as_object(schema: Any) -> Any:
+    """An input schema that leaves its type out, or all of it, is that of an object: arguments are one."""
+    if schema is None:
+        return {"type": "object"}
+    return {"type": "object", **schema} if isinstance(schema, dict) and "type" not in schema else schema
+
+
+@contextmanager
+def _judging(client: Client) -> Iterator[_Judge]:
+    """Have the pages of a listing judged before the SDK reads them, for which it has no place of its own."""
+    judge, dispatcher = _Judge(client.protocol_version), client.session._dispatcher
+    send = dispatcher.send_raw_request
+
+    async def sent(method: str, *args: Any, **more: Any) -> dict[str, Any]:
+        result = await send(method, *args, **more)
+        return judge.page(result) if method == "tools/list" else result
+
+    dispatcher.send_raw_request = sent  # type: ignore[method-assign]
+    try:
+        yield judge
+    finally:
+        del dispatcher.send_raw_request
 
 
 def _tool(listed: types.Tool) -> McpTool:

@@ -7,6 +7,7 @@ return JSON, and are no functions that a model is shown.
 from __future__ import annotations
 
 from tools.web.folder import read_folder
+from tools.web.mcp_search import McpSearch, read_name
 from tools.web.pages import MAX_PAGE, prepare_pages, reads_html
 from tools.web.providers import PROVIDERS, Provider
 from tools.web.search import SearchFailed, WebSearch, search_once
@@ -18,6 +19,7 @@ __all__ = [
     "PAGE",
     "PROVIDERS",
     "SEARCH",
+    "McpSearch",
     "Provider",
     "SearchFailed",
     "WebSearch",
@@ -26,6 +28,7 @@ __all__ = [
     "is_within",
     "prepare_pages",
     "read_folder",
+    "read_name",
     "reads_html",
     "search_once",
     "urls_in",

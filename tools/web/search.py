@@ -93,10 +93,16 @@ def _hits(said: Any, results: Iterable[str], names: tuple[str, str, str]) -> lis
         said = said.get(name) if isinstance(said, dict) else None
     found = []
     for each in said if isinstance(said, list) else ():
-        url, title, snippet = (each.get(name) if isinstance(each, dict) else None for name in names)
-        if isinstance(url, str) and _is_of_the_web(url):
-            found.append(Hit(url, _plain(title, MAX_TITLE) or url, _plain(snippet, MAX_SNIPPET)))
+        if isinstance(each, dict) and (hit := hit_of(*(each.get(name) for name in names))) is not None:
+            found.append(hit)
     return found
+
+
+def hit_of(url: Any, title: Any, snippet: Any) -> Hit | None:
+    """A result, cleaned; None where its URL is none of the web."""
+    if not isinstance(url, str) or not _is_of_the_web(url):
+        return None
+    return Hit(url, _plain(title, MAX_TITLE) or url, _plain(snippet, MAX_SNIPPET))
 
 
 def _is_of_the_web(url: str) -> bool:
@@ -132,6 +138,6 @@ async def search_all(web: Searching, queries: Sequence[Query], count: int) -> li
     return [*found.values()][:count]
 
 
-async def search_once(web: WebSearch) -> int:
+async def search_once(web: Searching) -> int:
     """One search, to see whether it works; how many results it has. Raises SearchFailed, EgressError."""
     return len(await web.find(Query("test", 1)))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from tools.egress import Egress
 from tools.spec import ToolSpec
 from tools.web.folder import Folder
+from tools.web.mcp_search import McpSearch
 from tools.web.pages import Reading, WebPages, require_seen
 from tools.web.providers import Query
-from tools.web.search import Searching, WebSearch, search_all
+from tools.web.search import Searching, search_all
 from tools.web.urls import domain_of
 
 SEARCH, PAGE = "web.search", "web.page"
@@ -24,11 +25,14 @@ _TEXT: Mapping[str, Any] = {"type": "string"}
 _TEXTS: Mapping[str, Any] = {"type": "array", "items": _TEXT}
 
 
-def web_tools(web: WebSearch, egress: Egress, open: Literal["seen", "any"] = "seen") -> dict[str, ToolSpec]:
+def web_tools(web: Searching, egress: Egress, open: Literal["seen", "any"] = "seen") -> dict[str, ToolSpec]:
     """The tools of the web. egress: which pages may be reached; where none may, none is opened. open: whether
     only URLs are opened that were seen before."""
     reading = WebPages(egress) if egress.mode != "off" or egress.allow else None
-    return _tools(web, reading, open)
+    tools = _tools(web, reading, open)
+    if isinstance(web, McpSearch):
+        tools[SEARCH] = replace(tools[SEARCH], close=web.close)
+    return tools
 
 
 def folder_tools(folder: Folder) -> dict[str, ToolSpec]:

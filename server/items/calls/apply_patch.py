@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.items.calls.function import CALLERS
+from server.items.calls.function_tools import CALLERS
 from server.items.item_type import Call, Item, ItemType, Tool, Whole, flat_function, with_call_id
 from server.items.parts import CALLER, call_shape, item_shape, read_arguments
 from server.items.transcript import Transcript

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 
 from server.items.calls.custom_input import InputReader
-from server.items.calls.function import CALLERS, function_name, say_output
+from server.items.calls.function import offers, say_output
+from server.items.calls.function_tools import CUSTOM, names_of, shown_name
 from server.items.item_type import Call, Item, ItemType, Stream
 from server.items.parts import CALLER, PLACE, TOOL_OUTPUT, call_shape, item_shape
 from server.items.transcript import Transcript
-from server.shapes import NAME, STRING, boolean, one_of, record, tagged
-
-_SYNTAX = record({"syntax": one_of("lark", "regex"), "definition": NAME})
-_FORMAT = tagged({"text": record({}), "grammar": _SYNTAX})
+from server.shapes import NAME, STRING
 
 
 def _opened(name: str, call_id: str, text: str) -> Item:
@@ -22,7 +20,7 @@ def _opened(name: str, call_id: str, text: str) -> Item:
 def _say(item: Item, transcript: Transcript) -> None:
     if transcript.shows(item["call_id"], whole=item.get("status") != "incomplete"):
         arguments = json.dumps({"input": item["input"]}, ensure_ascii=False)
-        transcript.call(item["call_id"], item["name"], arguments)
+        transcript.call(item["call_id"], shown_name(item), arguments)
 
 
 ROWS = (
@@ -36,18 +34,13 @@ ROWS = (
             "response.custom_tool_call_input.done": f"{PLACE} input",
         },
         order="custom_tool_call_input.delta* custom_tool_call_input.done",
-        tools={
-            "custom": record(
-                {"name": function_name},
-                {
-                    "description": STRING,
-                    "format": _FORMAT,
-                    "defer_loading": boolean,
-                    "allowed_callers": CALLERS,
-                },
-            )
-        },
-        call=Call(_opened, Stream("input", "response.custom_tool_call_input", reader=InputReader)),
+        tools={"custom": CUSTOM},
+        call=Call(
+            _opened,
+            Stream("input", "response.custom_tool_call_input", reader=InputReader),
+            offers=offers,
+            fields=names_of,
+        ),
         answered_by="custom_tool_call_output",
     ),
     ItemType(

@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from server.items.item_type import Call, Item, ItemType, Stream
+from server.items.calls.function_tools import FUNCTION, NAMESPACE, names_of, shown, shown_name
+from server.items.item_type import Call, Item, ItemType, Stream, Tool
 from server.items.parts import CALLER, PLACE, TOOL_OUTPUT, call_shape, item_shape
 from server.items.transcript import Transcript, text_of
-from server.shapes import (
-    NAME,
-    STRING,
-    Shape,
-    array,
-    boolean,
-    described,
-    mapping,
-    mistyped,
-    one_of,
-    record,
-    refuse,
-    shorten,
-)
-
-_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
-
-CALLERS = array(one_of("direct", "programmatic"))
+from server.shapes import NAME, STRING
+from tools import Registry
 
 
-def function_name(value: Any, path: str) -> Any:
-    """A function's name: 1 to 128 letters, digits, underscores and hyphens."""
-    if not isinstance(value, str):
-        mistyped(path, "a string", value)
-    if not _PATTERN.match(value):
-        message = (
-            f"Invalid '{path}': '{shorten(value)}' does not match the pattern '^[a-zA-Z0-9_-]{{1,128}}$'."
-        )
-        refuse(path, message)
-    return value
-
-
-described(function_name, lambda: {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"})
-
-_PARTS: Mapping[str, Shape] = {
-    "description": STRING,
-    "parameters": mapping,
-    "output_schema": mapping,
-    "strict": boolean,
-    "defer_loading": boolean,
-    "allowed_callers": CALLERS,
-}
+def offers(tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
+    """The tool itself, under the name by which the model is shown it."""
+    return [shown(tool)]
 
 
 def _opened(name: str, call_id: str, arguments: str) -> Item:
@@ -59,7 +23,7 @@ def _opened(name: str, call_id: str, arguments: str) -> Item:
 
 def _say(item: Item, transcript: Transcript) -> None:
     if transcript.shows(item["call_id"], whole=item.get("status") != "incomplete"):
-        transcript.call(item["call_id"], item["name"], item["arguments"])
+        transcript.call(item["call_id"], shown_name(item), item["arguments"])
 
 
 def say_output(item: Item, transcript: Transcript) -> None:
@@ -78,8 +42,13 @@ ROWS = (
             "response.function_call_arguments.done": f"{PLACE} name arguments",
         },
         order="function_call_arguments.delta* function_call_arguments.done",
-        tools={"function": record({"name": function_name}, _PARTS)},
-        call=Call(_opened, Stream("arguments", "response.function_call_arguments", named=True)),
+        tools={"function": FUNCTION, "namespace": NAMESPACE},
+        call=Call(
+            _opened,
+            Stream("arguments", "response.function_call_arguments", named=True),
+            offers=offers,
+            fields=names_of,
+        ),
         answered_by="function_call_output",
     ),
     ItemType(

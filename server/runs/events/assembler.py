@@ -20,6 +20,7 @@ from server.items import (
     SEALED,
     ArgumentReader,
     Call,
+    Elsewhere,
     Execution,
     Item,
     Listing,
@@ -34,6 +35,7 @@ from server.items import (
     execution_of,
     filled,
     is_running,
+    listed_elsewhere,
     private_of,
     type_asked_for,
     with_private,
@@ -91,7 +93,8 @@ class _Open:
     """The output item that is being written: what deltas add to, until it is closed.
 
     item: empty as long as it is not added, which a call may not be before its arguments are whole. call: how
-    it is written, where it is a call, and of which name. asks: whether the client is asked before it is made.
+    it is written, where it is a call, and of which name. lists: whose tools it lists, where it is the listing
+    of another server that is being asked. asks: whether the client is asked before it is made.
     citations: reads them out of the text, where it can have any. unsaid: log probabilities of what it holds
     back.
     """
@@ -104,6 +107,7 @@ class _Open:
     citations: CitationReader | None = None
     unsaid: list[dict[str, Any]] = field(default_factory=list)
     call: Call | None = None
+    lists: Elsewhere | None = None
     name: str | None = None
     asks: bool = False
     reader: ArgumentReader | None = None
@@ -253,7 +257,7 @@ class Assembler:
         if name in self._routes:
             return self._routes[name]
         # Where the server has tools of its own, it tells the model that there is none of this name.
-        own = (route for route in self._routes.values() if ITEM_TYPES[route.type].execution is not None)
+        own = (route for route in self._routes.values() if execution_of({"type": route.type, **route.fields}))
         route = next(own, CLIENT)
         return Route(route.type, {key: value for key, value in route.fields.items() if key != "name"})
 
@@ -282,31 +286,52 @@ class Assembler:
 
     def tools_listed(self, route: Route, functions: Sequence[Tool]) -> list[Draft]:
         """Drafts of a finished listing of the functions that lead to a route."""
+        drafts: list[Draft] = []
+        self._close(drafts, "completed")
         listing = self._listing(route)
-        return self._listed(listing, route, listing.filled(functions), listing.events)
+        opened = self._add_listing(listing, route, drafts)
+        opened.item |= listing.filled(functions)
+        drafts.append(opened.at(listing.events[-1]))
+        self._item_done(opened, drafts)
+        return drafts
+
+    def listing_begun(self, route: Route) -> list[Draft]:
+        """Drafts of the listing of another server's tools, up to the moment when the server is asked. None
+        where that was begun already, before a crash."""
+        left = self._open
+        if left is not None and left.lists is not None and left.item.items() >= route.fields.items():
+            return []
+        drafts: list[Draft] = []
+        self._close(drafts, "completed")
+        self._open = self._add_listing(self._listing(route), route, drafts)
+        self._open.lists = listed_elsewhere(self._open.item)
+        return drafts
 
     def server_listed(self, route: Route, answer: ServerListing) -> list[Draft]:
-        """Drafts of the listing of another server's tools, by what the server answered."""
-        listing, execution = self._listing(route), ITEM_TYPES[route.type].execution
-        assert execution is not None and execution.elsewhere is not None, "other servers have such tools"
-        elsewhere = execution.elsewhere
-        events = listing.events if answer.error is None else elsewhere.failed
-        return self._listed(listing, route, elsewhere.listed(answer), events)
+        """Drafts of the end of such a listing, by what the server answered."""
+        drafts: list[Draft] = []
+        opened, self._open = self._open, None
+        assert opened is not None and opened.lists is not None, "it was begun"
+        last = self._listing(route).events[-1] if answer.error is None else opened.lists.failed
+        self._close_listing(opened, answer, last, drafts)
+        return drafts
+
+    def _add_listing(self, listing: Listing, route: Route, drafts: list[Draft]) -> _Open:
+        item = {"id": self._id(listing.type), "type": listing.type, **listing.opened(route)}
+        opened = self._add(_Open(len(self.output), item), drafts)
+        drafts += [opened.at(event) for event in listing.events[:-1]]
+        return opened
+
+    def _close_listing(self, opened: _Open, answer: ServerListing, event: str, drafts: list[Draft]) -> None:
+        assert opened.lists is not None, "it lists another server's tools"
+        opened.item |= opened.lists.listed(answer)
+        drafts.append(opened.at(event))
+        self._item_done(opened, drafts)
 
     def _listing(self, route: Route) -> Listing:
         execution = ITEM_TYPES[route.type].execution
         assert execution is not None and execution.listing is not None, "only what has a listing is listed"
         return execution.listing
-
-    def _listed(self, listing: Listing, route: Route, filled: Item, events: Sequence[str]) -> list[Draft]:
-        drafts: list[Draft] = []
-        self._close(drafts, "completed")
-        item = {"id": self._id(listing.type), "type": listing.type, **listing.opened(route)}
-        opened = self._add(_Open(len(self.output), item), drafts)
-        item |= filled
-        drafts += [opened.at(event) for event in events]
-        self._item_done(opened, drafts)
-        return drafts
 
     def lead(self, routes: Mapping[str, Route]) -> None:
         """Where calls lead from now on, by the names of functions."""
@@ -349,7 +374,16 @@ class Assembler:
         opened = _Open(index, self.output[index])
         self._finish(opened, result, drafts)
         self._item_done(opened, drafts)
+        execution = execution_of(opened.item)
+        if execution is not None and execution.follows is not None:
+            self._follow(execution.follows(opened.item, result), drafts)
         return drafts
+
+    def _follow(self, fields: Item | None, drafts: list[Draft]) -> None:
+        """An item of its own for the outcome of a call, where there is one."""
+        if fields is not None:
+            item = {"id": self._id(fields["type"]), **fields}
+            self._item_done(self._add(_Open(len(self.output), item), drafts), drafts)
 
     def _finish(self, opened: _Open, result: ToolResult, drafts: list[Draft]) -> None:
         execution = execution_of(opened.item)
@@ -445,6 +479,10 @@ class Assembler:
         if opened.call is not None:
             self._close_call(opened, opened.call, drafts, status)
             return
+        if opened.lists is not None:
+            cut = ServerListing(error="The response ended before the server had answered.")
+            self._close_listing(opened, cut, opened.lists.failed, drafts)
+            return
         if opened.citations is not None and (rest := opened.citations.rest()):
             self._say(opened, rest, drafts)
         item, text = opened.item, opened.text
@@ -481,11 +519,11 @@ class Assembler:
                 drafts.append(opened.at(f"{stream.event}.delta", delta=text))
         if call.whole is None and stream is not None:
             opened.item[stream.field] = text
-            named = {"name": opened.name} if stream.named else {}
+            named = {"name": opened.item["name"]} if stream.named else {}
             drafts.append(opened.at(f"{stream.event}.done", **named, **{stream.field: text}))
         if not offered:
             status = "incomplete"
-        execution = call.execution
+        execution = execution_of(opened.item)
         if execution is None:
             opened.item["status"] = status
         elif status == "completed":
@@ -609,6 +647,8 @@ def _reopened(index: int, item: Item) -> _Open:
     if (call := call_of(item)) is not None:
         written = [] if call.stream is None else [item[call.stream.field]]
         return _Open(index, item, written, call=call, name=item.get("name"))
+    if (lists := listed_elsewhere(item)) is not None:
+        return _Open(index, item, lists=lists)
     part = item["content"][0]
     said, noted = list(part.get("logprobs", ())), list(part.get("annotations", ()))
     return _Open(index, item, [part["text"]], said, noted)

@@ -171,24 +171,32 @@ class Loop:
                 self._write(run, run.assembler.tools_listed(route, run.functions.of(route)))
                 continue
             assert run.reach is not None, "tools of other servers are listed where these can be reached"
+            if begun := run.assembler.listing_begun(route):
+                self._write(run, begun)
             answer = await run.reach.list_tools(route.fields["server_label"])
             self._write(run, run.assembler.server_listed(route, answer))
             if answer.error is not None:
                 self.fail(run, answer.error)
                 return False
         if run.functions.unlisted:
-            # Whoever takes the run over finds the same tools, among the same items.
-            items = [*run.functions.listings, *run.assembler.output]
-            known = await aside(in_large_request(), run.plan.functions, self._registry, items)
-            run.learn(await enforced(known, run.served, run.plan.owner))
-            run.first = None
+            await self._learn(run)
         run.unlisted = ()
         return True
+
+    async def _learn(self, run: Run) -> None:
+        """Find the run's functions anew, by what it has made. Whoever takes the run over finds the same
+        ones, among the same items."""
+        items = [*run.functions.listings, *run.functions.loading, *run.assembler.output]
+        known = await aside(in_large_request(), run.plan.functions, self._registry, items)
+        run.learn(await enforced(known, run.served, run.plan.owner))
+        run.first = None
 
     async def _generate(self, run: Run, generation: int, max_tokens: int | None) -> None:
         replay = None if run.unfinished is None else Replay(run.unfinished)
         output = run.assembler.output if replay is None else replay.assembler.output
         first_item = len(output)
+        if run.has_loaded:
+            await self._learn(run)
         request, run.first = run.first, None
         num_dropped = 0
         if request is None:
@@ -345,7 +353,7 @@ class Loop:
             self._write(run, run.assembler.call_shows(call["id"], event, fields))
 
         items = [*run.context, *run.assembler.output]
-        scene = Scene(run.plan.tools, run.plan.instructions, items, show)
+        scene = Scene(run.plan.tools, run.plan.instructions, items, run.functions.deferred, show)
         return await self._execution(call).run(call, self._registry, scene)
 
     def _repeatable(self, run: Run, call: Item) -> bool:

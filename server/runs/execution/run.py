@@ -14,7 +14,7 @@ import orjson
 
 from engine import GenerateRequest, Place, TokenLogprob
 from server.errors import ApiError
-from server.items import ITEM_TYPES, Item, Route, dump_private, is_client_call, key_of
+from server.items import ITEM_TYPES, Item, Route, dump_private, is_client_call, is_loading, key_of
 from server.limits import Visit
 from server.model_registry import ServedModel
 from server.prompting import Told
@@ -60,7 +60,8 @@ class Run:
 
     context: the items before its output, pinned. told: the first of them as messages, where they are known.
     input: its own new ones among them. first: the first generation's request, rendered with the plan.
-    unlisted: routes whose functions were not shown yet.
+    unlisted: routes whose functions were not shown yet. num_known: how many items of its output its functions
+    were found with.
 
     For a run with an earlier owner. claim: by which it was taken over, until an engine may be given it.
     unfinished: the generation to go on with. uncertain: ids of server-run calls that may have been made.
@@ -76,6 +77,7 @@ class Run:
     first: GenerateRequest | None = None
     generated: tuple[GenerateRequest, list[int]] | None = None  # this task's last generation, and its tokens
     unlisted: tuple[Route, ...] = ()
+    num_known: int = 0
     queued: bool = False  # no event says yet that it is in progress
     claim: RunClaim | None = None
     unfinished: Unfinished | None = None
@@ -105,7 +107,8 @@ class Run:
         """A run with what `fold` made of its events, if there are any, and no place in the journal yet."""
         assembler = assembler_of(plan, functions, seal, context, output, unfinished)
         unlisted = (*_unlisted(functions.local, (*context, *output)), *functions.unlisted)
-        return cls(plan, served, functions, assembler, context, unlisted=unlisted)
+        known = len(assembler.output)
+        return cls(plan, served, functions, assembler, context, unlisted=unlisted, num_known=known)
 
     @property
     def num_tokens(self) -> int:
@@ -117,9 +120,14 @@ class Run:
         """What asked for calls that are approved and not made yet."""
         return approved_calls(self.plan.approved, self.context, self.assembler.output)
 
+    @property
+    def has_loaded(self) -> bool:
+        """Whether its output has loaded tools since its functions were found."""
+        return any(map(is_loading, self.assembler.output[self.num_known :]))
+
     def learn(self, functions: Functions) -> None:
-        """Go on with the tools of all servers that are known by now."""
-        self.functions = functions
+        """Go on with the tools that are known by now: of all servers, and those that searches have loaded."""
+        self.functions, self.num_known = functions, len(self.assembler.output)
         self.assembler.lead(functions.routes)
         if self.reach is not None:
             functions.teach(self.reach)

@@ -1,14 +1,26 @@
-"""Finds the functions that a model may be offered, among a request's tools and the listings of other
-servers."""
+"""Finds the functions that a model may be offered, among a request's tools, the listings of other servers,
+and the tools that searches have loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from engine import Constraint, ConstraintError, Shape
-from server.items import Call, Elsewhere, Item, Route, Tool, type_of_calls
+from server.items import (
+    Call,
+    Deferred,
+    Elsewhere,
+    Execution,
+    Item,
+    Route,
+    Tool,
+    each_tool,
+    execution_of,
+    is_loading,
+    type_of_calls,
+)
 from server.prompting import tool_shape
 from server.schema import refuse
 
@@ -16,6 +28,9 @@ if TYPE_CHECKING:
     from server.mcp_servers import Approvals, Reach
     from server.model_registry import ServedModel
     from tools import Registry
+
+MAX_LOADED = 1000
+"""Tools that the searches of a conversation may have loaded."""
 
 MAX_CHECKED = 64
 """Tools of other servers that are tried one by one where together they cannot be enforced."""
@@ -28,7 +43,7 @@ class Functions:
     routes: name -> where calls of it lead, for each of them. names: of the tools of other servers, by the
     server's label and the tool's own name. unlisted: routes to servers whose tools are not known yet.
     listings: where they are, what lists them. lacking: types of tools of the request that this server cannot
-    run.
+    run. deferred: what a search may load, and has not loaded yet. loading: the items whose tools are loaded.
     """
 
     tools: tuple[Tool, ...]
@@ -37,16 +52,20 @@ class Functions:
     unlisted: tuple[Route, ...] = ()
     listings: tuple[Item, ...] = ()
     lacking: frozenset[str] = frozenset()
+    deferred: tuple[Deferred, ...] = ()
+    loading: tuple[Item, ...] = ()
 
     def of(self, route: Route) -> list[Tool]:
-        """The tools that lead to a route."""
-        return [tool for tool in self.tools if self.routes[tool["name"]] == route]
+        """The tools that lead to a route, whether or not they are loaded."""
+        offered = [tool for tool in self.tools if self.routes[tool["name"]] == route]
+        return offered + [known.function for known in self.deferred if known.route == route]
 
     @property
     def local(self) -> list[Route]:
         """The routes that lead to no other server, each as often as it has functions."""
         elsewhere = set(self.names.values())
-        return [route for name, route in self.routes.items() if name not in elsewhere]
+        offered = [route for name, route in self.routes.items() if name not in elsewhere]
+        return offered + [known.route for known in self.deferred if not known.elsewhere]
 
     def allow(self, call: Item) -> bool:
         """Whether such a call can be made with these tools, or with those of a server that is not listed
@@ -66,52 +85,180 @@ class Functions:
 def functions_of(
     tools: Sequence[Tool], registry: Registry, items: Sequence[Item], approvals: Approvals
 ) -> Functions:
-    """All functions and customs of a request's tools, those that this server runs last.
+    """All functions and customs of a request's tools, those that this server runs after those of the client,
+    and those that a search has loaded last, so that a prompt changes as late as it can.
 
-    items: of the conversation so far, in which other servers' tools are listed. approvals: which calls of MCP
-    tools need one. Raises ApiError 400 when two share a name, or when a tool asks for what this server has
-    not.
+    items: of the conversation so far, in which other servers' tools are listed, and tools are loaded.
+    approvals: which calls of MCP tools need one. Raises ApiError 400 when two share a name, or when a tool
+    asks for what this server has not.
     """
-    clients: list[Tool] = []
-    own: list[Tool] = []
-    routes: dict[str, Route] = {}
-    lacking: set[str] = set()
-    for index, tool, call, type_ in _calls(tools):
-        if call.lacks(tool, registry) is not None:
-            lacking.add(tool["type"])
-            continue
-        for function in call.offers(tool, registry, f"tools[{index}]"):
-            if function["name"] in routes:
-                refuse("tools", f"Two tools are named {function['name']!r}.")
-            asks = call.asks(tool, function["name"], approvals)
-            routes[function["name"]] = Route(type_, call.fields(tool), asks, call.server(tool))
-            (clients if call.execution is None else own).append(function)
-    names: dict[tuple[str, str], str] = {}
-    unlisted: list[Route] = []
-    listings: list[Item] = []
-    for _, tool, call, type_ in _calls(tools):  # last, because their names can be changed
-        if (elsewhere := _elsewhere(call)) is None or not elsewhere.meant(tool):
-            continue
-        found = Route(type_, call.fields(tool), server=call.server(tool))
-        if (listing := _listing(call, found, items)) is None:
-            unlisted.append(found)
-            continue
-        listings.append(listing)
-        for function, route in elsewhere.offers(tool, listing, approvals):
-            said = route.fields
-            name = _free(function["name"], said["server_label"], routes)
-            routes[name] = route
-            names[said["server_label"], said["name"]] = name
-            own.append({**function, "name": name})
-    return Functions((*clients, *own), routes, names, tuple(unlisted), tuple(listings), frozenset(lacking))
+    found = _Found(registry, approvals)
+    found.take(tools)
+    found.take_listed(tools, items)
+    loading = tuple(item for item in items if is_loading(item))
+    for item in loading:
+        found.load(item["tools"])
+        if len(found.loaded) > MAX_LOADED:
+            refuse("tools", f"Searches have loaded more than {MAX_LOADED} tools in this conversation.")
+    return Functions(
+        tuple(found.tools()),
+        found.routes,
+        found.names,
+        tuple(found.unlisted),
+        tuple(found.listings),
+        frozenset(found.lacking),
+        tuple(found.deferred),
+        loading,
+    )
 
 
-def _calls(tools: Sequence[Tool]) -> Iterator[tuple[int, Tool, Call, str]]:
-    """The tools that are offered, with their index, how their calls are made, and of which type these are."""
-    for index, tool in enumerate(tools):
+class _Found:
+    """The functions of a request, as they are gathered; the fields are those of `Functions`."""
+
+    def __init__(self, registry: Registry, approvals: Approvals) -> None:
+        self._registry = registry
+        self._approvals = approvals
+        self._clients: list[Tool] = []
+        self._own: list[Tool] = []
+        self.loaded: dict[str, Tool] = {}
+        self._searches: dict[str, Call] = {}  # by the names of their functions
+        self._taken: set[str] = set()  # names, also of what is deferred and no other server's
+        self._all_deferred: list[Deferred] = []  # also those that are loaded
+        self._waiting: dict[tuple[str, str], Deferred] = {}  # by the server's label, if any, and name
+        self.routes: dict[str, Route] = {}
+        self.names: dict[tuple[str, str], str] = {}
+        self.unlisted: list[Route] = []
+        self.listings: list[Item] = []
+        self.lacking: set[str] = set()
+
+    def take(self, tools: Sequence[Tool]) -> None:
+        """The functions of tools that are no other server's."""
+        for path, tool, namespace, call, type_ in _calls(tools):
+            if call.lacks(tool, self._registry) is not None:
+                self.lacking.add(tool["type"])
+                continue
+            for function in call.offers(tool, self._registry, path):
+                name = function["name"]
+                if name in self._taken:
+                    refuse("tools", f"Two tools are named {name!r}.")
+                self._taken.add(name)
+                route = self._route(tool, function, call, type_)
+                if tool.get("defer_loading"):
+                    self._defer(Deferred(function, route, *_said(tool, namespace, name)), name)
+                    continue
+                self.routes[name] = route
+                (self._clients if _execution(route) is None else self._own).append(function)
+                if call.searches is not None:
+                    self._searches[name] = call
+
+    def take_listed(self, tools: Sequence[Tool], items: Sequence[Item]) -> None:
+        """The functions of other servers; after the others, because their names can be changed."""
+        for _, tool, _, call, type_ in _calls(tools):
+            if (elsewhere := _elsewhere(call)) is None or not elsewhere.meant(tool):
+                continue
+            found = Route(type_, call.fields(tool), server=call.server(tool))
+            if (listing := _listing(call, found, items)) is None:
+                self.unlisted.append(found)
+                continue
+            self.listings.append(listing)
+            for function, route in elsewhere.offers(tool, listing, self._approvals):
+                if tool.get("defer_loading"):
+                    own = route.fields["name"]
+                    self._defer(Deferred(function, route, *_said(tool, None, own), elsewhere=True), own)
+                else:
+                    self._own.append(self._named(function, route))
+
+    def load(self, tools: Sequence[Tool]) -> None:
+        """The functions that an item makes callable. Its definition of one holds in the place of a deferred
+        one of the request; tools of a server are loaded where the request has that server, deferred."""
+        for entry in tools:
+            if entry["type"] == "mcp":
+                self._load_of_server(entry)
+                continue
+            for path, tool, _, call, type_ in _calls([entry]):
+                for function in call.offers(tool, self._registry, path):
+                    name = function["name"]
+                    if name in self.routes and name not in self.loaded:
+                        if self.routes[name].type != type_:
+                            refuse("tools", f"Two tools are named {name!r}.")
+                        continue
+                    self._taken.add(name)
+                    self.loaded[name] = function
+                    self.routes[name] = self._route(tool, function, call, type_)
+                    self._waiting.pop(("", name), None)
+
+    def _load_of_server(self, entry: Tool) -> None:
+        allowed, label = entry.get("allowed_tools"), entry["server_label"]
+        wanted = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
+        if wanted is None:
+            wanted = [name for server, name in self._waiting if server == label]
+        for name in wanted:
+            if (known := self._waiting.pop((label, name), None)) is None:
+                continue
+            function = known.function
+            if known.elsewhere:
+                function = self._named(function, known.route)
+            else:
+                self.routes[function["name"]] = known.route
+            self.loaded[function["name"]] = function
+
+    def tools(self) -> list[Tool]:
+        """All that are offered; a search tells what it can find."""
+        given = [
+            call.searches(tool, self._all_deferred)
+            if (call := self._searches.get(tool["name"])) is not None and call.searches is not None
+            else tool
+            for tool in (*self._clients, *self._own)
+        ]
+        return [*given, *self.loaded.values()]
+
+    @property
+    def deferred(self) -> list[Deferred]:
+        """What no search has loaded yet."""
+        return [*self._waiting.values()]
+
+    def _defer(self, known: Deferred, name: str) -> None:
+        """name: the tool's own, where that is another one than it is shown under."""
+        label = known.tool["server_label"] if known.tool["type"] == "mcp" else ""
+        self._waiting[label, name] = known
+        self._all_deferred.append(known)
+
+    def _named(self, function: Tool, route: Route) -> Tool:
+        """A function of another server, under a name that is free."""
+        said = route.fields
+        name = _free(function["name"], said["server_label"], self._taken)
+        self._taken.add(name)
+        self.routes[name] = route
+        self.names[said["server_label"], said["name"]] = name
+        return {**function, "name": name}
+
+    def _route(self, tool: Tool, function: Tool, call: Call, type_: str) -> Route:
+        asks = call.asks(tool, function["name"], self._approvals)
+        return Route(type_, call.fields(tool), asks, call.server(tool))
+
+
+def _calls(tools: Sequence[Tool]) -> Iterator[tuple[str, Tool, Tool | None, Call, str]]:
+    """The tools that are offered one by one: the path of each, the tool, the namespace that it is in, how
+    their calls are made, and of which type these are."""
+    for path, tool, namespace in each_tool(tools):
         row = type_of_calls(tool["type"])
         if row is not None and row.call is not None and row.call.takes(tool):
-            yield index, tool, row.call, row.type
+            yield path, tool, namespace, row.call, row.type
+
+
+def _said(tool: Tool, namespace: Tool | None, name: str) -> tuple[Tool, str, str | None]:
+    """How the output of a search says one function of a tool; and name and description of what it is in."""
+    if tool["type"] == "mcp":
+        return {**tool, "allowed_tools": [name]}, tool["server_label"], tool.get("server_description")
+    if namespace is None:
+        return tool, tool["name"], tool.get("description")
+    own = {key: value for key, value in tool.items() if key != "namespace"}
+    return {**namespace, "tools": [own]}, namespace["name"], namespace["description"]
+
+
+def _execution(route: Route) -> Execution | None:
+    """How this server carries out the calls that take a route; None where the client does."""
+    return execution_of({"type": route.type, **route.fields})
 
 
 def _elsewhere(call: Call) -> Elsewhere | None:
@@ -125,7 +272,7 @@ def _listing(call: Call, route: Route, items: Sequence[Item]) -> Item | None:
     return next((item for item in reversed(items) if shows(item, route)), None)
 
 
-def _free(name: str, label: str, taken: Mapping[str, Route]) -> str:
+def _free(name: str, label: str, taken: Collection[str]) -> str:
     """A name that no function has: the given one, or else with the label of its server, and a number."""
     if name not in taken:
         return name
@@ -135,11 +282,13 @@ def _free(name: str, label: str, taken: Mapping[str, Route]) -> str:
 
 
 async def enforced(functions: Functions, served: ServedModel, owner: str) -> Functions:
-    """The functions, with those of other servers strict whose schemas the engine takes.
+    """The functions, with those strict that are other servers', or leave it open (`strict` null), where the
+    engine takes their schemas.
 
     The arguments of the others are only checked once they are written.
     """
-    foreign = set(functions.names.values())
+    foreign = {*functions.names.values()}
+    foreign |= {tool["name"] for tool in functions.tools if tool.get("strict", False) is None}
     if not foreign or not {"grammar", "calls"} <= served.info.capabilities:
         return functions
 

@@ -29,6 +29,7 @@ from server.items import (
     is_output,
     key_of,
     link_of,
+    shown_name,
     source_of,
     type_asked_for,
     type_of_calls,
@@ -147,7 +148,8 @@ class RunPlan:
         # As long as a server has not listed its tools, nobody can say which of them are meant.
         waits = functions.unlisted and _may_mean_listed(self.tool_choice)
         choice = "auto" if waits else _of_functions(self.tool_choice, functions)
-        if not forced and isinstance(choice, dict) and choice["type"] == "allowed_tools":
+        listed = isinstance(self.tool_choice, dict) and self.tool_choice["type"] == "allowed_tools"
+        if not forced and listed and isinstance(choice, dict):
             choice = {**choice, "mode": "auto"}
         elif not forced and choice != "none":
             choice = "auto"
@@ -239,26 +241,51 @@ def _may_mean_listed(choice: Any) -> bool:
 
 
 def _of_functions(choice: Any, functions: Functions) -> Any:
-    """A tool choice with every reference to a tool of another kind replaced by the functions that it stands
-    for."""
-
-    def gives_functions(ref: Mapping[str, Any]) -> bool:
-        return _has_functions(ref) and ref.get("type") not in functions.lacking
-
-    if not isinstance(choice, dict) or not (choice["type"] == "allowed_tools" or gives_functions(choice)):
+    """A tool choice with every reference to a tool replaced by the functions that it stands for, and without
+    references to what no search has loaded yet. Raises ApiError 400 where nothing else is chosen."""
+    if not isinstance(choice, dict):
         return choice
-    refs = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
+    listed = choice["type"] == "allowed_tools"
     found: list[Item] = []
-    for ref in refs:
-        if gives_functions(ref):
-            named = [name for name, route in functions.routes.items() if _means(ref, name, route)]
-            if not named:
-                label = ref.get("server_label", ref["type"])
-                refuse("tool_choice", f"Tool choice {label!r} was not found in the 'tools' parameter.")
-            found += [{"type": "function", "name": name} for name in named]
-        else:
-            found.append(ref)
+    for ref in choice["tools"] if listed else [choice]:
+        meant = _meant(ref, functions)
+        if not meant and not (listed and _is_deferred(ref, functions)):
+            label = ref.get("server_label") or ref.get("name") or ref["type"]
+            told = "was not found in the 'tools' parameter."
+            if _is_deferred(ref, functions):
+                told = "is deferred: it can be called once a search has loaded it."
+            refuse("tool_choice", f"Tool choice {label!r} {told}")
+        found += meant
+    if not listed and not _gives_functions(choice, functions):
+        return found[0]
     return {"type": "allowed_tools", "mode": choice.get("mode", "required"), "tools": found}
+
+
+def _meant(ref: Mapping[str, Any], functions: Functions) -> list[Item]:
+    """The references to functions that a reference to a tool stands for; itself, where it stands for none.
+    None at all, where there is no such function, or it is deferred."""
+    if _is_function(ref):
+        itself = {"type": ref.get("type", "function"), "name": shown_name(ref)}
+        return [] if _is_deferred(ref, functions) else [itself]
+    if not _gives_functions(ref, functions):
+        return [dict(ref)]
+    named = [name for name, route in functions.routes.items() if _means(ref, name, route)]
+    return [{"type": "function", "name": name} for name in named]
+
+
+def _is_deferred(ref: Mapping[str, Any], functions: Functions) -> bool:
+    """Whether a reference is to functions that may be loaded, and are not yet."""
+    if _is_function(ref):
+        return any(shown_name(ref) == known.function["name"] for known in functions.deferred)
+    return any(_means(ref, known.function["name"], known.route) for known in functions.deferred)
+
+
+def _is_function(ref: Mapping[str, Any]) -> bool:
+    return ref.get("type", "function") in ("function", "custom") and isinstance(ref.get("name"), str)
+
+
+def _gives_functions(ref: Mapping[str, Any], functions: Functions) -> bool:
+    return _has_functions(ref) and ref.get("type") not in functions.lacking
 
 
 def _has_functions(ref: Mapping[str, Any]) -> bool:
@@ -269,6 +296,8 @@ def _has_functions(ref: Mapping[str, Any]) -> bool:
 
 def _means(ref: Mapping[str, Any], name: str, route: Route) -> bool:
     """Whether a tool choice refers to a function: it says nothing else than the function's calls do."""
+    if ref["type"] == "namespace":
+        return bool(route.fields.get("namespace") == ref.get("name"))
     said = {"name": name, **route.fields}
     same = all(ref.get(key, value) == value for key, value in said.items())
     return same and ref["type"] in ITEM_TYPES[route.type].tools
@@ -302,7 +331,8 @@ async def make_plan(
     functions, offered = await _offered(plan, registry, context.items, served)
     approved = await aside(in_large_request(), _approved, context.items, turn.input, functions)
     plan = replace(plan, approved=approved)
-    await check(offered, served, plan.tools, request.shape_param, turn.principal.owner)
+    for each in (offered, _offered_later(functions)):
+        await check(each, served, plan.tools, request.shape_param, turn.principal.owner)
     with words_of_field("input"):
         kept = _num_kept(context.items, plan.approved)
         num_dropped, prompt = await fit(
@@ -386,6 +416,11 @@ async def _offered(
     functions = await aside(in_large_request(), plan.functions, registry, items)
     functions = await enforced(functions, served, plan.owner)
     return functions, await aside(in_large_request(), partial(plan.offer, functions, forced=True))
+
+
+def _offered_later(functions: Functions) -> Offer:
+    """What searches may load of the request's own functions: what cannot be enforced is refused at once."""
+    return offer([known.function for known in functions.deferred if not known.elsewhere], "auto", True)
 
 
 def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:

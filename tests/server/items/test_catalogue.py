@@ -11,7 +11,7 @@ import pytest
 
 from engine import ScriptedEngine
 from server.access import LOCAL_OWNER
-from server.items import ITEM_TYPES, ItemType, asks_approval, is_running
+from server.items import ITEM_TYPES, ItemType, asks_approval, is_client_call, is_running
 from server.prompting import to_messages
 from server.schema import events as grammar
 from server.schema import normalize_input
@@ -215,6 +215,40 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
             [called("local_shell", command=["ls"]), "local_shell: o"],
         )
     ],
+    "tool_search_call": [
+        ([{"arguments": {"query": "q"}}], [called("tool_search", query="q")]),
+        (
+            [{"arguments": {"query": "q"}, "status": "incomplete"}],
+            [called("tool_search", query="q"), "tool_search: error: The search was not made."],
+        ),
+    ],
+    "tool_search_output": [
+        (
+            [{"type": "tool_search_call", **call}, {"tools": tools, **call_id}],
+            [called("tool_search", query="q"), f"tool_search: {told}"],
+        )
+        for call_id, call in (
+            ({}, {"arguments": {"query": "q"}}),
+            ({"call_id": "c"}, {"call_id": "c", "arguments": {"query": "q"}}),
+        )
+        for tools, told in (
+            ([], "Nothing was found."),
+            (
+                [
+                    {"type": "function", "name": "f"},
+                    {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "g"}]},
+                    {
+                        "type": "mcp",
+                        "server_label": "s",
+                        "server_url": "builtin:",
+                        "allowed_tools": ["a.b"],
+                    },
+                    {"type": "mcp", "server_label": "t", "server_url": "builtin:"},
+                ],
+                "These tools can be called now: f, n__g, a_b, all of t.",
+            ),
+        )
+    ],
     "apply_patch_call": [
         (
             [{"call_id": "c", "operation": {"type": "delete_file", "path": "p"}}],
@@ -249,7 +283,7 @@ def test_every_type_has_words_or_is_refused() -> None:
     assert sorted([*WORDS, *REFUSED]) == sorted(ITEM_TYPES)
     assert set(REFUSED) == {
         "additional_tools", "compaction", "compaction_trigger", "computer_call", "computer_call_output",
-        "configuration_update", "program", "program_output", "tool_search_call", "tool_search_output",
+        "configuration_update", "program", "program_output",
     }  # fmt: skip
 
 
@@ -289,7 +323,8 @@ async def test_an_item_with_words_is_in_the_prompt(
     engine = ScriptedEngine()
     sent: list[Json] = [{"type": kind, **item} for item in items]
     async with running_app(tmp_path, engine) as running, http_client(running) as client:
-        if ITEM_TYPES[kind].answered_by is not None and not asks_approval({"type": kind}):
+        (*_, last) = normalize_input(sent, new_id=str)
+        if is_client_call(last) and not asks_approval({"type": kind}):
             error = await Api(client).refused(400, sent)
             assert error["message"] == "No tool output found for function call c."
             return
@@ -360,7 +395,8 @@ def test_a_row_agrees_with_itself_and_with_others(row: ItemType) -> None:
         emitted = [*row.call.opens, *(row.call.execution.starts if row.call.execution is not None else ())]
         emitted += [] if row.call.stream is None else [f"{row.call.stream.event}.done"]
         assert set(emitted) <= set(row.events)
-        assert (row.call.execution is None) is (row.answered_by is not None), "somebody carries it out"
+        sides = (row.call.execution is not None, row.answered_by is not None)
+        assert any(sides) and all(sides) is (row.ours is not None), "somebody carries it out"
 
 
 def test_only_the_servers_own_calls_are_running() -> None:

@@ -278,5 +278,5 @@ def test_whatever_is_taken_is_an_official_resource(data: st.DataObject) -> None:
     except ApiError as error:
         assert error.status == 400
     else:
-        if kind not in ("tool_search_output", "additional_tools"):  # unknown tool kinds are kept
+        if kind != "additional_tools":  # unknown tool kinds are kept
             wire.validate_item(item, "ItemResource")

@@ -223,8 +223,8 @@ def test_include_is_the_official_list() -> None:
 TOOLS: list[Json] = [
     FUNCTION,
     {"type": "custom", "name": "c", "format": {"type": "text"}},
-    {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
-    {"type": "tool_search"},
+    {"type": "namespace", "name": "n", "description": "d", "tools": [{**FUNCTION}]},
+    {"type": "tool_search", "execution": "client"},
     {"type": "web_search", "filters": None, "user_location": None, "search_context_size": "low"},
     {"type": "web_search_2025_08_26"},
     {"type": "web_search_preview"},
@@ -251,8 +251,8 @@ def test_every_official_tool_is_taken_and_echoed() -> None:
     assert parse_tools(tools) == tools
     # Whether the web can be searched, or images made, is for the server to say that has a provider, or none.
     offered = (
-        *("function", "custom", "mcp", "shell", "local_shell", "apply_patch", "web_search"),
-        "image_generation",
+        *("function", "custom", "namespace", "tool_search", "mcp", "shell", "local_shell", "apply_patch"),
+        *("web_search", "image_generation"),
     )
     unheard = [index for index, tool in enumerate(TOOLS) if not tool["type"].startswith(offered)]
     assert unoffered(tools) == [f"tools[{index}]" for index in unheard]

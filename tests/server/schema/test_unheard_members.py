@@ -39,7 +39,6 @@ UNREAD_AS_A_WHOLE = {
 an MCP server said of its tools, which is kept as it was."""
 
 KEPT = {
-    ("namespace", "tools"),
     ("configuration_update", "reasoning"),
     ("configuration_update", "text"),
     ("json_schema", "json_schema"),  # of a structural tag: a JSON Schema
@@ -353,7 +352,11 @@ HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
     (create, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, ""),
     (create, {"top_logprobs": 2}, "top_logprobs"),
     (create, {"tool_timeout_s": 3}, "tool_timeout_s"),
-    (create, {"tools": [{"type": "function", **FUNCTION, "defer_loading": True}]}, "tools[0].defer_loading"),
+    (
+        parse_chat,
+        {"tools": [{"type": "function", "function": {"name": "f", "defer_loading": True}}]},
+        "tools[0].function.defer_loading",
+    ),
     (parse_input_tokens, {"truncation": "auto"}, "truncation"),
     (parse_chat, {"user": "u", "metadata": {"a": "b"}}, "user,metadata"),
     (parse_chat, {"verbosity": "low"}, "verbosity"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.server.mcpserver import MCPServer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
@@ -171,12 +172,84 @@ async def test_a_listing_fails_whatever_is_answered(
     assert told in response["output"][0]["error"] == response["error"]["message"]
 
 
-async def test_tools_whose_names_are_none_are_left_out(tmp_path: Path) -> None:
-    odd = [{**TOOL, "name": name} for name in ("a\x1b[31mb", "", "a b", "x" * 200, "look\n", "<|im_end|>")]
-    result = {"content": [{"type": "text", "text": "seen"}]}
-    response = await asked(tmp_path, rogue(tools_list={"tools": [*odd, TOOL]}, tools_call=result))
-    assert [tool["name"] for tool in response["output"][0]["tools"]] == ["look"]
-    assert response["output"][1]["output"] == "seen"
+SEEN: Json = {"content": [{"type": "text", "text": "seen"}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a b", "a_b"),
+        ("<|im_end|>", "__im_end__"),
+        ("werkzeug.für/alle", "werkzeug_f_r_alle"),
+        ("工具", "__"),
+    ],
+)
+async def test_a_tool_of_any_name_is_shown_and_called(tmp_path: Path, name: str, shown: str) -> None:
+    odd = {**TOOL, "name": name}
+    listed = {"tools": [odd, TOOL]}
+    response = await asked(tmp_path, rogue(tools_list=listed, tools_call=SEEN), f"call {shown} {{}}")
+    listing, made, _ = response["output"]
+    assert [tool["name"] for tool in listing["tools"]] == [name, "look"]
+    assert (made["name"], made["output"]) == (name, "seen")
+    assert "left_out" not in listing
+
+
+async def test_names_that_are_shown_alike_are_told_apart(tmp_path: Path) -> None:
+    odd = [{**TOOL, "name": name} for name in ("a b", "a_b", "a.b")]
+    listed = {"tools": odd}
+    response = await asked(tmp_path, rogue(tools_list=listed, tools_call=SEEN), "call theirs__a_b_2 {}")
+    assert response["output"][1]["name"] == "a.b"
+
+
+@pytest.mark.parametrize(
+    ("tool", "name", "why"),
+    [
+        pytest.param({"name": "a\x1b[31mb"}, "a\\x1b[31mb", "printable characters", id="a control character"),
+        pytest.param({"name": ""}, "", "printable characters", id="no character"),
+        pytest.param({"name": "x" * 200}, "x" * 128, "1 to 128", id="too many characters"),
+        pytest.param({"name": 7}, "?", "it has no name", id="no text"),
+        pytest.param(
+            {"inputSchema": {"type": "array"}}, "look", "inputSchema.type: Input should be", id="arrays"
+        ),
+        pytest.param({"inputSchema": "object"}, "look", "inputSchema: Input should be", id="no schema"),
+        pytest.param({"description": 7}, "look", "description: Input should be", id="another fault"),
+    ],
+)
+async def test_a_tool_that_cannot_be_shown_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tool: Json, name: str, why: str
+) -> None:
+    listed = {"tools": [{**TOOL, **tool}, {**TOOL, "name": "other"}]}
+    response = await asked(tmp_path, rogue(tools_list=listed, tools_call=SEEN), "call other {}")
+    listing, made, _ = response["output"]
+    assert ([tool["name"] for tool in listing["tools"]], made["output"]) == (["other"], "seen")
+    (left_out,) = listing["left_out"]
+    assert left_out["name"] == name and why in left_out["reason"]
+    assert f"the tool '{name}' of the MCP server 127.0.0.1 is left out: {left_out['reason']}" in caplog.text
+
+
+@pytest.mark.parametrize("schema", [{}, {"properties": {"a": {"type": "integer"}}}, None])
+async def test_a_schema_without_a_type_is_that_of_an_object(tmp_path: Path, schema: Any) -> None:
+    listed = {"tools": [{**TOOL, "inputSchema": schema}]}
+    response = await asked(tmp_path, rogue(tools_list=listed, tools_call=SEEN), 'call look {"a": 1}')
+    listing, made, _ = response["output"]
+    assert listing["tools"][0]["input_schema"] == {"type": "object", **(schema or {})}
+    assert made["output"] == "seen"
+
+
+async def test_what_the_protocol_has_clients_drop_is_named(tmp_path: Path) -> None:
+    """The newer form of the protocol: a tool whose headers cannot be is not to be offered."""
+    server = MCPServer("desk")
+    bad = {"type": "object", "properties": {"a": {"type": "object", "x-mcp-header": "not a header:"}}}
+    server.tool(name="good")(lambda: "fine")
+    server.tool(name="bad")(lambda: "never")
+    server._tool_manager._tools["bad"].parameters = bad
+    async with serving(server.streamable_http_app()) as url:
+        place = url.removeprefix("http://")
+        async with running_app(tmp_path, egress_allow=(place,)) as running, http_client(running) as client:
+            response = await Api(client).create("call good {}", tools=[remote(f"{url}/mcp")])
+    listing = response["output"][0]
+    assert [tool["name"] for tool in listing["tools"]] == ["good"]
+    assert listing["left_out"][0]["name"] == "bad" and "x-mcp-header" in listing["left_out"][0]["reason"]
 
 
 def doubled(number: int) -> Json:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from engine import ScriptedEngine
 from server.items import ITEM_TYPES
 from server.mcp_servers import read_mcp_settings
-from tests.support.mcp_servers import Kind, Seen, mcp_server, stdio_command
+from tests.support.mcp_servers import Kind, Seen, make_server, mcp_server, serving, stdio_command
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, gated, loose, prompts, text
 from tests.support.wire import Json
@@ -426,3 +428,76 @@ async def test_a_generation_goes_on_with_its_prompt_when_the_server_is_gone(tmp_
     assert other.requests[0].prompt_ids == engine.requests[0].prompt_ids
     [shown] = prompts(engine)
     assert "hold_safely" in shown and "7 word" in shown and "0 word" not in shown
+
+
+# ------------------------------------------------------------------------------------------------------------
+# A server that takes its time to list its tools
+
+
+@asynccontextmanager
+async def slow_server(free: asyncio.Event, asked: asyncio.Event) -> AsyncIterator[str]:
+    """The server, whose tools are listed once it is free; yields its URL."""
+    app = make_server(Seen()).streamable_http_app()
+
+    async def slowly(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+        if headers.get(b"mcp-method") == b"tools/list":
+            asked.set()
+            await free.wait()
+        await app(scope, receive, send)
+
+    async with serving(slowly) as url:
+        yield f"{url}/mcp"
+
+
+async def test_a_listing_is_shown_while_the_server_is_asked(tmp_path: Path) -> None:
+    free, asked = asyncio.Event(), asyncio.Event()
+    async with (
+        slow_server(free, asked) as url,
+        live_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+        Api(client).open(LOOK_UP, tools=[DESK]) as live,
+    ):
+        await live.until("mcp_list_tools.in_progress")
+        await asyncio.wait_for(asked.wait(), 20)
+        assert not free.is_set(), "the server has not answered yet"
+        free.set()
+        response = await live.done()
+    assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
+    assert len(response["output"][0]["tools"]) == 6
+
+
+async def test_a_response_that_is_cancelled_while_a_server_is_asked(tmp_path: Path) -> None:
+    """Its listing has failed, and the next response asks again."""
+    free, asked = asyncio.Event(), asyncio.Event()
+    async with (
+        slow_server(free, asked) as url,
+        live_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        conversation = await api.conversation()
+        begun = await api.create(LOOK_UP, tools=[DESK], background=True)
+        await asyncio.wait_for(asked.wait(), 20)
+        await api.cancel(begun["id"])
+        ended = await api.ended(begun["id"])
+        free.set()
+        again = await api.create(LOOK_UP, tools=[DESK], conversation=conversation)
+    assert ended["status"] == "cancelled"
+    assert "ended before the server had answered" in ended["output"][0]["error"]
+    assert kinds(again) == ["mcp_list_tools", "mcp_call", "message"]
+
+
+async def test_a_listing_that_the_end_of_the_process_cuts_is_taken_up(tmp_path: Path) -> None:
+    free, asked = asyncio.Event(), asyncio.Event()
+    async with slow_server(free, asked) as url:
+        known = settings(desk={"url": url})
+        async with live_app(tmp_path, **known) as server, http_client(server) as client:
+            begun = await Api(client).create(LOOK_UP, tools=[DESK], background=True)
+            await asyncio.wait_for(asked.wait(), 20)
+            await server.context.runs.drain(0.0)
+        free.set()
+        async with running_app(tmp_path, **known) as server, http_client(server) as client:
+            ended = await Api(client).ended(begun["id"])
+    assert (ended["status"], kinds(ended)) == ("completed", ["mcp_list_tools", "mcp_call", "message"])
+    assert len(ended["output"][0]["tools"]) == 6
