@@ -13,6 +13,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from server.ignored import ignore
 from server.items.calls.function_tools import (
     CUSTOM,
@@ -135,9 +137,12 @@ def _opened(_name: str, call_id: str, arguments: str) -> Item:
 
 
 def _read(arguments: str) -> Mapping[str, Any]:
+    """Arguments as an item can hold them. JSON can write what no item can: halves of surrogate pairs, which
+    are no characters, and integers of any length."""
     try:
-        said = json.loads(arguments)
-    except ValueError:
+        written = json.dumps(json.loads(arguments), ensure_ascii=False).encode("utf-8", "replace")
+        said = orjson.loads(written)
+    except (ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}
 

@@ -13,7 +13,7 @@ from engine import ScriptedEngine
 from tests.server.runs.execution.test_mcp_servers import DESK, kinds, settings
 from tests.support.mcp_servers import large_server, serving
 from tests.support.running import http_client, live_app, running_app
-from tests.support.talk import WEATHER, Api, Gate, answer, prompts, saying, text
+from tests.support.talk import WEATHER, Api, Gate, answer, loose, prompts, saying, text
 from tests.support.wire import Json
 from tools import best_matches
 
@@ -154,6 +154,26 @@ async def test_a_search_that_finds_nothing_is_told_and_the_model_goes_on(tmp_pat
     assert "Nothing was found." in prompts(engine)[1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        (r'{"query": "open orders \ud800"}', {"query": "open orders ?"}),
+        ('{"query": "open orders", "n": 123456789012345678901234567890}', None),
+        ('{"query": ["open orders"]}', {"query": ["open orders"]}),
+        ('{"words": "open orders"}', {"words": "open orders"}),
+    ],
+)
+async def test_arguments_of_any_sort(tmp_path: Path, arguments: str, read: Json | None) -> None:
+    """Where no grammar holds the model to the schema, a search is made with what it wrote."""
+    said = f'<tool_call>\n{{"name": "tool_search", "arguments": {arguments}}}\n</tool_call>'
+    engine = loose(saying(said, "done"))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        response = await Api(client).create("Go.", tools=[CRM, SEARCH])
+    search, found, _ = response["output"]
+    assert read is None or search["arguments"] == read
+    assert [tool["name"] for tool in found["tools"]] == ["crm"]
+
+
 async def test_calls_side_by_side_are_answered_in_their_order(tmp_path: Path) -> None:
     both = f"{wrote('tool_search', query='orders')}\n{wrote('tool_search', query='shipping')}"
     engine = ScriptedEngine(saying(both, "done"))
@@ -185,13 +205,7 @@ async def test_one_call_in_a_turn(tmp_path: Path) -> None:
 
 async def test_a_call_of_what_is_not_loaded_is_told_to_be_none(tmp_path: Path) -> None:
     """Where no grammar keeps the model from it."""
-    engine = ScriptedEngine(saying(LIST, FIND, LIST))
-    engine._info = engine._info.__class__(
-        **{
-            **{name: getattr(engine._info, name) for name in engine._info.__slots__},
-            "capabilities": engine._info.capabilities - {"grammar"},
-        }
-    )
+    engine = loose(saying(LIST, FIND, LIST))
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         response = await Api(client).create("Go.", tools=[CRM, SEARCH])
     statuses = [(item["type"], item["status"]) for item in response["output"]]
