@@ -149,7 +149,7 @@ def validate_response(response: Json) -> None:
 
 
 def check_usage(usage: Json) -> None:
-    """The counts of a Response's usage add up; its details hold numbers alone: clients refuse others."""
+    """The counts of a Response's usage add up, and its details have numbers alone: clients refuse others."""
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"], usage
     assert 0 <= usage["input_tokens_details"]["cached_tokens"] <= usage["input_tokens"], usage
     assert 0 <= usage["output_tokens_details"]["reasoning_tokens"] <= usage["output_tokens"], usage
