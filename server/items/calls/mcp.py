@@ -214,7 +214,7 @@ def _listed(listing: ServerListing) -> Item:
     listed: Item = {"tools": tools}
     if listing.error is not None:
         listed["error"] = listing.error
-    if listing.left_out:
+    elif listing.left_out or not tools:  # without tools it tells a listing that is done from one under way
         listed["left_out"] = [{"name": name, "reason": why} for name, why in listing.left_out.items()]
     return listed
 
@@ -222,7 +222,7 @@ def _listed(listing: ServerListing) -> Item:
 def _shows(item: Item, route: Route) -> bool:
     if item["type"] != "mcp_list_tools" or item["server_label"] != route.fields["server_label"]:
         return False
-    done = bool(item["tools"]) or "error" in item  # as long as the server is asked, nobody knows of an error
+    done = bool(item["tools"]) or "left_out" in item or "error" in item
     return done and item.get("error") is None and item.get("server", route.server) == route.server
 
 

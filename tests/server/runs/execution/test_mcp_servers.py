@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from mcp.server.mcpserver import MCPServer
 from starlette.types import Receive, Scope, Send
 
 from engine import ScriptedEngine
 from server.items import ITEM_TYPES
 from server.mcp_servers import read_mcp_settings
-from tests.support.mcp_servers import Kind, Seen, make_server, mcp_server, serving, stdio_command
+from tests.support.mcp_servers import Kind, Seen, make_server, mcp_server, noting, serving, stdio_command
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, gated, loose, prompts, text
 from tests.support.wire import Json
@@ -233,6 +234,19 @@ async def test_a_server_that_cannot_be_reached_fails_the_response(tmp_path: Path
     error = refused.json()["error"]
     assert (refused.status_code, error["type"]) == (424, "external_connector_error")
     assert "'desk'" in error["message"] and refused.headers["x-should-retry"] == "false"
+
+
+async def test_a_server_without_tools_is_listed_once(tmp_path: Path) -> None:
+    async with (
+        serving(noting(MCPServer("bare").streamable_http_app(), seen := Seen())) as url,
+        running_app(tmp_path, **settings(desk={"url": f"{url}/mcp"})) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        first = await api.create("say hi", tools=[DESK])
+        second = await api.create("say bye", tools=[DESK], previous_response_id=first["id"])
+    assert (kinds(first), kinds(second)) == (["mcp_list_tools", "message"], ["message"])
+    assert first["output"][0]["tools"] == [] and seen.listings == ["tools/list"]
 
 
 async def test_after_a_failed_listing_the_server_is_asked_again(tmp_path: Path) -> None:
@@ -464,7 +478,7 @@ async def test_a_listing_is_shown_while_the_server_is_asked(tmp_path: Path) -> N
         free.set()
         response = await live.done()
     assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
-    assert len(response["output"][0]["tools"]) == 6
+    assert len(response["output"][0]["tools"]) == 7
 
 
 async def test_a_response_that_is_cancelled_while_a_server_is_asked(tmp_path: Path) -> None:
@@ -500,4 +514,4 @@ async def test_a_listing_that_the_end_of_the_process_cuts_is_taken_up(tmp_path: 
         async with running_app(tmp_path, **known) as server, http_client(server) as client:
             ended = await Api(client).ended(begun["id"])
     assert (ended["status"], kinds(ended)) == ("completed", ["mcp_list_tools", "mcp_call", "message"])
-    assert len(ended["output"][0]["tools"]) == 6
+    assert len(ended["output"][0]["tools"]) == 7
