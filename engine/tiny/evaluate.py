@@ -49,6 +49,16 @@ SKILLS: dict[str, tuple[str, ...]] = {
     "fact": ("fact",),
     "count": ("count",),
     "unknown": ("unknown",),
+    "natural": ("natural",),
+    "natural_arguments": ("natural_arguments",),
+    "no_parameters": ("no_parameters",),
+    "natural_parallel": ("natural_parallel",),
+    "natural_chain": ("natural_chain",),
+    "natural_decline": ("natural_decline",),
+    "tool_error": ("tool_error",),
+    "follow_up": ("follow_up",),
+    "server_tool": ("server_tool",),
+    "rounds": ("rounds",),
 }
 """Row of the table -> the parts of the curriculum its dialogues are drawn from."""
 
