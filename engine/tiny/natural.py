@@ -24,7 +24,7 @@ VERBS = NOUNS["verbs"]
 ASKS: dict[str, list[str]] = _TABLES["asks"]
 FORMS: dict[str, list[str]] = _TABLES["forms"]
 FAILURES: dict[str, list[str]] = _TABLES["failures"]
-SERVER: dict[str, list[str]] = _TABLES["server"]
+SERVER: dict[str, list[Any]] = _TABLES["server"]
 PAIRS: dict[str, list[str]] = _TABLES["pairs"]
 HOW: dict[str, str] = _TABLES["how"]
 
@@ -831,7 +831,7 @@ def failure(words: Words, asked: Asked) -> tuple[str, str]:
     """A tool's error, and what the assistant then says."""
     rng = words.rng
     why = rng.choice(FAILURES["reasons"]) if rng.random() < 0.75 else words.phrase(2, 6)
-    why = why.replace("{n}", asked.noun).replace("{v}", asked.value or words.any())
+    why = filled(why, {"{n}": asked.noun, "{v}": asked.value or words.any(), "{t}": asked.name})
     return _as_error(rng, why), f"Sorry, the tool failed: {why}."
 
 

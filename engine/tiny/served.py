@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from engine.tiny import natural
 from engine.tiny.dialogue import Call, Json, Message, Turn, says, user
 from engine.tiny.extract import WEEKDAYS
@@ -179,23 +177,24 @@ def _note(words: Words) -> tuple[Turn, list[Json]]:
     return Turn("server_tool", messages), _own(words)
 
 
-def _fact(words: Words, topic: str) -> str:
+def _known(words: Words, topic: str) -> tuple[str, str]:
+    """A question about a topic, and the sentence of a page that answers it."""
     rng = words.rng
-    text = rng.choice(SERVER["facts"])
-    fills: dict[str, Callable[[], str]] = {
-        "{T}": lambda: topic[0].upper() + topic[1:],
-        "{w}": lambda: str(words.number(4)),
-        "{j}": lambda: rng.choice(list(HOW)),
-        "{p}": words.name,
-        "{y}": lambda: str(rng.randint(1200, 2030)),
-        "{c}": lambda: words.city().split(",")[0],
-        "{g}": words.any,
-        "{h}": words.any,
-        "{a}": lambda: rng.choice(NOUNS["attributes"]),
+    fills = {
+        "{t}": topic,
+        "{T}": topic[0].upper() + topic[1:],
+        "{w}": str(words.number(4)),
+        "{j}": rng.choice(list(HOW)),
+        "{p}": words.name(),
+        "{y}": str(rng.randint(1200, 2030)),
+        "{k}": f"{rng.randint(0, 23)}:{rng.randint(0, 59):02d}",
+        "{c}": words.city().split(",")[0],
+        "{g}": words.any(),
+        "{h}": words.any(),
+        "{a}": rng.choice(NOUNS["attributes"]),
     }
-    for mark, draw in fills.items():
-        text = text.replace(mark, draw() if mark != "{T}" or text.startswith("{T}") else topic)
-    return text
+    question, fact = rng.choice(SERVER["known"])
+    return natural.filled(question, fills), natural.filled(fact, fills)
 
 
 def _topic(words: Words) -> str:
@@ -213,23 +212,17 @@ def _topic(words: Words) -> str:
 def _search(words: Words) -> tuple[Turn, list[Json]]:
     rng = words.rng
     topic = _topic(words)
-    question = rng.choice(SERVER["topics"])
-    for mark, text in (
-        ("{t}", topic),
-        ("{j}", rng.choice(list(HOW))),
-        ("{a}", rng.choice(NOUNS["attributes"])),
-    ):
-        question = question.replace(mark, text)
+    question, fact = _known(words, topic)
     call = Call("web_search", {"queries": [question.rstrip("?")]})
     if rng.random() < 0.2:
         call = Call("web_search", {"queries": [topic]})
         question = rng.choice(
             ("Search for {}.", "Search the web for {}.", "Look up {} on the web.", "Find pages about {}.")
         )
-        question = question.replace("{}", topic)
+        question, topic = question.replace("{}", topic), ""
     else:
         question = rng.choice(SERVER["leads"]).replace("{}", question)
-    shown, answer = _found(words, topic)
+    shown, answer = _found(words, topic, fact)
     messages = [user(question), Message("assistant", calls=(call,)), Message("tool", shown), says(answer)]
     tools = [WEB_SEARCH]
     if rng.random() < 0.6:
@@ -239,19 +232,21 @@ def _search(words: Words) -> tuple[Turn, list[Json]]:
     return Turn("server_tool", messages), tools
 
 
-def _found(words: Words, topic: str) -> tuple[str, str]:
-    """What a search shows, and the sentence of it that answers."""
+def _found(words: Words, topic: str, fact: str) -> tuple[str, str]:
+    """What a search shows, and the sentence of it that answers. topic: what else it may say something about."""
     rng = words.rng
     if rng.random() < 0.06:
         return "Nothing was found.", NOTHING_FOUND
-    fact = _fact(words, topic)
     count = rng.choice((1, 1, 2, 3))
     right = 0 if rng.random() < 0.8 else rng.randrange(count)
     blocks = []
     for index in range(count):
-        sentences = [_fact(words, _topic(words)) for _ in range(rng.choice((0, 1, 1, 2)) + (index != right))]
+        more = rng.choice((0, 1, 1, 2)) + (index != right)
+        sentences = [_known(words, _topic(words))[1] for _ in range(more)]
         if index == right:
-            sentences.insert(0 if rng.random() < 0.7 else rng.randint(0, len(sentences)), fact)
+            if topic and rng.random() < 0.3:
+                sentences.append(_known(words, topic)[1])
+            sentences.insert(0 if rng.random() < 0.6 else rng.randint(0, len(sentences)), fact)
         heading = natural.title(words) if rng.random() < 0.6 else words.phrase(1, 3).capitalize()
         text = " ".join(sentences)
         text = rng.choice((f"# {heading} {text}", f"{heading} {text}", text, f"{text}..."))
