@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.tiny import natural
 from engine.tiny.dialogue import Call, Json, Message, Turn, says, user
 from engine.tiny.extract import WEEKDAYS
@@ -138,7 +140,7 @@ def _sum(words: Words) -> tuple[Turn, list[Json]]:
     else:
         question, expression = _command_sum(words)
     try:
-        value: float = eval(expression.replace("^", "**"), {"sqrt": lambda x: x**0.5})
+        value: Any = eval(expression.replace("^", "**"), {"sqrt": lambda x: x**0.5})
         shown = f"{value:.12g}" if isinstance(value, float) else str(value)
         told = f"The result is {shown}."
     except ZeroDivisionError:
@@ -233,7 +235,7 @@ def _search(words: Words) -> tuple[Turn, list[Json]]:
 
 
 def _found(words: Words, topic: str, fact: str) -> tuple[str, str]:
-    """What a search shows, and the sentence of it that answers. topic: what else it may say something about."""
+    """What a search shows, and the sentence of it that answers. topic: what it may say more about."""
     rng = words.rng
     if rng.random() < 0.06:
         return "Nothing was found.", NOTHING_FOUND
