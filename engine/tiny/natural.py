@@ -34,7 +34,8 @@ class Asked:
     """A tool, a question for it, and the call that answers it.
 
     `noun`: what it is about; `value`: how the question names it, empty where there is nothing to name;
-    `key`: the parameter that takes it; `more`: further questions for the tool, with their calls.
+    `key`: the parameter that takes it; `wanted`: the attribute that is asked for, where it is one;
+    `more`: further questions for the tool, with their calls.
     """
 
     tool: Json
@@ -43,6 +44,7 @@ class Asked:
     noun: str
     value: str = ""
     key: str = ""
+    wanted: str = ""
     more: tuple[tuple[str, Call], ...] = ()
 
     @property
@@ -206,7 +208,8 @@ def _named(words: Words, *names: str) -> str:
 def title(words: Words) -> str:
     """The name of a thing: one to three invented words with capitals."""
     count = words.rng.choice((1, 1, 1, 2, 2, 3))
-    return " ".join(words.made_up().capitalize() for _ in range(count))
+    name = " ".join(words.made_up().capitalize() for _ in range(count))
+    return words.rng.choice(("Dr. ", "St. ", "Mrs. ", "Mr. ")) + name if words.rng.random() < 0.06 else name
 
 
 def _which(words: Words) -> tuple[Json, Json, str]:
@@ -306,7 +309,7 @@ def lookup(
 
     question, call = ask(value)
     more = tuple(ask(another(words, value)) for _ in range(2))
-    return Asked(tool, question, call, n, told, key, more)
+    return Asked(tool, question, call, n, told, key, a if kind == "attribute" else "", more)
 
 
 def filled(text: str, fills: dict[str, str]) -> str:
@@ -586,6 +589,7 @@ SLOTS: list[Callable[[Words], Slot]] = [
     _object,
     _object,
     _flag,
+    _left_out,
     _left_out,
 ]
 

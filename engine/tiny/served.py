@@ -239,7 +239,7 @@ def _found(words: Words, topic: str, fact: str) -> tuple[str, str]:
     rng = words.rng
     if rng.random() < 0.06:
         return "Nothing was found.", NOTHING_FOUND
-    count = rng.choice((1, 1, 2, 3))
+    count = rng.choice((1, 1, 2, 3, 4, 6))
     right = 0 if rng.random() < 0.8 else rng.randrange(count)
     blocks = []
     for index in range(count):

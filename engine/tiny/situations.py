@@ -26,6 +26,12 @@ def _with_others(words: Words, needed: list[Asked], most: int = 4) -> list[Json]
     taken = {one.name for one in needed}
     about = {one.noun for one in needed}
     count = rng.choice((0, 0, 1, 1, 2, 3, most)) if rng.random() < 0.95 else 8
+    if needed[0].wanted and rng.random() < 0.35:
+        # Another tool for the same things: the noun alone does not tell which is meant.
+        other = natural.lookup(words, natural.noun_of(words, "attributes"), needed[0].noun)
+        if other.wanted not in ("", needed[0].wanted) and other.name not in taken:
+            taken.add(other.name)
+            tools.append(other.tool)
     while count > 0:
         count -= 1
         if rng.random() < 0.15:
@@ -72,8 +78,8 @@ def natural_parallel(words: Words) -> Made:
     """One request that takes two calls at once."""
     rng = words.rng
     if rng.random() < 0.45:
-        first, second, question = _twice(words)
-        needed = [first]
+        (first, second), question = _twice(words)
+        needed = [first] if first.name == second.name else [first, second]
     else:
         first, second = natural.different(words, 2)
         one, other = first.question.rstrip("?.! "), second.question
@@ -89,15 +95,32 @@ def natural_parallel(words: Words) -> Made:
     return Turn("natural_parallel", messages), _with_others(words, needed, 3)
 
 
-def _twice(words: Words) -> tuple[Asked, Asked, str]:
-    """The same tool for two things."""
-    while True:
+def _twice(words: Words) -> tuple[list[Asked], str]:
+    """One tool for two things, or two tools for the same thing: what is asked, and how."""
+    rng = words.rng
+    first = natural.lookup(words)
+    while first.question.count(first.value) != 1:
         first = natural.lookup(words)
-        if first.value in first.question and first.question.count(first.value) == 1:
-            break
+    if first.wanted and rng.random() < 0.4:
+        wanted = natural.noun_of(words, "attributes")
+        which = (_schema_of(first), first.call.arguments[first.key], first.value)
+        second = natural.lookup(words, wanted, first.noun, which)
+        if wanted != first.wanted and second.name != first.name:
+            fills = {"{a}": first.wanted, "{b}": wanted, "{n}": first.noun, "{v}": first.value}
+            question = natural.filled(rng.choice(FORMS["twice"]), fills)
+            return [first, second], natural.dressed(words, question, first.value)
     second = _other_value(words, first)
-    both = words.rng.choice(FORMS["both"]).replace("{0}", first.value).replace("{1}", second.value)
-    return first, second, first.question.replace(first.value, both)
+    fills = {"{0}": first.value, "{1}": second.value, "{n}": first.noun, "{a}": first.wanted}
+    if first.wanted and rng.random() < 0.6:
+        question = natural.filled(rng.choice(FORMS["two"]), fills)
+        return [first, second], natural.dressed(words, question, first.value)
+    both = natural.filled(rng.choice(FORMS["both"]), fills)
+    return [first, second], first.question.replace(first.value, both)
+
+
+def _schema_of(asked: Asked) -> Json:
+    """The type of the parameter that names what is asked about."""
+    return {"type": "integer" if isinstance(asked.call.arguments[asked.key], int) else "string"}
 
 
 def _other_value(words: Words, asked: Asked) -> Asked:
