@@ -14,6 +14,7 @@ from engine.tiny.extract import extract
 from engine.tiny.manners import follow
 from engine.tiny.offers import Offer, offers, same_family, use_tool
 from engine.tiny.phrases import listed
+from engine.tiny.situations import SITUATIONS
 from engine.tiny.talk import (
     arithmetic,
     count,
@@ -45,8 +46,18 @@ MIX: dict[str, float] = {
     "chain": 0.07,
     "extract": 0.15,
     "follow": 0.07,
+    "natural": 0.08,
+    "natural_arguments": 0.24,
+    "no_parameters": 0.05,
+    "natural_parallel": 0.2,
+    "natural_chain": 0.2,
+    "natural_decline": 0.14,
+    "tool_error": 0.14,
+    "follow_up": 0.12,
+    "server_tool": 0.2,
+    "rounds": 0.4,
 }
-"""How often a dialogue is made to show each skill."""
+"""How often a dialogue is made to show each skill, relative to the others."""
 PLAIN: dict[str, Callable[[Words], Turn]] = {
     "greet": greet,
     "repeat": repeat,
@@ -77,6 +88,8 @@ def make_dialogue(words: Words, skill: str, long_text: float = 0.08) -> Dialogue
         turn = THINKING[skill](words, thinking)
     elif skill in PLAIN:
         turn = PLAIN[skill](words)
+    elif skill in SITUATIONS:
+        turn, tools = SITUATIONS[skill](words)
     elif skill in TOOLED:
         turn, tools = TOOLED[skill](words)
         if skill != "decline":

@@ -438,6 +438,7 @@ class Options:
     processes: int
     save_every: float
     average: bool
+    probe: int
 
 
 def parse() -> Options:
@@ -458,6 +459,9 @@ def parse() -> Options:
     parser.add_argument(
         "--average", action="store_true", help="end half-way between --init and what was trained from it"
     )
+    parser.add_argument(
+        "--probe", type=int, default=24, help="held-out dialogues a skill scored at each save; 0 saves time"
+    )
     return Options(**vars(parser.parse_args()))
 
 
@@ -466,7 +470,7 @@ def phase(progress: float, plan: Plan, fresh: bool) -> tuple[int, Plan]:
     if fresh and progress < 0.2:
         return 1, replace(plan, copies=0.1, long_text=0.02, max_length=256)
     if progress < 0.5:
-        return 2, replace(plan, copies=0.02, leaps=0.1, long_text=0.03, max_length=768)
+        return 2, replace(plan, copies=0.02, leaps=0.1, long_text=0.03, max_length=1024)
     return 3, replace(plan, copies=0.01, leaps=0.2, long_text=0.05, max_length=2048)
 
 
@@ -595,13 +599,13 @@ class Training:
                 if totals.spent - last_save > options.save_every * 60:
                     last_save = totals.spent
                     self._save()
-                    self._score(24)
+                    self._score(options.probe)
         finally:
             if self.feeder:
                 self.feeder.close()
         self._average()
         self._save()
-        self._score(48)
+        self._score(2 * options.probe)
         self._say(
             f"done: {totals.step} steps, {totals.tokens:,} tokens ({totals.learned:,} learned), "
             f"{totals.spent / 60:.1f} minutes"
@@ -680,7 +684,7 @@ class Training:
             os.replace(temporary, options.state)
 
     def _score(self, each: int) -> None:
-        if self.rank.index == 0:
+        if self.rank.index == 0 and each:
             scores = probe(self.net, self.tokenizer, self.dtype, self.device, each)
             self._say("        " + "  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.tiny import evaluate
 from engine.tiny.dialogue import Dialogue
-from engine.tiny.evaluate import FEWEST, THRESHOLD, Answer, main
+from engine.tiny.evaluate import FEWEST, SKILLS, THRESHOLD, UNTRAINED, Answer, main
 
 
 def test_few_dialogues_are_no_verdict(
@@ -25,3 +25,16 @@ def test_few_dialogues_are_no_verdict(
 
 def test_one_wrong_answer_does_not_miss_the_threshold() -> None:
     assert 1 - 1 / FEWEST >= THRESHOLD
+
+
+def test_what_the_weights_were_not_trained_on_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[list[str]] = []
+
+    def score(ask: object, skills: list[str], count: int, show: int) -> dict[str, float]:
+        scored.append(skills)
+        return dict.fromkeys(skills, 1.0)
+
+    monkeypatch.setattr(evaluate, "local_asker", lambda checkpoint, greedy: None)
+    monkeypatch.setattr(evaluate, "evaluate", score)
+    assert main([]) == main(["--skills", *UNTRAINED]) == 0
+    assert scored == [[skill for skill in (*SKILLS, "everyday") if skill not in UNTRAINED], [*UNTRAINED]]
