@@ -56,7 +56,8 @@ class LimitSet(ModelLimits, ServiceShape):
     """What an owner or a key may use of the whole server, and of single models; and how it is served.
 
     concurrent_streams: open event streams. tool_calls: those that the server itself carries out.
-    queued_responses: background responses that wait for their turn. stored_bytes: as `max_bytes_per_owner`.
+    queued_responses: background responses that wait for their turn. stored_bytes: what is
+    stored of the owner; a write beyond it is refused.
     total_tokens, total_cost: budgets, of which nothing comes back; the cost by the prices of the
     configuration.
     """

@@ -53,6 +53,13 @@ class Subject(NamedTuple):
     limits: LimitSet
 
 
+class StoredBytes(NamedTuple):
+    """The lowest limit on stored bytes, and whose it is, as a message says it."""
+
+    limit: int
+    whose: str
+
+
 @dataclass(frozen=True, slots=True)
 class Charge:
     """What a run was charged at its start, for whoever ends it: `tokens` of each of the limits `tokens_of`,
@@ -270,6 +277,11 @@ class Limiter:
         found = [getattr(limits, name, None) for _, limits in self._sets(subjects, None)]
         return min((limit for limit in (*found, default) if limit is not None), default=None)
 
+    def stored_bytes(self, subjects: Sequence[Subject]) -> StoredBytes | None:
+        """What may be stored of an owner, by its own limit or by that of the key that asks."""
+        found = ((self._limits_of(each).stored_bytes, whose(each.kind, subjects)) for each in subjects)
+        return min((StoredBytes(limit, whose) for limit, whose in found if limit is not None), default=None)
+
     def _sets(self, subjects: Sequence[Subject], model: str | None) -> Iterator[tuple[str, ModelLimits]]:
         for subject in subjects:
             limits = self._limits_of(subject)
@@ -317,6 +329,14 @@ class Standing:
 
 def _rates(meters: Sequence[Meter]) -> dict[str, tuple[int, int]]:
     return {meter.id: (meter.rate.limit, meter.rate.period) for meter in meters}
+
+
+def whose(kind: str, subjects: Sequence[Subject]) -> str:
+    """Whose a limit is, for a message: of a subject of this kind, among those whose limits concern a
+    request."""
+    if len(subjects) == 1:  # no key, and so no project that anybody knows of
+        return "all requests together"
+    return "your key" if kind == "key" else "your project"
 
 
 def _owner(subjects: Sequence[Subject]) -> str:
