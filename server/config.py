@@ -250,7 +250,7 @@ class Config(BaseModel):
     allowed_host: HostPatterns = _setting(
         (),
         "name under which the server answers, such as chat.example or *.example (repeatable); * for any; "
-        "names of this machine always are; without it any is where keys are needed",
+        "names of this machine always are; without it any is, unless host is loopback",
     )
     cors_origin: Origins = _setting(
         (),
@@ -673,6 +673,12 @@ class Config(BaseModel):
     def loopback(self) -> bool:
         """True when only this machine can connect."""
         return is_loopback(self.host)
+
+    @property
+    def led_to(self) -> str | None:
+        """The setting that says of a server on loopback that somebody leads others to it; None without."""
+        given = {"trusted_proxy": self.trusted_proxy, "allowed_host": self.allowed_host}
+        return next((name for name, value in given.items() if value and self.loopback), None)
 
 
 def is_loopback(host: str) -> bool:

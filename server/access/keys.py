@@ -35,6 +35,7 @@ time."""
 USE_NOTED_S = 300.0
 """The last use of a key is written down when the one that is written is older than this, in seconds."""
 MAX_REMEMBERED = 4096
+_CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 def new_key() -> str:
@@ -95,7 +96,16 @@ class _Looked:
     principal: Principal | None
     until: float
     expires_at: int | None = None
+    revoked: bool = False
     used_at: int = 0
+
+
+class EndedKey(ApiError):
+    """401 `invalid_api_key` for a key that was good once. principal: whose it was."""
+
+    def __init__(self, message: str, principal: Principal) -> None:
+        super().__init__(401, message, code="invalid_api_key", headers=_CHALLENGE)
+        self.principal = principal
 
 
 class Keys:
@@ -168,7 +178,8 @@ class Keys:
         return bool(self._given) or await self._stored()
 
     async def principal(self, key: str | None) -> Principal:
-        """Who a key stands for; ApiError 401 `invalid_api_key` when it stands for nobody, or has expired."""
+        """Who a key stands for; ApiError 401 `invalid_api_key` when it stands for nobody, and EndedKey when
+        it was revoked or has expired."""
         if not await self.needed():
             return LOCAL
         if not key:
@@ -207,8 +218,10 @@ class Keys:
                 task = self._finding[digest] = asyncio.create_task(self._find(digest))
             looked = await asyncio.shield(task)
         now = now_us()
+        if looked.principal is not None and looked.revoked:
+            raise EndedKey("The API key that you provided was revoked.", looked.principal)
         if looked.principal is not None and looked.expires_at is not None and now >= looked.expires_at:
-            raise unauthorized("The API key that you provided has expired.")
+            raise EndedKey("The API key that you provided has expired.", looked.principal)
         if looked.principal is not None and now - looked.used_at > USE_NOTED_S * 1e6:
             looked.used_at = now
             self._note_use(looked.principal, now)
@@ -253,9 +266,10 @@ def _looked(row: FoundKey, until: float) -> _Looked:
     principal = Principal(
         key.owner, key.id, Scopes(key.scopes), load_limits(key.limits), load_limits(row.owner.limits)
     )
-    return _Looked(principal, until, key.expires_at, key.last_used_at or 0)
+    revoked = key.revoked_at is not None
+    return _Looked(principal, until, key.expires_at, revoked, key.last_used_at or 0)
 
 
 def unauthorized(message: str) -> ApiError:
     """The error of a request without a key that is accepted."""
-    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+    return ApiError(401, message, code="invalid_api_key", headers=_CHALLENGE)

@@ -460,6 +460,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "egress",
         "mcp",
         "web",
+        "images",
         "model",
     ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
@@ -514,6 +515,18 @@ def test_doctor_tells_of_a_forced_policy_of_approvals(
 
 def database_line(capsys: pytest.CaptureFixture[str]) -> str:
     return next(line for line in capsys.readouterr().out.splitlines() if line[6:14] == "database")
+
+
+@pytest.mark.parametrize("flags", [("--trusted-proxy", "127.0.0.1"), ("--allowed-host", "chat.example")])
+def test_doctor_tells_of_a_server_without_keys_that_others_are_led_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    asked = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0", *flags]
+    assert main(asked) == 0
+    name = flags[0].removeprefix("--").replace("-", "_")
+    assert f"{name} leads others to this server" in capsys.readouterr().out
+    assert main([*asked, "--api-key", "sk-given"]) == 0
+    assert "leads others" not in capsys.readouterr().out
 
 
 async def test_doctor_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -52,3 +52,15 @@ async def test_an_unknown_field_is_refused_and_changes_nothing(
     assert (reply.status_code, error["code"], error["param"]) == (400, "unknown_parameter", [*body][-1])
     assert meant in error["message"]
     assert await written() == before
+
+
+@pytest.mark.parametrize(
+    "under",
+    [f"{ROOT}/{name}" for name in ("users", "invites", "groups", "roles", "certificates")]
+    + [f"{PROJECT}/users"],
+)
+async def test_what_is_not_built_of_the_official_api_is_told(client: httpx.AsyncClient, under: str) -> None:
+    for path in (under, f"{under}/some_id"):
+        reply = await client.get(path)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
+        assert f"does not have the endpoints under {under}." in reply.json()["error"]["message"]
