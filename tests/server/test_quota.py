@@ -177,10 +177,10 @@ async def test_tool_outputs_count(tmp_path: Path) -> None:
         assert refused["code"] == "insufficient_quota"
 
 
-@pytest.mark.parametrize("whose", ["your key", "your project", "all requests together"])
+@pytest.mark.parametrize("whose", ["your key", "your project", "this server"])
 async def test_a_limit_on_stored_bytes_refuses_and_deletes_nothing(tmp_path: Path, whose: str) -> None:
     limits, each = {"stored_bytes": 100_000}, [said("x" * 20_000), said("say hi")]
-    settings = {"owner_limit": ("stored_bytes=100000",)} if whose == "all requests together" else {}
+    settings = {"owner_limit": ("stored_bytes=100000",)} if whose == "this server" else {}
     async with running_app(tmp_path, **settings) as server, http_client(server) as client:
         storage = server.context.storage
         if not settings:

@@ -81,7 +81,7 @@ async def update_limits(request: Request, project_id: str) -> Response:
     """Change limits of a project (extension): those that are not named stay, and null ends one."""
     body = await read_body(request)
     asked.only(body, ("limits",))
-    if (changes := read_limit_changes(body)) is None:
+    if (changes := read_limit_changes(request, body)) is None:
         missing("limits")
     here = context(request)
     await here.meter.flush()

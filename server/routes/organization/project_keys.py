@@ -63,7 +63,7 @@ async def _made(request: Request, owner: StoredOwner) -> Response:
         name=asked.name_or(body, owner.name),
         scopes=asked.scopes(body) or (),
         expires_in_s=asked.seconds(body, "expires_in_seconds"),
-        limits=read_limit_changes(body),
+        limits=read_limit_changes(request, body),
     )
     life(request).keys.forget()
     return json_reply(orjson.dumps(projects.made_key(made.stored, made.key)))
@@ -96,7 +96,7 @@ async def update_key(request: Request, project_id: str, key_id: str) -> Response
         name=None if body.get("name") is None else asked.name(body),
         scopes=asked.scopes(body),
         expires_in_s=asked.seconds(body, "expires_in_seconds"),
-        limits=read_limit_changes(body),
+        limits=read_limit_changes(request, body),
     )
     life(request).keys.forget()
     return json_reply(orjson.dumps(projects.project_key(changed, await storage.get_owner(project_id))))

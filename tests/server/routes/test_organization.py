@@ -64,3 +64,22 @@ async def test_what_is_not_built_of_the_official_api_is_told(client: httpx.Async
         reply = await client.get(path)
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
         assert f"does not have the endpoints under {under}." in reply.json()["error"]["message"]
+
+
+async def test_limits_of_a_model_that_is_not_served_are_refused(
+    server_app: Running, client: httpx.AsyncClient
+) -> None:
+    headers = {"authorization": f"Bearer {server_app.life.admin_token}"}
+
+    async def ask(path: str, models: Json) -> httpx.Response:
+        return await client.post(path, json={"limits": {"models": models}}, headers=headers)
+
+    for path in (f"{PROJECT}/limits", f"{PROJECT}/api_keys", "/admin/keys"):
+        reply = await ask(path, {"antiphon-scriptd": {"requests_per_minute": 3}})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "limits")
+        assert "does not serve 'antiphon-scriptd'; did you mean 'antiphon-scripted'?" in error["message"]
+        wrong = await ask(path, {"antiphon-scripted": {"stored_bytes": 5}})
+        assert "is one of everything, not of a single model" in wrong.json()["error"]["message"]
+        assert (await ask(path, {"antiphon-scripted": {"requests_per_minute": 3}})).status_code == 200
+        assert (await ask(path, {"gone": {"requests_per_minute": None}})).status_code == 200
