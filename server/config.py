@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from server.images import ImagesSettings, read_images_settings
-from server.limits import parse_limits
+from server.limits import ServedTier, parse_limits
 from server.mcp_servers import McpSettings, read_mcp_settings
 from server.web_settings import WebSettings, read_web_settings
 from tools import Egress, read_rule
@@ -195,6 +195,7 @@ HostPatterns = Annotated[tuple[Annotated[str, AfterValidator(_host_pattern)], ..
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(_split)]
 HeaderValue = Annotated[str, AfterValidator(_header_value)]
+Tiers = Annotated[tuple[ServedTier, ...], BeforeValidator(_split)]
 LimitWords = Annotated[Names, AfterValidator(_limits)]
 EgressRules = Annotated[tuple[Annotated[str, AfterValidator(_egress_rule)], ...], BeforeValidator(_split)]
 NamedPaths = Annotated[Names, AfterValidator(_named_paths)]
@@ -250,7 +251,7 @@ class Config(BaseModel):
     allowed_host: HostPatterns = _setting(
         (),
         "name under which the server answers, such as chat.example or *.example (repeatable); * for any; "
-        "names of this machine always are; without it any is where keys are needed",
+        "names of this machine always are; without it any is, unless host is loopback",
     )
     cors_origin: Origins = _setting(
         (),
@@ -553,6 +554,11 @@ class Config(BaseModel):
         "what every owner may use that has no such limit of its own: NAME=NUMBER or MODEL:NAME=NUMBER, such "
         "as requests_per_minute=60 (repeatable)",
     )
+    owner_service_tier: Tiers = _setting(
+        (),
+        "service tier that owners without tiers of their own may use (repeatable), the first one for "
+        "requests that name none; default: default and flex where keys are needed, else all",
+    )
     max_queued: int = _setting(
         1000, "background responses of one owner that wait for their turn before 429", unit="responses", gt=0
     )
@@ -673,6 +679,12 @@ class Config(BaseModel):
     def loopback(self) -> bool:
         """True when only this machine can connect."""
         return is_loopback(self.host)
+
+    @property
+    def led_to(self) -> str | None:
+        """The setting that says of a server on loopback that somebody leads others to it; None without."""
+        given = {"trusted_proxy": self.trusted_proxy, "allowed_host": self.allowed_host}
+        return next((name for name, value in given.items() if value and self.loopback), None)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,20 +1,25 @@
 """Checks, before a write, that its owner, and all owners together, stay within the limits on stored bytes.
 
 Measuring takes a query, so a measurement is used for up to a minute and each process adds what it takes in
-meanwhile. Writes by other processes on the same database are therefore noticed at most a minute late. When
-a limit would be exceeded, the oldest responses of the owner who writes are deleted if that makes enough room;
-otherwise the write is refused with a 429. Nobody loses anything to what others store.
+meanwhile. Writes by other processes on the same database are therefore noticed at most a minute late.
+
+There are two kinds of limits. `stored_bytes`, a limit of an owner or a key, refuses the write with a 429 and
+deletes nothing. `max_bytes_per_owner` and `max_store_bytes`, by which an operator says what is kept, delete
+the oldest responses of the owner who writes if that makes enough room, and refuse the write otherwise. Nobody
+loses anything to what others store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.clock import now_us
 from server.errors import ApiError, insufficient_quota
-from storage import Limits, Storage, Usage
+from server.limits import StoredBytes
+from storage import Limits, Storage, Swept, Usage
 
 FRESH_S = 60.0
 """How long what was measured is built upon."""
@@ -31,16 +36,30 @@ class _Known:
     at: float
     taken_in: int = 0
 
+    @property
+    def total(self) -> int:
+        return self.usage.total + self.taken_in
+
     def fits(self, num_bytes: int, limit: int) -> bool:
-        return self.usage.total + self.taken_in + num_bytes <= limit
+        return self.total + num_bytes <= limit
 
 
 class Quota:
     """The bytes of all owners. max_bytes: of each of them; None: no limit but those of their own.
-    max_store_bytes: of all of them together."""
+    max_store_bytes: of all of them together. made_room: told what went for a write, and of which owner.
+    refused: told of each write that `stored_bytes` refuses, by this name."""
 
-    def __init__(self, storage: Storage, max_bytes: int | None, max_store_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        max_bytes: int | None,
+        max_store_bytes: int | None,
+        made_room: Callable[[str, Swept], None],
+        refused: Callable[[str], None],
+    ) -> None:
         self._storage = storage
+        self._made_room = made_room
+        self._refused = refused
         self._limit = max_bytes
         self._store_limit = max_store_bytes
         self._known: dict[str, _Known] = {}
@@ -48,26 +67,42 @@ class Quota:
         self._full_for: str | None = None  # the owner who was refused last
         self._measuring = asyncio.Lock()  # one at a time: whoever waits for it finds what it asks for done
 
-    async def require(self, owner: str, num_bytes: int, own_limit: int | None = None) -> None:
-        """Count `num_bytes` that are about to be stored. The owner's oldest responses go where that makes
-        room for them; where it does not, raises ApiError 429 `insufficient_quota`. own_limit: of the owner or
-        the key, in bytes, which holds where it is the lower one."""
-        await self._require_of_owner(owner, num_bytes, own_limit)
+    async def require(self, owner: str, num_bytes: int, own: StoredBytes | None = None) -> None:
+        """Count `num_bytes` that are about to be stored. Raises ApiError 429 `insufficient_quota` where there
+        is no room for them: at once by `own`, the limit of the owner or the key, and by those of the operator
+        once the owner's oldest responses have gone and that was not enough."""
+        await self._require_of_owner(owner, num_bytes, own)
         await self._require_of_store(owner, num_bytes)
 
-    async def _require_of_owner(self, owner: str, num_bytes: int, own_limit: int | None) -> None:
-        limit = min((each for each in (self._limit, own_limit) if each is not None), default=None)
-        if limit is None:
-            return
+    async def _require_of_owner(self, owner: str, num_bytes: int, own: StoredBytes | None) -> None:
+        known = None
+        if own is not None:
+            known = await self._current(owner, num_bytes, own.limit, makes_room=False)
+            self._require_own(known, num_bytes, own)
+        if self._limit is not None:
+            known = await self._current(owner, num_bytes, self._limit, makes_room=True)
+            if own is not None:
+                self._require_own(known, num_bytes, own)  # others may have been let in meanwhile
+            if not known.fits(num_bytes, self._limit):
+                raise _used_up(known, num_bytes, self._limit)
+        if known is not None:
+            known.taken_in += num_bytes
+
+    def _require_own(self, known: _Known, num_bytes: int, own: StoredBytes) -> None:
+        if not known.fits(num_bytes, own.limit):
+            self._refused("stored_bytes")
+            raise _beyond_own(known, num_bytes, own)
+
+    async def _current(self, owner: str, num_bytes: int, limit: int, *, makes_room: bool) -> _Known:
+        """What an owner stores, as exactly as it decides about so many bytes more."""
         known = self._known.get(owner)
         if known is None or not _settles(known, num_bytes, limit):
             async with self._measuring:
                 known = self._known.get(owner)
                 if known is None or not _settles(known, num_bytes, limit):
-                    known = self._known[owner] = await self._measured(owner, num_bytes, limit)
-        if not known.fits(num_bytes, limit):
-            raise _used_up(known.usage, limit)
-        known.taken_in += num_bytes
+                    room_under = limit if makes_room else None
+                    known = self._known[owner] = await self._measured(owner, num_bytes, room_under)
+        return known
 
     async def _require_of_store(self, owner: str, num_bytes: int) -> None:
         limit = self._store_limit
@@ -81,7 +116,7 @@ class Quota:
                     store = self._store = await self._measured_store(owner, num_bytes, limit)
         if not store.fits(num_bytes, limit):
             self._full_for = owner
-            raise _store_full(store.usage.total, limit)
+            raise _store_full(store.total, num_bytes, limit)
         store.taken_in += num_bytes
 
     def _store_settles(self, store: _Known, owner: str, num_bytes: int, limit: int) -> bool:
@@ -104,14 +139,21 @@ class Quota:
             total = await self._storage.num_bytes()
         return _Known(Usage(total, 0), time.monotonic())
 
-    async def _measured(self, owner: str, num_bytes: int, limit: int) -> _Known:
-        """What an owner stores, once the oldest responses have gone where that makes room."""
+    async def _measured(self, owner: str, num_bytes: int, limit: int | None) -> _Known:
+        """What an owner stores; with a limit, once the oldest responses have gone where that makes room."""
+        # What ended since the last sweep has no measure yet, and would count nothing.
+        await self._sweep(owner, Limits(measured=True))
         usage = await self._storage.usage(owner)
-        if usage.held + num_bytes <= limit:  # else nothing that could go would make enough room
-            async for _ in self._storage.sweep(Limits(max_bytes=limit - num_bytes), now_us(), owner):
-                pass
+        # Where more than the limit is held, nothing that could go would make enough room.
+        if limit is not None and usage.total + num_bytes > limit >= usage.held + num_bytes:
+            await self._sweep(owner, Limits(max_bytes=limit - num_bytes))
             usage = await self._storage.usage(owner)
         return _Known(usage, time.monotonic())
+
+    async def _sweep(self, owner: str, limits: Limits) -> None:
+        async for went in self._storage.sweep(limits, now_us(), owner):
+            if went.responses:
+                self._made_room(owner, went)
 
 
 def _settles(known: _Known, num_bytes: int, limit: int) -> bool:
@@ -123,17 +165,29 @@ def _settles(known: _Known, num_bytes: int, limit: int) -> bool:
     return age_s < REFUSED_S and known.taken_in == 0
 
 
-def _store_full(total: int, limit: int) -> ApiError:
+def _needed(num_bytes: int, total: int, limit: int) -> str:
+    return f"This needs {num_bytes} bytes, and {max(0, limit - total)} of the {limit} bytes"
+
+
+def _store_full(total: int, num_bytes: int, limit: int) -> ApiError:
     message = (
-        f"This server stores {total} bytes of all its users, and may store {limit}. Delete what you no "
-        "longer want, or ask its operator for room."
+        f"{_needed(num_bytes, total, limit)} of all its users that this server may store are free. Delete "
+        "what you no longer want, or ask its operator for room."
     )
     return insufficient_quota(429, message)
 
 
-def _used_up(usage: Usage, limit: int) -> ApiError:
+def _beyond_own(known: _Known, num_bytes: int, own: StoredBytes) -> ApiError:
     message = (
-        f"You store {usage.total} bytes, and may store {limit}. {usage.held} of them are conversations and "
-        "items that later responses need: delete what you no longer want."
+        f"{_needed(num_bytes, known.total, own.limit)} that may be stored are free: it is the limit "
+        f"stored_bytes of {own.whose}. Delete what you no longer want, or ask an administrator for more."
+    )
+    return insufficient_quota(429, message)
+
+
+def _used_up(known: _Known, num_bytes: int, limit: int) -> ApiError:
+    message = (
+        f"{_needed(num_bytes, known.total, limit)} that you may store are free. {known.usage.held} bytes are "
+        "conversations and items that later responses need: delete what you no longer want."
     )
     return insufficient_quota(429, message)

@@ -11,12 +11,13 @@ import hmac
 import logging
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from server.access.principal import LOCAL, OWNER_PREFIX, Principal
 from server.access.scopes import ALL, Scopes
+from server.access.tiers import EVERY_TIER, KEYED_TIERS
 from server.clock import now_us
 from server.config import Config
 from server.errors import ApiError
@@ -35,6 +36,7 @@ time."""
 USE_NOTED_S = 300.0
 """The last use of a key is written down when the one that is written is older than this, in seconds."""
 MAX_REMEMBERED = 4096
+_CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 def new_key() -> str:
@@ -95,7 +97,16 @@ class _Looked:
     principal: Principal | None
     until: float
     expires_at: int | None = None
+    revoked: bool = False
     used_at: int = 0
+
+
+class EndedKey(ApiError):
+    """401 `invalid_api_key` for a key that was good once. principal: whose it was."""
+
+    def __init__(self, message: str, principal: Principal) -> None:
+        super().__init__(401, message, code="invalid_api_key", headers=_CHALLENGE)
+        self.principal = principal
 
 
 class Keys:
@@ -103,6 +114,8 @@ class Keys:
 
     def __init__(self, config: Config) -> None:
         self._loopback = config.loopback
+        self._tiers = config.owner_service_tier or KEYED_TIERS
+        self._local = replace(LOCAL, tiers=config.owner_service_tier or EVERY_TIER)
         self._file = config.api_key_file
         self._of_file: list[tuple[bytes, str]] = []
         self.give(config.secrets())
@@ -120,7 +133,7 @@ class Keys:
 
     def _accept(self) -> None:
         self._given = [
-            (digest, Principal(owner, _id_of_given_key(digest), Scopes((ALL,))))
+            (digest, Principal(owner, _id_of_given_key(digest), Scopes((ALL,)), tiers=self._tiers))
             for digest, owner in (*self._flags, *self._of_file)
         ]
 
@@ -168,9 +181,10 @@ class Keys:
         return bool(self._given) or await self._stored()
 
     async def principal(self, key: str | None) -> Principal:
-        """Who a key stands for; ApiError 401 `invalid_api_key` when it stands for nobody, or has expired."""
+        """Who a key stands for; ApiError 401 `invalid_api_key` when it stands for nobody, and EndedKey when
+        it was revoked or has expired."""
         if not await self.needed():
-            return LOCAL
+            return self._local
         if not key:
             raise unauthorized(
                 "You didn't provide an API key. Send it in an Authorization header using Bearer auth "
@@ -207,8 +221,10 @@ class Keys:
                 task = self._finding[digest] = asyncio.create_task(self._find(digest))
             looked = await asyncio.shield(task)
         now = now_us()
+        if looked.principal is not None and looked.revoked:
+            raise EndedKey("The API key that you provided was revoked.", looked.principal)
         if looked.principal is not None and looked.expires_at is not None and now >= looked.expires_at:
-            raise unauthorized("The API key that you provided has expired.")
+            raise EndedKey("The API key that you provided has expired.", looked.principal)
         if looked.principal is not None and now - looked.used_at > USE_NOTED_S * 1e6:
             looked.used_at = now
             self._note_use(looked.principal, now)
@@ -220,7 +236,7 @@ class Keys:
         until = asyncio.get_running_loop().time() + FRESH_S
         try:
             row = None if self._storage is None else await self._storage.find_key(digest)
-            looked = _Looked(None, until) if row is None else _looked(row, until)
+            looked = _Looked(None, until) if row is None else self._looked(row, until)
             before = self._found.get(digest)
             if before is not None:
                 looked.used_at = max(looked.used_at, before.used_at)
@@ -232,6 +248,13 @@ class Keys:
         finally:
             if self._finding.get(digest) is task:
                 del self._finding[digest]
+
+    def _looked(self, row: FoundKey, until: float) -> _Looked:
+        key = row.key
+        limits = load_limits(key.limits), load_limits(row.owner.limits)
+        principal = Principal(key.owner, key.id, Scopes(key.scopes), *limits, self._tiers)
+        revoked = key.revoked_at is not None
+        return _Looked(principal, until, key.expires_at, revoked, key.last_used_at or 0)
 
     def _note_use(self, principal: Principal, now: int) -> None:
         """Writes down that a key was used; no request waits for it."""
@@ -248,14 +271,6 @@ async def _touch(storage: Storage, key_id: str, now: int) -> None:
         log.info("the last use of %s could not be written; the next use will be", key_id)
 
 
-def _looked(row: FoundKey, until: float) -> _Looked:
-    key = row.key
-    principal = Principal(
-        key.owner, key.id, Scopes(key.scopes), load_limits(key.limits), load_limits(row.owner.limits)
-    )
-    return _Looked(principal, until, key.expires_at, key.last_used_at or 0)
-
-
 def unauthorized(message: str) -> ApiError:
     """The error of a request without a key that is accepted."""
-    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+    return ApiError(401, message, code="invalid_api_key", headers=_CHALLENGE)

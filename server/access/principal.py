@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.access.scopes import ADMIN, ALL, OPERATOR_ONLY, Scopes, tool_scope
-from server.access.tiers import Service
+from server.access.tiers import EVERY_TIER, Service
 from server.items import is_offered
-from server.limits import NONE, LimitSet, Subject
+from server.limits import NONE, LimitSet, ServedTier, Subject
 
 OWNER_PREFIX = "own_"
 """What the ids of owners begin with that nobody has named."""
@@ -24,7 +24,8 @@ class Principal:
     owner: whose rows the request may see; the API calls an owner a project. key_id: of the key that it came
     with, None without one. A run's plan keeps both, so that they are known after a crash as well. scopes:
     what the key may do. key_limits, owner_limits: what the key, and all keys of the owner together, may
-    use, as it was at most `FRESH_S` seconds ago.
+    use, as it was at most `FRESH_S` seconds ago. tiers: those of service that may be used where no limits
+    say which.
     """
 
     owner: str
@@ -32,6 +33,7 @@ class Principal:
     scopes: Scopes
     key_limits: LimitSet = NONE
     owner_limits: LimitSet = NONE
+    tiers: tuple[ServedTier, ...] = EVERY_TIER
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
@@ -42,7 +44,7 @@ class Principal:
     @property
     def service(self) -> Service:
         """How the request may be served."""
-        return Service.of(self.key_limits, self.owner_limits)
+        return Service.of(self.key_limits, self.owner_limits, self.tiers)
 
     def require(self, *scopes: str) -> None:
         """ApiError 403 `insufficient_permissions` that names those of these scopes that are missing."""

@@ -22,6 +22,10 @@ ALL, ALL_READ, ADMIN = "all", "all.read", "admin"
 ADMIN_READS = "usage.read"
 """Allowed by `admin` too: it is under `/v1/organization`."""
 
+LOAD = "models.read or metrics.read"
+"""Either is enough to see how busy the server is: a balancer may have a key that calls, a monitor one of its
+own."""
+
 OPEN = "open"
 """Declared by a route that needs no key."""
 
@@ -47,7 +51,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "batches": ("retrieve and list batches", "create and cancel batches"),
     "usage": ("see what the key's owner has used", ""),
     "webhooks": ("list the webhooks of the key's owner", "add, change and remove webhooks"),
-    "metrics": ("read `/metrics`, where it needs a key at all", ""),
+    "metrics": ("read `/metrics`, where it needs a key at all, and `/load`", ""),
 }
 """Group of endpoints -> what reading and writing mean there; empty where there is nothing of the kind."""
 
@@ -72,7 +76,9 @@ class Scopes:
 
     def allow(self, scope: str) -> bool:
         """Whether they allow what needs this one: `GROUP.read`, `GROUP.write`, `admin`, `model:NAME`,
-        `tool:NAME`."""
+        `tool:NAME`, or several with ` or ` between them, of which one is enough."""
+        if " or " in scope:
+            return any(map(self.allow, scope.split(" or ")))
         kind, colon, name = scope.partition(":")
         if colon:
             patterns = [given.partition(":")[2] for given in self.names if given.startswith(f"{kind}:")]

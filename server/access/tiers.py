@@ -16,7 +16,10 @@ from server.limits import ServedTier, ServiceShape
 from server.schema import PRIORITIES, effective_tier, is_tier, tier_of
 
 EVERY_TIER: tuple[ServedTier, ...] = ("default", "flex", "priority")
-"""What may be used where nothing says otherwise; the first is what a request gets that names none."""
+"""What may be used on a server without keys; the first is what a request gets that names none."""
+
+KEYED_TIERS: tuple[ServedTier, ...] = ("default", "flex")
+"""The same where keys are needed: `priority`, by which an owner gets before all others, is given by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,16 @@ class Service:
     max_priority: int = PRIORITIES["priority"]
 
     @classmethod
-    def of(cls, key: ServiceShape, owner: ServiceShape) -> Service:
-        """What the limits of a key and of its owner leave."""
+    def of(
+        cls, key: ServiceShape, owner: ServiceShape, unsaid: tuple[ServedTier, ...] = EVERY_TIER
+    ) -> Service:
+        """What the limits of a key and of its owner leave. unsaid: the tiers where neither says which; a
+        `max_priority` below 0 says that `priority` is among them."""
         said = [each.max_priority for each in (key, owner) if each.max_priority is not None]
         most = max(said, default=PRIORITIES["priority"])
-        owners = owner.service_tiers or EVERY_TIER
+        if key.service_tiers or (said and most < PRIORITIES["default"]):
+            unsaid = EVERY_TIER
+        owners = owner.service_tiers or unsaid
         tiers = tuple(
             tier
             for tier in key.service_tiers or owners

@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import os
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,9 @@ def carry_out(
             return await in_database(storage)
 
     try:
-        return asyncio.run(run())
+        done = asyncio.run(run())
+        _warn_of_models((body or {}).get("limits"))
+        return done
     except FolderHeld:
         with asking(config) as http:
             reply = http.request(method, path, json=body)
@@ -76,6 +79,17 @@ def carry_out(
         raise AdminError(f"there is no {exc.kind} with id {exc.id!r}") from None
     except (StorageError, ValueError) as exc:
         raise AdminError(exc) from None
+
+
+def _warn_of_models(limits: Mapping[str, Any] | None) -> None:
+    """A server knows which models it serves and refuses limits of others; the database knows of none."""
+    given = [model for model, own in ((limits or {}).get("models") or {}).items() if any(own.values())]
+    if given:
+        print(
+            f"antiphon: no server was asked whether it serves {', '.join(given)}: limits of a model count "
+            "for requests that name it exactly so",
+            file=sys.stderr,
+        )
 
 
 def refusal_of(reply: dict[str, Any]) -> AdminError:

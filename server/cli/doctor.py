@@ -164,15 +164,17 @@ async def _port(config: Config) -> Finding:
         bind(config.host, config.port).close()
     except OSError as exc:
         return "FAIL", f"{config.host}:{config.port} cannot be listened on: {exc.strerror or exc}"
-    if (
-        not config.loopback
-        and not config.api_key
-        and config.api_key_file is None
-        and not await _keyed(config)
-    ):
-        free = f"{config.host}:{config.port} is free"
+    free = f"{config.host}:{config.port} is free"
+    if config.loopback and config.led_to is None:
+        return "ok", free
+    if config.api_key or config.api_key_file is not None or await _keyed(config):
+        return "ok", free
+    if not config.loopback:
         return "FAIL", f"{free}, but an address like this needs keys: antiphon keys create"
-    return "ok", f"{config.host}:{config.port} is free"
+    return "note", (
+        f"{free}; {config.led_to} leads others to this server, and whoever comes may use it, because there "
+        "is no key: antiphon keys create"
+    )
 
 
 async def _keyed(config: Config) -> bool:

@@ -3,7 +3,8 @@
 Every route declares the scope that it needs (`server.routes.documented`); it is looked up here, before the
 request's body is read. Routes under `/admin/` need the admin token instead of a key, and those
 under `/v1/organization/` take it too. Health, version and
-documentation paths need no key, and neither does `/metrics` on a server that listens on loopback only.
+documentation paths need no key, and neither does `/metrics` for clients on this machine, of a server that
+listens on loopback only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access import ADMIN, ADMIN_READS, THE_OPERATOR, Principal, unauthorized
+from server.access import ADMIN, ADMIN_READS, THE_OPERATOR, EndedKey, Principal, unauthorized
+from server.http.proxies import from_this_machine
 from server.http.request import actor
 from server.limits import Standing
 
@@ -72,7 +74,11 @@ class Admission:
                 state["route"] = pattern
             # A WebSocket is there to begin work, as a POST is.
             self._life.admit(scope.get("method", "POST"), scope["path"])
-            principal = await self._principal(scope)
+            try:
+                principal = await self._principal(scope)
+            except EndedKey as error:
+                state["refused"] = error.principal  # for the log: nothing is let in by it
+                raise
             state["principal"] = principal
             if self._life.context is not None:
                 state["standing"] = Standing(self._life.context.limiter, principal.subjects)
@@ -93,7 +99,8 @@ class Admission:
     def _is_open(self, scope: Scope) -> bool:
         path = scope["path"]
         return scope["type"] == "http" and (
-            path in OPEN_PATHS or (path == METRICS_PATH and self._life.config.loopback)
+            path in OPEN_PATHS
+            or (path == METRICS_PATH and self._life.config.loopback and from_this_machine(scope))
         )
 
     async def _principal(self, scope: Scope) -> Principal:

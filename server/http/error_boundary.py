@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import time
 import uuid
 from collections.abc import Collection, Iterator
@@ -87,6 +88,13 @@ UNBUILT_FAMILIES = frozenset(
 )
 """What stands behind /v1 in the paths of endpoints that clients know from other servers, and that are not
 here."""
+
+UNBUILT_ADMINISTRATION = re.compile(
+    r"/v1/organization/(?:projects/[^/]+/)?("
+    r"certificates|data_retention|groups|hosted_tool_permissions|invites|model_permissions|roles|spend_alerts|"
+    r"spend_limits|users)(?:/|$)"
+)
+"""The same of what administrators ask, for the whole organization and for one project."""
 
 _STATUS = {"websocket.accept": 101, "websocket.close": 403}
 """What the first message to a WebSocket's client comes to in HTTP, where the message does not say."""
@@ -196,7 +204,7 @@ class Envelope:
         level = logging.DEBUG if route in PROBES else logging.INFO
         if not access.isEnabledFor(level):
             return
-        principal, client = scope["state"].get("principal"), _client(scope)
+        principal, client = scope["state"].get("principal") or scope["state"].get("refused"), _client(scope)
         said = {
             "method": method,
             "path": path,
@@ -313,8 +321,10 @@ def _near(scope: Scope) -> str:
         told = "the endpoints are under /v1"
         return f"{told}, and the page /docs lists them." if matches("/docs") else f"{told}."
     family = path.removeprefix("/v1/").partition("/")[0]
-    if path.startswith("/v1/") and family in UNBUILT_FAMILIES:
-        told = f"this server does not have the endpoints under /v1/{family}."
+    within = UNBUILT_ADMINISTRATION.match(path)
+    if within is not None or (path.startswith("/v1/") and family in UNBUILT_FAMILIES):
+        under = path[: within.end(1)] if within is not None else f"/v1/{family}"
+        told = f"this server does not have the endpoints under {under}."
         return f"{told} Its page /docs lists those that it has." if matches("/docs") else told
     moved = path.replace("/v3/", "/v1/", 1)  # as OpenVINO's model server has them
     for other in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/"), moved):

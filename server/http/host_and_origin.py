@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError
 from server.http.authentication import ADMIN_PATHS
+from server.http.proxies import from_this_machine
 from server.http.refusal import tell
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class HostAndOrigin:
         self._app = app
         self._names = OwnNames(config)
         self._origins = frozenset(config.cors_origin)
-        self._tls_only = config.require_tls and not config.loopback
+        self._tls_only = config.require_tls
+        self._loopback = config.loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or answer: 421 `host_not_allowed`, 403 `origin_not_allowed`, 403 `tls_required`."""
@@ -69,6 +71,8 @@ class HostAndOrigin:
 
     def _transport(self, scope: Scope) -> ApiError | None:
         if not self._tls_only or scope["scheme"] in ("https", "wss"):
+            return None
+        if self._loopback and from_this_machine(scope):  # nothing of it was on any network
             return None
         # An operator's commands find the server by a file on its own machine, and do not leave the machine.
         if scope["path"] in PROBES or scope["path"].startswith(ADMIN_PATHS):

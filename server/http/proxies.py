@@ -1,4 +1,5 @@
-"""Adapts the server to a proxy: prepares the trusted networks for uvicorn and strips the path prefix."""
+"""Adapts the server to a proxy: prepares the trusted networks for uvicorn, tells who is on this machine, and
+strips the path prefix."""
 
 from __future__ import annotations
 
@@ -21,6 +22,19 @@ def trusted_hosts(networks: Iterable[str]) -> list[str]:
         if network.version == 4:
             found.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
     return found
+
+
+def from_this_machine(scope: Scope) -> bool:
+    """Whether a request's client is on this machine, as far as is believed: by the address that a trusted
+    proxy gave, else by the connection's own."""
+    client = scope.get("client")
+    if client is None:  # the connection has no address, so it is none of a network
+        return True
+    try:
+        address = ipaddress.ip_address(client[0])
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 class RootPath:

@@ -51,7 +51,7 @@ def limited(request: Request, model: str) -> tuple[Subject, ...]:
 async def require_stored_bytes(request: Request, num_bytes: int) -> None:
     """Count bytes that are about to be stored. ApiError 429 `insufficient_quota` where they are too many."""
     here, who = context(request), principal(request)
-    await here.quota.require(who.owner, num_bytes, here.limiter.least(who.subjects, "stored_bytes", None))
+    await here.quota.require(who.owner, num_bytes, here.limiter.stored_bytes(who.subjects))
 
 
 def owner(request: Request) -> str:

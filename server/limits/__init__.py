@@ -15,7 +15,7 @@ from server.limits.limit_set import (
     parse_limits,
     read_limits,
 )
-from server.limits.limiter import Charge, Limiter, Standing, Subject, Visit
+from server.limits.limiter import Charge, Limiter, Standing, StoredBytes, Subject, Visit
 from server.limits.live_runs import Entrance, LiveRuns
 from server.limits.meters import Meters
 from server.limits.tier_shape import ServedTier, ServiceShape
@@ -36,6 +36,7 @@ __all__ = [
     "ServedTier",
     "ServiceShape",
     "Standing",
+    "StoredBytes",
     "Subject",
     "Visit",
     "changed",

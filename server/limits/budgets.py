@@ -87,23 +87,30 @@ class _Reading:
 class Budgets:
     """The budgets of all owners and keys, as this process applies them."""
 
-    def __init__(self, storage: Storage, cost: Cost) -> None:
+    def __init__(self, storage: Storage, cost: Cost, currency: str) -> None:
+        """currency: that of the costs, such as usd."""
         self._storage = storage
+        self._currency = currency.upper()
         self._cost = cost
         self._readings: dict[tuple[str, str | None], _Reading] = {}
         self._reading: dict[tuple[str, str | None], asyncio.Task[_Reading]] = {}
 
     async def require(
-        self, owner: str, key_id: str | None, tokens: int | None, cost: float | None
+        self, owner: str, key_id: str | None, tokens: int | None, cost: float | None, whose: str
     ) -> tuple[str, ApiError] | None:
         """None while the budgets of an owner, or of one key of it, are not spent; else the limit's name and
-        the error 403. tokens, cost: the budgets. Raises StorageUnavailable."""
+        the error 403. tokens, cost: the budgets. whose: they are, for the message. Raises
+        StorageUnavailable."""
         used = (await self._read(owner, key_id)).total
-        whose = "Your project" if key_id is None else "Your API key"
+        has_used = f"{whose[:1].upper()}{whose[1:]} has used"
         if tokens is not None and used.tokens >= tokens:
-            return "total_tokens", _spent(f"{whose} has used {used.tokens} tokens of {tokens}")
+            return "total_tokens", _spent(
+                f"{has_used} {used.tokens} tokens of {tokens}, the limit total_tokens"
+            )
         if cost is not None and used.cost >= Decimal(str(cost)):
-            return "total_cost", _spent(f"{whose} has used {used.cost:.4f} of its budget of {cost:g}")
+            return "total_cost", _spent(
+                f"{has_used} {used.cost:.4f} {self._currency} of {cost:g}, the limit total_cost"
+            )
         return None
 
     async def _read(self, owner: str, key_id: str | None) -> _Reading:

@@ -56,7 +56,8 @@ class LimitSet(ModelLimits, ServiceShape):
     """What an owner or a key may use of the whole server, and of single models; and how it is served.
 
     concurrent_streams: open event streams. tool_calls: those that the server itself carries out.
-    queued_responses: background responses that wait for their turn. stored_bytes: as `max_bytes_per_owner`.
+    queued_responses: background responses that wait for their turn. stored_bytes: what is
+    stored of the owner; a write beyond it is refused.
     total_tokens, total_cost: budgets, of which nothing comes back; the cost by the prices of the
     configuration.
     """
@@ -101,6 +102,8 @@ def read_limits(value: Any) -> LimitSet:
         name = ".".join(path)
         if first["type"] == "extra_forbidden":
             known = ModelLimits if path[0] == "models" else LimitSet
+            if known is ModelLimits and path[-1] in LimitSet.model_fields.keys() - {"models"}:
+                raise ValueError(_not_of_a_model(path[-1])) from None
             raise ValueError(_unknown(path[-1], list(known.model_fields))) from None
         raise ValueError(f"{name or 'limits'}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
 
@@ -139,6 +142,8 @@ def parse_limits(words: Sequence[str]) -> dict[str, Any]:
             "models",
             *ServiceShape.model_fields,
         }
+        if colon and limit in LimitSet.model_fields.keys() - known - {"models"}:
+            raise ValueError(_not_of_a_model(limit))
         if limit not in known:
             raise ValueError(_unknown(limit, sorted(known)))
         into = found.setdefault("models", {}).setdefault(model, {}) if colon else found
@@ -151,6 +156,11 @@ def _number(word: str, value: str, *, whole: bool) -> int | float:
     if not (_WHOLE if whole else _DECIMAL).fullmatch(value):
         raise ValueError(f"{word!r}: {value!r} is no {'whole ' if whole else ''}number, and not 'none'")
     return int(value) if whole else float(value)
+
+
+def _not_of_a_model(name: str) -> str:
+    there = ", ".join(sorted(ModelLimits.model_fields))
+    return f"the limit {name!r} is one of everything, not of a single model: of a model there are {there}"
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:

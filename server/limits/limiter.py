@@ -53,6 +53,13 @@ class Subject(NamedTuple):
     limits: LimitSet
 
 
+class StoredBytes(NamedTuple):
+    """The lowest limit on stored bytes, and whose it is, as a message says it."""
+
+    limit: int
+    whose: str
+
+
 @dataclass(frozen=True, slots=True)
 class Charge:
     """What a run was charged at its start, for whoever ends it: `tokens` of each of the limits `tokens_of`,
@@ -93,7 +100,7 @@ class Visit:
         room = min(meter.rate.limit for meter in self._tokens)
         wanted = max(prompt_tokens, min(wanted, room))
         try:
-            await self._limiter.take([(meter, wanted) for meter in self._tokens], self._model)
+            await self._limiter.take([(meter, wanted) for meter in self._tokens], self._subjects)
         except BaseException:
             self.uncount()
             raise
@@ -167,7 +174,7 @@ class Limiter:
         tokens = self.meters_of(subjects, model, "tokens")
         try:
             if requests or tokens:
-                await self.take([*((m, 1) for m in requests), *((m, 0) for m in tokens)], model)
+                await self.take([*((m, 1) for m in requests), *((m, 0) for m in tokens)], subjects)
         except BaseException:
             visit.leave()
             raise
@@ -180,7 +187,9 @@ class Limiter:
             if tokens is None and cost is None:
                 continue
             key_id = None if subject.kind == "owner" else subject.id
-            refusal = await self._budgets.require(_owner(subjects), key_id, tokens, cost)
+            refusal = await self._budgets.require(
+                _owner(subjects), key_id, tokens, cost, whose(subject.kind, subjects)
+            )
             if refusal is not None:
                 self._refused(refusal[0])
                 raise refusal[1]
@@ -194,12 +203,13 @@ class Limiter:
         finally:
             self.give_back(places)
 
-    async def take(self, wanted: Sequence[tuple[Meter, int]], model: str) -> None:
-        """Take units of several limits, all or none. ApiError 429 that names the limit in the way."""
+    async def take(self, wanted: Sequence[tuple[Meter, int]], subjects: Sequence[Subject]) -> None:
+        """Take units of several limits, all or none. ApiError 429 that names the limit in the way, and
+        whose it is."""
         if (found := await self.meters.take(wanted)) is not None:
             name = _name(found[0].id)
             self._refused(name)
-            raise _refusal(name, model, found, self.meters.now())
+            raise _refusal(name, subjects, found, self.meters.now())
 
     def _places(self, subjects: Sequence[Subject], model: str | None, name: str) -> list[str]:
         """Take a place among those at once, of every limit of this name."""
@@ -211,7 +221,10 @@ class Limiter:
         for id, limit in found:
             if self._at_once[id + name] >= limit:
                 self._refused(name)
-                message = f"Rate limit reached: {limit} {WHAT[name]}. Try again when one of them has ended."
+                message = (
+                    f"Rate limit reached: {limit} {_limit(id + name, subjects)}. Try again when one of them "
+                    "has ended."
+                )
                 headers = {"retry-after": "1", **_plain_headers(limit, 0, SECOND)}
                 raise ApiError(429, message, code="rate_limit_exceeded", headers=headers)
         places = [id + name for id, _ in found]
@@ -270,6 +283,11 @@ class Limiter:
         found = [getattr(limits, name, None) for _, limits in self._sets(subjects, None)]
         return min((limit for limit in (*found, default) if limit is not None), default=None)
 
+    def stored_bytes(self, subjects: Sequence[Subject]) -> StoredBytes | None:
+        """What may be stored of an owner, by its own limit or by that of the key that asks."""
+        found = ((self._limits_of(each).stored_bytes, whose(each.kind, subjects)) for each in subjects)
+        return min((StoredBytes(limit, whose) for limit, whose in found if limit is not None), default=None)
+
     def _sets(self, subjects: Sequence[Subject], model: str | None) -> Iterator[tuple[str, ModelLimits]]:
         for subject in subjects:
             limits = self._limits_of(subject)
@@ -319,6 +337,14 @@ def _rates(meters: Sequence[Meter]) -> dict[str, tuple[int, int]]:
     return {meter.id: (meter.rate.limit, meter.rate.period) for meter in meters}
 
 
+def whose(kind: str, subjects: Sequence[Subject]) -> str:
+    """Whose a limit is, for a message: of a subject of this kind, among those whose limits concern a
+    request."""
+    if len(subjects) == 1:  # no key, and so no project that anybody knows of
+        return "this server"
+    return "your key" if kind == "key" else "your project"
+
+
 def _owner(subjects: Sequence[Subject]) -> str:
     return subjects[-1].id
 
@@ -334,12 +360,21 @@ def _name(id: str) -> str:
     return id.rpartition(":")[2]
 
 
-def _refusal(name: str, model: str, found: tuple[Meter, int, int | None], now: int) -> ApiError:
+def _limit(id: str, subjects: Sequence[Subject]) -> str:
+    """What a limit limits, whose it is, and of which model where it is one of a model, by its id."""
+    kind, _, rest = id.split(":", 2)
+    model, _, name = rest.rpartition(":")
+    return f"{WHAT[name]} of {whose(kind, subjects)}" + (f" for '{model}'" if model else "")
+
+
+def _refusal(
+    name: str, subjects: Sequence[Subject], found: tuple[Meter, int, int | None], now: int
+) -> ApiError:
     """429: `rate_limit_exceeded`, or `insufficient_quota` where a day's allowance is spent."""
     meter, units, wait = found
     rate, left = meter.rate, meter.remaining(now)
     headers = _plain_headers(rate.limit, left, meter.reset(now))
-    told = f"{WHAT[name]} for '{model}': limit {rate.limit}, left {left}, requested {max(1, units)}"
+    told = f"{_limit(meter.id, subjects)}: limit {rate.limit}, left {left}, requested {max(1, units)}"
     if wait is None:
         message = f"The request is larger than the limit on {told}."
         return ApiError(

@@ -117,10 +117,18 @@ class ServerLifecycle:
         models = Models()
         models.add(self._engine, served_names(self.config), caps_of(self.config))
         sealing = Sealing(self._storage, self.config.sealing_key_s)
-        quota = Quota(self._storage, self.config.max_bytes_per_owner, self.config.max_store_bytes)
+        self._retention = Retention(self._storage, self.config)
+        quota = Quota(
+            self._storage,
+            self.config.max_bytes_per_owner,
+            self.config.max_store_bytes,
+            self._retention.made_room,
+            self.telemetry.limited,
+        )
         self._meters = Meters(self._storage)
         every_owner = changed(NONE, parse_limits(self.config.owner_limit))
-        budgets = Budgets(self._storage, Prices(self.config).cost)
+        prices = Prices(self.config)
+        budgets = Budgets(self._storage, prices.cost, prices.currency)
         limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
         self._meter = Meter(self._storage)
         self._meter.start()
@@ -146,7 +154,6 @@ class ServerLifecycle:
         await runs.start()
         self._deliveries = Deliveries(self._storage, self.telemetry)
         self._deliveries.start()
-        self._retention = Retention(self._storage, self.config)
         self._retention.start()
         self.context = context
         await self._note_settings()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from contextlib import aclosing
 
 from server.clock import now_us
@@ -29,6 +30,7 @@ class Retention:
         self._storage = storage
         self._limits = limits(config)
         self._total = Swept()
+        self._made_room: Counter[str] = Counter()  # responses that went for new ones, by owner
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -51,6 +53,11 @@ class Retention:
             "conversations_total": total.conversations,
         }
 
+    def made_room(self, owner: str, went: Swept) -> None:
+        """Count what went of an owner for what it was about to write; the next sweep logs it."""
+        self._total += went
+        self._made_room[owner] += went.responses
+
     async def _sweeps(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
@@ -63,6 +70,7 @@ class Retention:
 
     async def sweep(self) -> Swept:
         """One whole sweep; returns what went. Raises StorageUnavailable."""
+        self._tell_of_room()
         went = Swept()
         async with aclosing(self._storage.sweep(self._limits, now_us())) as steps:
             began = time.monotonic()
@@ -84,6 +92,16 @@ class Retention:
                 *(went.responses, went.logs, went.requests, went.conversations),
             )
         return went
+
+    def _tell_of_room(self) -> None:
+        made, self._made_room = self._made_room, Counter()
+        if made:
+            owner, most = made.most_common(1)[0]
+            log.warning(
+                "max_bytes_per_owner or max_store_bytes is reached: %d of the oldest responses of %d owners "
+                "were deleted to make room for new ones, %d of them of %s",
+                *(made.total(), len(made), most, owner),
+            )
 
 
 def limits(config: Config) -> Limits:

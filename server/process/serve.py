@@ -191,6 +191,12 @@ class _Process:
                 "front and give --require-tls and --trusted-proxy",
                 config.host,
             )
+        if config.led_to is not None and not keyed:
+            log.warning(
+                "%s leads others to this server, and whoever comes may use it, because there is no key: "
+                "antiphon keys create",
+                config.led_to,
+            )
         if "*" in config.cors_origin and not keyed:
             log.warning(
                 "every web page that a browser on this machine shows may use this server: cors_origin is *"

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server import __version__
-from server.access import OPEN
+from server.access import LOAD, OPEN
 from server.http import context, flag, life
 from server.routes.documented import documented, needs
 from server.telemetry import CONTENT_TYPE
@@ -46,7 +46,7 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready", "models": [model.name for model in here.context.models]})
 
 
-@router.get("/load", **documented("Load", "models.read"))
+@router.get("/load", **documented("Load", LOAD))
 async def load(request: Request) -> Response:
     """How much there is to do: for balancers that send a request to the server with the least."""
     found = context(request).models.load()

@@ -37,7 +37,7 @@ async def create_key(request: Request) -> Response:
         "owner": _text(body, "owner") or None,
         "scopes": _scopes(body) or [],
         "expires_in_s": _seconds(body, "expires_in_s"),
-        "limits": read_limit_changes(body),
+        "limits": read_limit_changes(request, body),
     }
     try:
         made = await keys.create(context(request).storage, actor(request), **asked)
@@ -64,7 +64,7 @@ async def update_key(request: Request, key_id: str) -> Response:
         "name": _text(body, "name"),
         "scopes": _scopes(body),
         "expires_in_s": _seconds(body, "expires_in_s"),
-        "limits": read_limit_changes(body),
+        "limits": read_limit_changes(request, body),
     }
     try:
         changed = await keys.update(context(request).storage, actor(request), key_id, **asked)

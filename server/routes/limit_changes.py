@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.requests import Request
+
+from server.config import nearest
 from server.errors import invalid_value
+from server.http import context
 from server.limits import read_limits
 
 
-def read_limit_changes(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def read_limit_changes(request: Request, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The `limits` to replace, by name, null for one that ends; None where there are none. Raises ApiError
-    400."""
+    400, also for limits of a model that this server does not serve; such ones can only be ended."""
     found: Mapping[str, Any] | None = body.get("limits")
     if found is None:
         return None
     try:
-        read_limits(found)
+        wanted = read_limits(found)
     except ValueError as error:
         raise invalid_value("limits", str(error)) from None
+    served = [model.name for model in context(request).models]
+    for model, limits in wanted.models.items():
+        if model not in served and limits.given():
+            meant = nearest(model, served)
+            hint = f"did you mean '{meant}'?" if meant else f"it serves {', '.join(served)}"
+            raise invalid_value("limits", f"models: this server does not serve '{model}'; {hint}")
     return found

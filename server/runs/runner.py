@@ -333,7 +333,7 @@ class Runs:
         large = in_large_request()
         num_bytes = await aside(large, _num_bytes, request, input_items, self._config)
         if request.store or keyed is not None or request.conversation_id is not None:
-            await self._quota.require(owner, num_bytes, self._stored_bytes(principal))
+            await self._quota.require(owner, num_bytes, self._limiter.stored_bytes(principal.subjects))
         # Items of an unstored turn are stored at its end, when it is too late to find that an id is taken.
         late = request.conversation_id is not None and not request.store and keyed is None
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
@@ -502,9 +502,6 @@ class Runs:
         request = planned.request
         guess = self._limiter.guess(planned.plan.owner)
         return len(request.prompt_ids) + min(request.sampling.max_tokens, guess)
-
-    def _stored_bytes(self, principal: Principal) -> int | None:
-        return self._limiter.least(principal.subjects, "stored_bytes", None)
 
     def _room(self) -> int:
         """How many more runs this process can carry on."""
@@ -713,7 +710,7 @@ class Runs:
         if stored.waiting:
             (await self._limiter.enter(principal.subjects, stored.model)).leave()
         num_bytes, fresh = await aside(in_large_request(), _new_outputs, stored, outputs, self._config, by)
-        await self._quota.require(owner, num_bytes, self._stored_bytes(principal))
+        await self._quota.require(owner, num_bytes, self._limiter.stored_bytes(principal.subjects))
         if fresh:
             waiting = await self._storage.add_tool_outputs(owner, stored.id, fresh, now_us())
             if waiting.runnable:

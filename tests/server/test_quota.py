@@ -175,3 +175,73 @@ async def test_tool_outputs_count(tmp_path: Path) -> None:
         path = f"/v1/responses/{first['id']}/tool_outputs"
         refused = error(await client.post(path, json={"tool_outputs": [output]}), 429)
         assert refused["code"] == "insufficient_quota"
+
+
+@pytest.mark.parametrize("whose", ["your key", "your project", "this server"])
+async def test_a_limit_on_stored_bytes_refuses_and_deletes_nothing(tmp_path: Path, whose: str) -> None:
+    limits, each = {"stored_bytes": 100_000}, [said("x" * 20_000), said("say hi")]
+    settings = {"owner_limit": ("stored_bytes=100000",)} if whose == "this server" else {}
+    async with running_app(tmp_path, **settings) as server, http_client(server) as client:
+        storage = server.context.storage
+        if not settings:
+            own = limits if whose == "your key" else None
+            made = await keys.make(storage, OPERATOR, owner="local", name="ann", limits=own)
+            server.life.keys.forget()
+            client.headers["authorization"] = f"Bearer {made.key}"
+            if own is None:
+                admin = {"authorization": f"Bearer {server.life.admin_token}"}
+                path = "/v1/organization/projects/local/limits"
+                changed = await client.post(path, json={"limits": limits}, headers=admin)
+                assert changed.status_code == 200, changed.text
+        ids = []
+        while (reply := await client.post("/v1/responses", json={"input": each})).status_code == 200:
+            ids.append(reply.json()["id"])
+            assert len(ids) < 10
+        assert ids
+        refused = error(reply, 429)
+        free = 100_000 - (await storage.usage("local")).total
+        told = f"{max(0, free)} of the 100000 bytes that may be stored are free"
+        assert told in refused["message"] and f"of {whose}." in refused["message"]
+        needs = int(refused["message"].split("needs ")[1].split()[0])
+        assert needs > max(free, 20_000)
+        for _ in range(3):
+            assert (await client.post("/v1/responses", json={"input": each})).status_code == 429
+        for id in ids:
+            assert (await client.get(f"/v1/responses/{id}")).status_code == 200
+        assert (
+            'antiphon_over_limit_total{limit="stored_bytes"} 4.0'
+            in server.life.telemetry.exposition().decode()
+        )
+        assert (await client.delete(f"/v1/responses/{ids[0]}")).status_code == 200
+        async with asyncio.timeout(10):
+            while (await client.post("/v1/responses", json={"input": each})).status_code == 429:
+                await asyncio.sleep(0.1)
+
+
+async def test_a_write_that_is_larger_than_the_limit_is_told_what_is_free(tmp_path: Path) -> None:
+    async with (
+        running_app(tmp_path, owner_limit=("stored_bytes=50000",)) as server,
+        http_client(server) as client,
+    ):
+        assert (await Api(client).create([said("x" * 5000), said("say hi")]))["status"] == "completed"
+        refused = error(await client.post("/v1/responses", json={"input": "x" * 60_000}), 429)
+        free = 50_000 - (await server.context.storage.usage("local")).total
+        assert 0 < free < 45_000 and f"and {free} of the 50000 bytes" in refused["message"]
+
+
+async def test_what_goes_to_make_room_is_counted_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    each = "say " + "x" * 20_000
+    async with running_app(tmp_path, max_bytes_per_owner=200_000) as server, http_client(server) as client:
+        for _ in range(12):
+            await Api(client).create(each)
+        left = len((await client.get("/v1/responses", params={"limit": 100})).json()["data"])
+        gone = 12 - left
+        assert gone > 0
+        assert f"antiphon_retention_responses_total {float(gone)}" in (await client.get("/metrics")).text
+        assert server.life._retention is not None
+        for _ in range(2):  # it is told of once
+            await server.life._retention.sweep()
+        told = [each.getMessage() for each in caplog.records if each.name == "antiphon.retention"]
+        assert [line for line in told if f"{gone} of the oldest responses of 1 owners" in line] == told[:1]

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from server.access import ADMIN
 from server.admin import keys, projects
 from server.http import actor, context, json_reply, life, read_body
-from server.ignored import unread
 from server.routes.documented import documented
 from server.routes.organization import asked
 from storage import NotFound, Storage, StoredKey
@@ -32,7 +31,7 @@ async def list_admin_keys(request: Request) -> Response:
 async def create_admin_key(request: Request) -> Response:
     """Make a key that may administer and nothing else; the reply is the only place of its value."""
     body = await read_body(request)
-    unread(body, ("name", "expires_in_seconds"))
+    asked.only(body, ("name", "expires_in_seconds"))
     made = await keys.make(
         context(request).storage,
         actor(request),

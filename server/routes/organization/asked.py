@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -11,12 +11,31 @@ from starlette.responses import Response
 
 from server.access import read_scopes
 from server.admin import keys
-from server.errors import invalid_value
+from server.config import nearest
+from server.errors import ApiError, invalid_value
 from server.http import MAX_PAGE, choice, integer, json_reply, page_json, query_text
 from server.ignored import queried
 from server.shapes import array, label, missing, text, whole
 
 MAX_NAME = 256
+
+
+def only(body: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a body with another member than those `known`: ApiError 400 `unknown_parameter`.
+
+    Elsewhere such a member is ignored and named in a header. Here it may be a misspelt `scopes` or `limits`,
+    and a key without them may do more than whoever made it wanted."""
+    for member in body:
+        if member not in known:
+            meant = nearest(member, known)
+            there = f"The fields are {', '.join(known)}." if known else "No field is taken here."
+            hint = f"Did you mean '{meant}'?" if meant else there
+            raise ApiError(
+                400,
+                f"There is no field '{member[:MAX_NAME]}'. {hint}",
+                code="unknown_parameter",
+                param=member,
+            )
 
 
 def name(body: Mapping[str, Any]) -> str:

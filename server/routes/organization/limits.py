@@ -17,7 +17,6 @@ from server.access import ADMIN
 from server.admin import projects
 from server.errors import invalid_value
 from server.http import MAX_PAGE, actor, context, integer, json_reply, life, query_text, read_body
-from server.ignored import unread
 from server.limits import load_limits, read_limits
 from server.routes.documented import documented
 from server.routes.limit_changes import read_limit_changes
@@ -54,7 +53,7 @@ async def list_rate_limits(request: Request, project_id: str) -> Response:
 async def update_rate_limit(request: Request, project_id: str, rate_limit_id: str) -> Response:
     """Change what a project may use of one model; null ends a limit."""
     body = await read_body(request)
-    unread(body, tuple(projects.RATE_LIMIT_FIELDS))
+    asked.only(body, tuple(projects.RATE_LIMIT_FIELDS))
     storage = context(request).storage
     model = rate_limit_id.removeprefix(projects.RATE_LIMIT_ID)
     if model == rate_limit_id or model not in _models(request, await storage.get_owner(project_id)):
@@ -81,8 +80,8 @@ async def get_limits(request: Request, project_id: str) -> Response:
 async def update_limits(request: Request, project_id: str) -> Response:
     """Change limits of a project (extension): those that are not named stay, and null ends one."""
     body = await read_body(request)
-    unread(body, ("limits",))
-    if (changes := read_limit_changes(body)) is None:
+    asked.only(body, ("limits",))
+    if (changes := read_limit_changes(request, body)) is None:
         missing("limits")
     here = context(request)
     await here.meter.flush()

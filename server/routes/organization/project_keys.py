@@ -14,7 +14,6 @@ from starlette.responses import Response
 from server.access import ADMIN
 from server.admin import keys, projects
 from server.http import actor, choice, context, json_reply, life, read_body
-from server.ignored import unread
 from server.limits import used_by
 from server.routes.documented import documented
 from server.routes.limit_changes import read_limit_changes
@@ -56,7 +55,7 @@ async def create_account_key(request: Request, project_id: str, account_id: str)
 
 async def _made(request: Request, owner: StoredOwner) -> Response:
     body = await read_body(request, allow_empty=True)
-    unread(body, ("name", "scopes", "expires_in_seconds", "limits"))
+    asked.only(body, ("name", "scopes", "expires_in_seconds", "limits"))
     made = await keys.make(
         context(request).storage,
         actor(request),
@@ -64,7 +63,7 @@ async def _made(request: Request, owner: StoredOwner) -> Response:
         name=asked.name_or(body, owner.name),
         scopes=asked.scopes(body) or (),
         expires_in_s=asked.seconds(body, "expires_in_seconds"),
-        limits=read_limit_changes(body),
+        limits=read_limit_changes(request, body),
     )
     life(request).keys.forget()
     return json_reply(orjson.dumps(projects.made_key(made.stored, made.key)))
@@ -87,7 +86,7 @@ async def get_key(request: Request, project_id: str, key_id: str) -> Response:
 async def update_key(request: Request, project_id: str, key_id: str) -> Response:
     """Change a key's name, scopes, limits or end. An empty list of scopes is `all`."""
     body = await read_body(request)
-    unread(body, ("name", "scopes", "expires_in_seconds", "limits"))
+    asked.only(body, ("name", "scopes", "expires_in_seconds", "limits"))
     storage = context(request).storage
     await _key(storage, project_id, key_id)
     changed = await keys.change(
@@ -97,7 +96,7 @@ async def update_key(request: Request, project_id: str, key_id: str) -> Response
         name=None if body.get("name") is None else asked.name(body),
         scopes=asked.scopes(body),
         expires_in_s=asked.seconds(body, "expires_in_seconds"),
-        limits=read_limit_changes(body),
+        limits=read_limit_changes(request, body),
     )
     life(request).keys.forget()
     return json_reply(orjson.dumps(projects.project_key(changed, await storage.get_owner(project_id))))
@@ -109,7 +108,7 @@ async def update_key(request: Request, project_id: str, key_id: str) -> Response
 async def rotate_key(request: Request, project_id: str, key_id: str) -> Response:
     """Make a key's successor (extension); the key itself is accepted for `grace_seconds` more."""
     body = await read_body(request, allow_empty=True)
-    unread(body, ("grace_seconds", "expires_in_seconds"))
+    asked.only(body, ("grace_seconds", "expires_in_seconds"))
     storage = context(request).storage
     await _key(storage, project_id, key_id)
     grace_s = asked.seconds(body, "grace_seconds", least=0)

@@ -11,7 +11,6 @@ from server.access import ADMIN
 from server.admin import projects
 from server.errors import ApiError
 from server.http import actor, context, flag, json_reply, life, read_body
-from server.ignored import unread
 from server.routes.documented import documented, needs
 from server.routes.organization import asked
 from storage import NotFound, Storage, StoredOwner
@@ -35,7 +34,7 @@ async def list_projects(request: Request) -> Response:
 async def create_project(request: Request) -> Response:
     """Make an owner that has no key yet."""
     body = await read_body(request)
-    unread(body, ("name",))
+    asked.only(body, ("name",))
     made = await projects.create(context(request).storage, actor(request), name=asked.name(body))
     return json_reply(orjson.dumps(made))
 
@@ -50,7 +49,7 @@ async def get_project(request: Request, project_id: str) -> Response:
 async def update_project(request: Request, project_id: str) -> Response:
     """Give an owner another name."""
     body = await read_body(request)
-    unread(body, ("name",))
+    asked.only(body, ("name",))
     storage = context(request).storage
     changed = await projects.rename(storage, actor(request), project_id, name=asked.name(body))
     return json_reply(orjson.dumps(changed))
@@ -59,7 +58,7 @@ async def update_project(request: Request, project_id: str) -> Response:
 @router.post("/{project_id}/archive", **documented("Project", ADMIN))
 async def archive_project(request: Request, project_id: str) -> Response:
     """Revoke an owner's keys, for good; its data stays."""
-    unread(await read_body(request, allow_empty=True), ())
+    asked.only(await read_body(request, allow_empty=True), ())
     archived = await projects.archive(context(request).storage, actor(request), project_id)
     life(request).keys.forget()
     return json_reply(orjson.dumps(archived))

@@ -72,7 +72,7 @@ def get(conn: Connection, id: str) -> StoredKey:
 
 
 def find(conn: Connection, hash: bytes) -> FoundKey | None:
-    """The key with this hash, unless it is revoked; it may have expired."""
+    """The key with this hash; it may be revoked or have expired."""
     columns = (
         owner_rows.c.name.label("owner_name"),
         owner_rows.c.created_at.label("owner_created_at"),
@@ -82,7 +82,7 @@ def find(conn: Connection, hash: bytes) -> FoundKey | None:
     row = conn.execute(
         select(api_keys, *columns)
         .join(owner_rows, owner_rows.c.id == api_keys.c.owner)
-        .where(api_keys.c.hash == hash, api_keys.c.revoked_at.is_(None))
+        .where(api_keys.c.hash == hash)
     ).first()
     if row is None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -154,6 +155,29 @@ async def test_a_rotated_key_and_its_successor_are_both_accepted(
     headers = {"authorization": f"Bearer {successor.key}"}
     refused = await client.get("/v1/models", headers=headers)
     assert refused.status_code == 401 and "has expired" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+async def test_whose_key_has_ended_is_logged_and_what_ended_it_is_told(
+    server_app: Running, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    storage = server_app.context.storage
+    await keys.make(storage, OPERATOR, name="another")  # without any, no key would be needed
+    made = await keys.make(storage, OPERATOR, name="laptop", owner="ann")
+    if end == "revoked":
+        await keys.end(storage, OPERATOR, made.stored.id)
+    else:
+        await keys.rotate(storage, OPERATOR, made.stored.id, grace_s=0)
+    server_app.life.keys.forget()
+    with caplog.at_level(logging.INFO, "antiphon.access"):
+        for key in (made.key, made.key[:-1] + "-"):
+            refused = await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"]) == (401, "invalid_api_key")
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert (end in error["message"]) == (key == made.key), "only where the secret itself was right"
+    told = [(line.__dict__["owner"], line.__dict__["key_id"]) for line in caplog.records]
+    assert told == [("ann", made.stored.id), (None, None)]
 
 
 async def test_metrics_need_their_scope_where_others_can_reach_them(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Match, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from server.access import ADMIN, ADMIN_READS, GROUPS, OPEN, OPERATOR, OPERATOR_ONLY
+from server.access import ADMIN, ADMIN_READS, GROUPS, LOAD, OPEN, OPERATOR, OPERATOR_ONLY
 from server.admin import keys
 from server.errors import ApiError
 from server.http import OPEN_PATHS, Admission, declared_scope
@@ -44,7 +44,7 @@ KEYED = [row for row in ROWS if row[2] not in (OPEN, OPERATOR_ONLY)]
 
 
 def test_every_route_declares_a_scope_that_there_is() -> None:
-    known = {OPEN, OPERATOR_ONLY, ADMIN, *HALVES}
+    known = {OPEN, OPERATOR_ONLY, ADMIN, LOAD, *HALVES}
     assert [row for row in ROWS if row[2] not in known] == []
     assert {path for _, path, scope in ROWS if scope == OPEN} == OPEN_PATHS
     assert all((scope == OPERATOR_ONLY) == path.startswith("/admin/") for _, path, scope in ROWS)
@@ -75,7 +75,7 @@ async def key_with(client: httpx.AsyncClient, running: Running, *scopes: str) ->
     return {"authorization": f"Bearer {reply.json()['key']}"}
 
 
-@pytest.mark.parametrize("scope", sorted({row[2] for row in KEYED} - {"metrics.read"}))
+@pytest.mark.parametrize("scope", sorted({row[2] for row in KEYED} - {"metrics.read", LOAD}))
 async def test_a_key_without_the_scope_is_told_and_one_with_it_gets_through(
     server_app: Running, client: httpx.AsyncClient, scope: str
 ) -> None:
@@ -95,6 +95,17 @@ async def test_a_key_without_the_scope_is_told_and_one_with_it_gets_through(
         passed = await client.request(method, path, headers=having, json={})
         assert passed.status_code not in (401, 403, 405), (method, path, passed.text)
         assert (await client.request(method, path, json={})).status_code == 401
+
+
+async def test_how_busy_it_is_may_be_seen_with_either_of_two_scopes(
+    server_app: Running, client: httpx.AsyncClient
+) -> None:
+    for scope in ("metrics", "models.read", "all.read"):
+        headers = await key_with(client, server_app, scope)
+        assert (await client.get("/load", headers=headers)).status_code == 200, scope
+    refused = await client.get("/load", headers=await key_with(client, server_app, "responses"))
+    assert refused.status_code == 403
+    assert "Missing scopes: models.read or metrics.read." in refused.json()["error"]["message"]
 
 
 async def test_models_and_tools_of_a_key(server_app: Running, client: httpx.AsyncClient) -> None:

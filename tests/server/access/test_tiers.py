@@ -18,7 +18,7 @@ from server.admin import keys
 from server.errors import ApiError
 from server.limits import ServiceShape, load_limits
 from tests.support.making import entry
-from tests.support.running import http_client, live_app
+from tests.support.running import http_client, live_app, running_app
 
 RESPONSES, CHAT, COMPLETIONS = "/v1/responses", "/v1/chat/completions", "/v1/completions"
 SAID: dict[str, dict[str, Any]] = {
@@ -136,3 +136,31 @@ async def test_every_endpoint_serves_at_what_the_key_may_have(tmp_path: Path, pa
         for status, param, more in bad:
             refused = await client.post(path, json=SAID[path] | more)
             assert (refused.status_code, refused.json()["error"]["param"]) == (status, param)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limits", "allowed"),
+    [
+        ({}, None, False),
+        ({}, {"service_tiers": ["default", "priority"]}, True),
+        ({}, {"max_priority": -5}, True),
+        ({}, {"max_priority": 5}, False),
+        ({"owner_service_tier": ("default", "priority")}, None, True),
+        ({"owner_service_tier": ("default",)}, {"service_tiers": ["priority"]}, True),
+    ],
+)
+async def test_a_team_goes_before_others_only_where_somebody_said_so(
+    tmp_path: Path, settings: dict[str, Any], limits: dict[str, Any] | None, allowed: bool
+) -> None:
+    async with running_app(tmp_path, **settings) as server, http_client(server) as client:
+        asked = {"input": "say hi", "service_tier": "priority"}
+        open_to_all = await client.post("/v1/responses", json=asked)
+        # Without keys nobody can be overtaken by another owner.
+        assert open_to_all.status_code == (403 if settings.get("owner_service_tier") == ("default",) else 200)
+        made = await keys.make(server.context.storage, OPERATOR, name="", owner="ann", limits=limits)
+        server.life.keys.forget()
+        headers = {"authorization": f"Bearer {made.key}"}
+        reply = await client.post("/v1/responses", json=asked, headers=headers)
+        assert reply.status_code == (200 if allowed else 403), reply.text
+        if not allowed:
+            assert reply.json()["error"]["param"] == "service_tier"

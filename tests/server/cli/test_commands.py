@@ -284,7 +284,11 @@ def test_limits_of_keys_and_owners(capsys: pytest.CaptureFixture[str], tmp_path:
 
     [team] = ran("owners", "create", "Sales")
     assert ran("owners", "limits", team) == [f"{team} has no limits of its own"]
-    told = ran("owners", "limits", team, "--limit", "tokens_per_day=5,m:x:requests_per_minute=2")
+    changes = "tokens_per_day=5,m:x:requests_per_minute=2"
+    assert main(["owners", "limits", team, "--limit", changes, *data]) == 0
+    out, err = capsys.readouterr()
+    assert "no server was asked whether it serves m:x" in err
+    told = out.splitlines()
     assert told == [f"{team} has these limits:", "  tokens_per_day=5", "  m:x:requests_per_minute=2"]
     told = ran("owners", "limits", team, "--limit", "m:x:requests_per_minute=none")
     assert told == [f"{team} has these limits:", "  tokens_per_day=5"]
@@ -297,6 +301,8 @@ def test_limits_of_keys_and_owners(capsys: pytest.CaptureFixture[str], tmp_path:
     for wrong in ("request_per_minute=6", "requests_per_minute=0", "requests_per_minute"):
         assert main(["keys", "create", "--limit", wrong, *data]) == 2
         assert capsys.readouterr().err.startswith("antiphon: ")
+    assert main(["owners", "limits", team, "--limit", "m:stored_bytes=5", *data]) == 2
+    assert "'stored_bytes' is one of everything, not of a single model" in capsys.readouterr().err
 
 
 def test_keys_with_scopes_an_end_and_successors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -460,6 +466,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "egress",
         "mcp",
         "web",
+        "images",
         "model",
     ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
@@ -514,6 +521,18 @@ def test_doctor_tells_of_a_forced_policy_of_approvals(
 
 def database_line(capsys: pytest.CaptureFixture[str]) -> str:
     return next(line for line in capsys.readouterr().out.splitlines() if line[6:14] == "database")
+
+
+@pytest.mark.parametrize("flags", [("--trusted-proxy", "127.0.0.1"), ("--allowed-host", "chat.example")])
+def test_doctor_tells_of_a_server_without_keys_that_others_are_led_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    asked = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0", *flags]
+    assert main(asked) == 0
+    name = flags[0].removeprefix("--").replace("-", "_")
+    assert f"{name} leads others to this server" in capsys.readouterr().out
+    assert main([*asked, "--api-key", "sk-given"]) == 0
+    assert "leads others" not in capsys.readouterr().out
 
 
 async def test_doctor_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -258,6 +258,28 @@ async def test_on_loopback_tls_is_not_required(tmp_path: Path) -> None:
         assert (await client.get("/v1/models")).status_code == 200
 
 
+async def test_a_client_that_a_proxy_names_is_where_the_proxy_says(tmp_path: Path) -> None:
+    """What is freer on loopback is so for clients on this machine."""
+    key = KEY["authorization"].split()[1]
+    elsewhere = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "http"}
+    settings: dict[str, Any] = {"trusted_proxy": "127.0.0.0/8", "api_key": (key,)}
+    async with running_app(tmp_path, **settings) as running, http_client(running) as client:
+        assert (await client.get("/metrics")).status_code == 200
+        assert (await client.get("/metrics", headers=elsewhere)).status_code == 401
+        assert (await client.get("/metrics", headers={**elsewhere, **KEY})).status_code == 200
+        assert (await client.get("/metrics", headers={"x-forwarded-for": "unknown"})).status_code == 401
+        assert (
+            await client.get("/metrics", headers={"x-forwarded-for": "::ffff:127.0.0.1"})
+        ).status_code == 200
+    settings["require_tls"] = True
+    async with running_app(tmp_path, **settings) as running, http_client(running, **KEY) as client:
+        refusal(await client.get("/v1/models", headers=elsewhere), 403, "tls_required")
+        assert (await client.get("/health", headers=elsewhere)).status_code == 200
+        assert (await client.get("/v1/models")).status_code == 200
+        by_tls = {**elsewhere, "x-forwarded-proto": "https"}
+        assert (await client.get("/v1/models", headers=by_tls)).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("trusted", "peer", "logged", "own"),
     [

@@ -74,7 +74,10 @@ async def test_a_budget_of_money_goes_by_the_prices(tmp_path: Path) -> None:
     settings = {"price": ("*=1000000/0/1000000",), "owner_limit": ("total_cost=4.5",)}
     async with running_app(tmp_path, **settings) as server, http_client(server) as client:
         _, reply = await spend(client, *APIS["responses"])
-        assert reply.status_code == 403 and "of its budget of 4.5" in reply.json()["error"]["message"]
+        assert (
+            reply.status_code == 403
+            and "USD of 4.5, the limit total_cost." in reply.json()["error"]["message"]
+        )
     async with (
         running_app(tmp_path, owner_limit=("total_cost=4.5",)) as server,
         http_client(server) as client,
@@ -92,7 +95,7 @@ async def test_the_keys_of_a_rotation_share_a_budget_and_other_keys_do_not(tmp_p
         server.life.keys.forget()
         async with http_client(server, authorization=f"Bearer {new.key}") as client:
             _, reply = await spend(client, *APIS["responses"])
-            assert "Your API key" in reply.json()["error"]["message"]
+            assert "Your key" in reply.json()["error"]["message"]
         async with http_client(server, authorization=f"Bearer {old.key}") as client:
             assert (await client.post("/v1/responses", json={"input": "say hi"})).status_code == 403
         async with http_client(server, authorization=f"Bearer {other.key}") as client:
@@ -112,12 +115,12 @@ async def test_what_was_used_long_ago_and_just_now_counts_once(tmp_path: Path) -
         now = now_us()
         for at in (now, now - hour // 2, now - 2 * hour, now - 5 * hour, 1):
             await storage.add_usage([Spent(at, ann, Counts(1, 10, 4, 2)), Spent(at, bob, Counts(1, 99))])
-        budgets = Budgets(storage, lambda model, counts: Decimal(counts.requests))
+        budgets = Budgets(storage, lambda model, counts: Decimal(counts.requests), "usd")
         for _ in range(2):
-            assert await budgets.require("ann", None, 41, 5.01) is None
-            name, error = await budgets.require("ann", None, 40, None) or ("", None)
+            assert await budgets.require("ann", None, 41, 5.01, "your project") is None
+            name, error = await budgets.require("ann", None, 40, None, "your project") or ("", None)
             assert name == "total_tokens" and error is not None and error.status == 403
-            assert (await budgets.require("ann", "k", None, 5.0) or [""])[0] == "total_cost"
-            assert await budgets.require("ann", "another", 1, None) is None
+            assert (await budgets.require("ann", "k", None, 5.0, "your key") or [""])[0] == "total_cost"
+            assert await budgets.require("ann", "another", 1, None, "your key") is None
             await storage.fold_usage(now - hour)
         assert (await used_by(storage, lambda *_: Decimal(0), "ann")).tokens == 40

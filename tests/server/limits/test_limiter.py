@@ -14,9 +14,10 @@ import pytest
 from engine import GenerateRequest, Say, ScriptedEngine, Wait
 from engine.backends.script import Step, obey
 from server.access import OPERATOR
-from server.admin import keys
+from server.admin import keys, projects
 from server.errors import ApiError
 from server.limits import LimitSet, Subject
+from server.usage import Prices
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call
@@ -78,7 +79,7 @@ async def test_requests_are_counted_on_every_api(tmp_path: Path, api: str) -> No
         made = await listed(client)
         reply = await client.post(path, json=body)
         assert "2 requests a minute" not in refused(reply)["message"]
-        assert "limit 2, left 0" in refused(reply)["message"]
+        assert "requests a minute of this server: limit 2, left 0" in refused(reply)["message"]
         assert 25 <= int(reply.headers["retry-after"]) <= 30
         assert (
             reply.headers["x-ratelimit-remaining"] == reply.headers["x-ratelimit-remaining-requests"] == "0"
@@ -380,3 +381,29 @@ async def test_a_refusal_costs_less_than_a_millisecond_of_the_loop(tmp_path: Pat
                 await limiter.enter(subjects, MODEL)
             took.append(time.perf_counter() - began)
         assert sorted(took)[100] < 0.001
+
+
+@pytest.mark.parametrize(
+    ("of_key", "of_owner", "told"),
+    [
+        ({"requests_per_minute": 1}, {}, "requests a minute of your key: limit 1"),
+        ({}, {"requests_per_day": 1}, "requests a day of your project: limit 1"),
+        ({"models": {"a": {"requests_per_day": 1}}}, {}, "requests a day of your key for 'a': limit 1"),
+        ({}, {"models": {"a": {"tokens_per_minute": 1}}}, "tokens a minute of your project for 'a': limit 1"),
+        ({"total_tokens": 1}, {}, "Your key has used"),
+        ({}, {"total_cost": 0.001}, "EUR of 0.001, the limit total_cost."),
+    ],
+)
+async def test_a_refusal_says_whose_limit_it_is(
+    tmp_path: Path, of_key: dict[str, Any], of_owner: dict[str, Any], told: str
+) -> None:
+    settings: dict[str, Any] = {"price": ("*=1000/0/1000",), "currency": "eur", "served_model_name": ("a",)}
+    async with running_app(tmp_path, **settings) as server:
+        storage = server.context.storage
+        made = await keys.make(storage, OPERATOR, name="", owner="team", limits=of_key)
+        await projects.limit(storage, Prices(server.context.config), OPERATOR, "team", of_owner)
+        server.life.keys.forget()
+        async with http_client(server, authorization=f"Bearer {made.key}") as client, asyncio.timeout(10):
+            while (reply := await client.post("/v1/responses", json={"input": "say hi"})).status_code == 200:
+                await asyncio.sleep(0.05)
+            assert reply.status_code in (403, 429) and told in reply.json()["error"]["message"], reply.text

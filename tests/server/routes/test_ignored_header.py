@@ -107,7 +107,10 @@ PARAMETERS = {"admin_key_id": "key_id", "project_key_id": "key_id"}
 """Names of parameters here that are others in the routes: what they stand for is another thing there."""
 
 
-ADMIN = ("/admin/", "/v1/organization/")
+STRICT = "/v1/organization/"
+"""Under this path an unknown field is refused, and only a parameter of the query is named."""
+
+ADMIN = ("/admin/", STRICT)
 
 
 def test_there_is_a_row_for_every_route() -> None:
@@ -159,7 +162,8 @@ async def test_every_route_names_what_it_does_not_read(
     for (method, path), body in ROUTES.items():
         for name, value in paths.items():
             path = path.replace(name, value)
-        if body is not None:
+        strict = path.startswith(STRICT)
+        if body is not None and not strict:
             body = {**body, "unheard_of": 1}
         if body is not None and "tool_outputs" in body:
             body["tool_outputs"] = [{"call_id": ended["output"][0]["call_id"], "output": "1"}]
@@ -171,7 +175,7 @@ async def test_every_route_names_what_it_does_not_read(
             query["start_time"] = "0"
         reply = await client.request(method, path, params=query, json=body, headers=headers)
         assert reply.status_code == 200, (method, path, reply.text)
-        expected = "?unheard_of" if body is None else "unheard_of,?unheard_of"
+        expected = "?unheard_of" if body is None or strict else "unheard_of,?unheard_of"
         assert reply.headers[HEADER] == expected, (method, path)
 
 

@@ -18,7 +18,7 @@ async def actions(storage: Storage) -> list[str]:
     return [one.entry.action for one in reversed(page.data)]
 
 
-async def test_a_key_is_found_by_its_hash_until_it_is_revoked(storage: Storage) -> None:
+async def test_a_key_is_found_by_its_hash_also_when_it_is_revoked(storage: Storage) -> None:
     made = await storage.create_key(key("k1", hash=b"hash-1"), entry=entry())
     await storage.create_key(key("k2", OTHER, hash=b"hash-2"), entry=entry(), owner_name="The others")
     found = await storage.find_key(b"hash-1")
@@ -27,7 +27,8 @@ async def test_a_key_is_found_by_its_hash_until_it_is_revoked(storage: Storage) 
     assert found is not None and found.owner.name == "The others"
     assert await storage.find_key(b"hash-3") is None
     assert (await storage.revoke_key("k1", FAR, entry=entry("api_key.deleted"))).revoked_at == FAR
-    assert await storage.find_key(b"hash-1") is None
+    revoked = await storage.find_key(b"hash-1")
+    assert revoked is not None and revoked.key.revoked_at == FAR
     assert [(one.id, one.revoked_at) for one in await storage.list_keys()] == [("k1", FAR), ("k2", None)]
     with pytest.raises(Exception, match=r"(?i)unique"):
         await storage.create_key(key("k3", hash=b"hash-2"), entry=entry())
@@ -104,7 +105,8 @@ async def test_owners_come_with_their_keys_and_end_with_them(storage: Storage) -
     assert found is not None and found.owner == limited
 
     await storage.archive_owner("o1", 9, entry=entry("project.archived"))
-    assert await storage.find_key(b"k1") is None
+    ended = await storage.find_key(b"k1")
+    assert ended is not None and ended.key.revoked_at == 9
     assert [one.id for one in (await storage.list_owners(limit=9)).data] == ["o2", "o3"]
     assert [one.id for one in (await storage.list_owners(limit=9, archived=True)).data] == ["o1", "o2", "o3"]
     refused: list[Callable[[], Awaitable[Any]]] = [

@@ -1,0 +1,85 @@
+"""What administrators ask over HTTP is read to the last field, or refused."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from storage import AuditFilter
+from tests.support.running import Running
+from tests.support.wire import Json
+
+ROOT = "/v1/organization"
+PROJECT = f"{ROOT}/projects/local"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "meant"),
+    [
+        (f"{PROJECT}/api_keys", {"name": "x", "scope": ["responses"]}, "scopes"),
+        (f"{PROJECT}/api_keys", {"name": "x", "limit": {}}, "limits"),
+        (f"{PROJECT}/api_keys", {"expires_in": 3600}, "expires_in_seconds"),
+        (f"{PROJECT}/api_keys", {"scopez": None}, "scopes"),
+        (f"{PROJECT}/service_accounts/local/api_keys", {"scope": ["responses"]}, "scopes"),
+        (f"{PROJECT}/api_keys/KEY", {"scope": ["responses"]}, "scopes"),
+        (f"{PROJECT}/api_keys/KEY/rotate", {"grace_second": 1}, "grace_seconds"),
+        (f"{PROJECT}/limits", {"limit": {"stored_bytes": 1}}, "limits"),
+        (
+            f"{PROJECT}/rate_limits/rl-antiphon-scripted",
+            {"max_requests_per_minute": 1},
+            "max_requests_per_1_",
+        ),
+        (f"{PROJECT}", {"nam": "x"}, "name"),
+        (f"{PROJECT}/archive", {"project": "x"}, "No field"),
+        (f"{ROOT}/projects", {"name": "x", "nmae": "y"}, "name"),
+        (f"{ROOT}/admin_api_keys", {"name": "x", "expires_in": 1}, "expires_in_seconds"),
+    ],
+)
+async def test_an_unknown_field_is_refused_and_changes_nothing(
+    server_app: Running, client: httpx.AsyncClient, path: str, body: Json, meant: str
+) -> None:
+    headers = {"authorization": f"Bearer {server_app.life.admin_token}"}
+    made = (await client.post(f"{PROJECT}/api_keys", json={}, headers=headers)).json()
+    storage = server_app.context.storage
+
+    async def written() -> tuple[int, int]:
+        page = await storage.list_audit(AuditFilter(), limit=100)
+        return len(page.data), len(await storage.list_keys())
+
+    before = await written()
+    reply = await client.post(path.replace("KEY", made["id"]), json=body, headers=headers)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "unknown_parameter", [*body][-1])
+    assert meant in error["message"]
+    assert await written() == before
+
+
+@pytest.mark.parametrize(
+    "under",
+    [f"{ROOT}/{name}" for name in ("users", "invites", "groups", "roles", "certificates")]
+    + [f"{PROJECT}/users"],
+)
+async def test_what_is_not_built_of_the_official_api_is_told(client: httpx.AsyncClient, under: str) -> None:
+    for path in (under, f"{under}/some_id"):
+        reply = await client.get(path)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
+        assert f"does not have the endpoints under {under}." in reply.json()["error"]["message"]
+
+
+async def test_limits_of_a_model_that_is_not_served_are_refused(
+    server_app: Running, client: httpx.AsyncClient
+) -> None:
+    headers = {"authorization": f"Bearer {server_app.life.admin_token}"}
+
+    async def ask(path: str, models: Json) -> httpx.Response:
+        return await client.post(path, json={"limits": {"models": models}}, headers=headers)
+
+    for path in (f"{PROJECT}/limits", f"{PROJECT}/api_keys", "/admin/keys"):
+        reply = await ask(path, {"antiphon-scriptd": {"requests_per_minute": 3}})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "limits")
+        assert "does not serve 'antiphon-scriptd'; did you mean 'antiphon-scripted'?" in error["message"]
+        wrong = await ask(path, {"antiphon-scripted": {"stored_bytes": 5}})
+        assert "is one of everything, not of a single model" in wrong.json()["error"]["message"]
+        assert (await ask(path, {"antiphon-scripted": {"requests_per_minute": 3}})).status_code == 200
+        assert (await ask(path, {"gone": {"requests_per_minute": None}})).status_code == 200
