@@ -16,6 +16,7 @@ from server.admin.database_access import AdminError, carry_out
 from server.admin.durations import MAX_S as MAX_S
 from server.admin.durations import seconds_of
 from server.admin.listing import Columns, list_lines, shown_time
+from server.admin.owner_names import owner_id, shown_owner
 from server.clock import now_us
 from server.config import Config, masked
 from server.limits import NONE, changed, load_limits, parse_limits
@@ -223,7 +224,7 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
 def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
     body = {
         "name": options.name,
-        "owner": options.owner,
+        "owner": options.owner and owner_id(config, options.owner, makes=True),
         "scopes": _words(options.scope),
         "expires_in_s": _seconds(options.expires),
         "limits": limits_of(options),
@@ -350,7 +351,7 @@ COLUMNS: Columns = {
     "STATE": _state,
     "CREATED": shown_time,
     "USED": lambda key: "never" if key["last_used_at"] is None else shown_time(key, "last_used_at"),
-    "OWNER": lambda key: key["owner"],
+    "OWNER": shown_owner,
     "SCOPES": lambda key: ",".join(key["scopes"]),
     "NAME": lambda key: key["name"],
 }

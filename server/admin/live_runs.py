@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from server.admin.listing import Columns, list_lines
+from server.admin.owner_names import shown_owner
 from server.config import Config
 from storage import LiveRun, Storage
 
@@ -58,7 +59,7 @@ def _age(run: dict[str, Any]) -> str:
 
 COLUMNS: Columns = {
     "ID": lambda run: run["id"],
-    "OWNER": lambda run: run["owner"],
+    "OWNER": shown_owner,
     "MODEL": lambda run: run["model"],
     "STATE": lambda run: run["state"],
     "AGE": _age,

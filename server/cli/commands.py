@@ -345,7 +345,9 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="create|list|rotate|update|revoke", required=True)
     create = verbs.add_parser("create", help="make a key and print it, this once")
     create.add_argument("--name", default="", help="what the key is for")
-    create.add_argument("--owner", default=None, help="whose data it may see (default: a new owner)")
+    create.add_argument(
+        "--owner", default=None, help="whose data it may see: an id or a name (default: a new owner)"
+    )
     listing = _add_listing(verbs, "show all keys, never the keys themselves")
     rotate = verbs.add_parser("rotate", help="make a key's successor and print it; both live for a while")
     rotate.add_argument(
@@ -389,7 +391,7 @@ def _add_owners(parser: argparse.ArgumentParser) -> None:
     limits = verbs.add_parser("limits", help="show what an owner may use, or change it")
     _add_limit(limits, "such as tokens_per_minute=90000 or stored_bytes=none")
     for verb in (rename, archive, limits):
-        verb.add_argument("id", help="the owner's id, as `antiphon owners list` shows it")
+        verb.add_argument("id", help="the owner's id or name, as `antiphon owners list` shows it")
     for verb in (create, rename):
         verb.add_argument("name", help="what people call it")
     for verb in (create, listing, rename, archive, limits):
@@ -404,7 +406,9 @@ def _owners(options: argparse.Namespace) -> int:
 
 
 def _add_tiers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", help="an owner's id, or a key's; without a flag, what is set is shown")
+    parser.add_argument(
+        "id", help="an owner's id or name, or a key's id; without a flag, what is set is shown"
+    )
     parser.add_argument(
         "--weight", help="an owner's share of the tokens, against those of others (default: 1)"
     )
@@ -454,7 +458,7 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _add_usage(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--owner", help="only what this owner used (default: all owners)")
+    parser.add_argument("--owner", help="only what this owner used, by id or name (default: all owners)")
     parser.add_argument(
         "--since", metavar="TIME", help="2026-11-01, 2026-11-01T12:00 (UTC), or 7d ago (default: 30d)"
     )
@@ -483,7 +487,7 @@ def _add_webhooks(parser: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--owner",
         default="local",
-        help="whose responses it is told of, as `antiphon keys list` shows it (default: local, the owner on "
+        help="whose responses it is told of: an owner's id or name (default: local, the owner on "
         "a server without keys)",
     )
     add.add_argument(
@@ -551,7 +555,7 @@ def _backup(options: argparse.Namespace) -> int:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--owner", required=True, help="whose data, as `antiphon keys list` shows it")
+    parser.add_argument("--owner", required=True, help="whose data: an owner's id or name")
     _add_storage_settings(parser)
 
 
@@ -565,7 +569,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _add_purge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--owner", required=True, help="whose data, as `antiphon keys list` shows it")
+    parser.add_argument("--owner", required=True, help="whose data: an owner's id or name")
     parser.add_argument("--keys", action="store_true", help="also revoke the owner's keys")
     parser.add_argument("--yes", action="store_true", help="confirm: nothing that is removed comes back")
     _add_storage_settings(parser)
