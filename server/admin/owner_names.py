@@ -1,7 +1,7 @@
 """Owners as an operator names them: by id, or by a name that only one of them has.
 
-Names are looked up in the list of owners, in the database or at the server that holds it, before a command does
-its work. So every command takes a name wherever it takes an owner, and tables can show names beside ids.
+Names are looked up in the list of owners, in the database or at the server that holds it, before a command
+does its work. So every command takes a name wherever it takes an owner, and tables can show names beside ids.
 """
 
 from __future__ import annotations

@@ -353,7 +353,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     rotate.add_argument(
         "--grace", default="1d", help="how long the old key is still accepted: 7d, 12h, 0s (default: 1d)"
     )
-    update = verbs.add_parser("update", help="change a key's name, scopes or end")
+    update = verbs.add_parser("update", help="change a key's name, scopes, limits or end")
     update.add_argument("--name", default=None, help="what the key is for")
     revoke = verbs.add_parser("revoke", help="end a key at once")
     for verb in (create, update):
@@ -365,8 +365,9 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
             "(repeatable, or with commas; default: all, which is everything but admin)",
         )
         _add_limit(verb, "such as requests_per_minute=60 or MODEL:tokens_per_day=100000")
-    for verb in (create, rotate, update):
-        verb.add_argument("--expires", default=None, help="when it ends: 90d, 12h (default: never)")
+    for verb, left_out in ((create, "never"), (rotate, "never"), (update, "as it is")):
+        ends = f"when it ends: 90d, 12h, 2027-01-31 (UTC), never (default: {left_out})"
+        verb.add_argument("--expires", default=None, help=ends)
     for verb in (rotate, update, revoke):
         verb.add_argument("id", help="the key's id, as `antiphon keys list` shows it")
     for verb in (create, listing, rotate, update, revoke):
@@ -531,6 +532,14 @@ def _sealing(options: argparse.Namespace) -> int:
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "verb",
+        nargs="?",
+        choices=("list", "cancel"),
+        default="list",
+        help="list (the default), or cancel one",
+    )
+    parser.add_argument("id", nargs="?", help="of the run that is cancelled, as `antiphon runs` shows it")
     parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
     _add_storage_settings(parser)
 
@@ -700,10 +709,10 @@ COMMANDS = {
         ),
     ),
     "runs": Command(
-        "show the responses that are being made, of all owners",
+        "show the responses that are being made, of all owners, and cancel one",
         _runs,
         _add_runs,
-        ("antiphon runs", "antiphon runs --json"),
+        ("antiphon runs", "antiphon runs --json", "antiphon runs cancel resp_..."),
     ),
     "usage": Command(
         "show what was used, by owner, key, model or day",

@@ -173,6 +173,27 @@ def _limits() -> dict[str, Schema]:
     }
 
 
+def _runs() -> dict[str, Schema]:
+    run = of(
+        {
+            "id": STRING,
+            "owner": STRING,
+            "model": STRING,
+            "state": {"enum": ["queued", "running", "waiting", "unowned"]},
+            "background": BOOLEAN,
+            "created_at": _TIME,
+            "output_tokens": INTEGER,
+            "attempt": INTEGER,
+        },
+        {"node": STRING},
+    )
+    cancelled = {"object": {"const": "organization.run.cancelled"}, "cancelled": {"const": True}}
+    return {
+        "LiveRuns": of({"object": {"const": "list"}, "data": listed(run)}),
+        "CancelledRun": of({"id": STRING, **cancelled}),
+    }
+
+
 def _books() -> dict[str, Schema]:
     """The audit log, usage and costs."""
     counted = ("input_tokens", "input_cached_tokens", "output_tokens", "output_reasoning_tokens")
@@ -228,4 +249,4 @@ def _books() -> dict[str, Schema]:
 
 def components() -> Mapping[str, Schema]:
     """The schemas of the document, by name, those of administrators last."""
-    return {**description.components(), **_limits(), **_keys(), **_books()}
+    return {**description.components(), **_limits(), **_keys(), **_runs(), **_books()}
