@@ -131,7 +131,7 @@ async def change(
     told = {**changes, "expires_in_seconds": expires_in_s} if expires_in_s is not None else dict(changes)
     if limits is not None:
         after = changed(load_limits(old.limits), limits)
-        changes["limits"], told["limits"] = after.dump(), after.given()
+        changes["limits"], told["limits"] = after.dump(), dict(limits)
     return await storage.change_key(id, now, changes, entry=by.did("api_key.updated", id, old.owner, **told))
 
 

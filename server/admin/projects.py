@@ -58,7 +58,7 @@ async def limit(
     """Change limits of an owner; those that are not named stay, and those that are None end. ValueError for
     what is no limit; NotFound, OwnerArchived."""
     after = changed(load_limits((await storage.get_owner(id)).limits), changes)
-    entry = by.did("rate_limit.updated", id, id, limits=after.given())
+    entry = by.did("rate_limit.updated", id, id, limits=dict(changes))
     await storage.limit_owner(id, after.dump(), entry=entry)
     return await limits(storage, prices, id)
 

@@ -443,6 +443,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         ("--type", "only entries of this type, such as api_key.created (repeatable)"),
         ("--actor", "only what this key, or `operator`, did (repeatable)"),
         ("--target", "only what was done to the key, owner or webhook of this id (repeatable)"),
+        ("--owner", "only what concerns this owner and its keys and webhooks, by id or name (repeatable)"),
     ):
         listing.add_argument(flag, action="append", default=[], help=help)
     verify = verbs.add_parser("verify", help="check that nothing was changed or removed")

@@ -123,7 +123,7 @@ def _keys() -> dict[str, Schema]:
             "scopes": _SCOPES,
             "limits": ref("Limits"),
         },
-        {"expires_at": _TIME, "replaces": STRING},
+        {"expires_at": _TIME, "replaces": STRING, "replaced_accepted_until": _TIME},
     )
     told = {"name": STRING, "scopes": _SCOPES, "expires_in_seconds": _EXPIRES, "limits": ref("Limits")}
     return {
@@ -187,7 +187,10 @@ def _runs() -> dict[str, Schema]:
         },
         {"node": STRING},
     )
-    cancelled = {"object": {"const": "organization.run.cancelled"}, "cancelled": {"const": True}}
+    cancelled: dict[str, Schema] = {
+        "object": {"const": "organization.run.cancelled"},
+        "cancelled": BOOLEAN,
+    }
     return {
         "LiveRuns": of({"object": {"const": "list"}, "data": listed(run)}),
         "CancelledRun": of({"id": STRING, **cancelled}),

@@ -123,7 +123,9 @@ async def rotate_key(request: Request, project_id: str, key_id: str) -> Response
         expires_in_s=asked.seconds(body, "expires_in_seconds"),
     )
     life(request).keys.forget()
-    return json_reply(orjson.dumps(projects.made_key(made.stored, made.key)))
+    until = keys.unix((await storage.get_key(key_id)).expires_at)
+    reply = {**projects.made_key(made.stored, made.key), "replaced_accepted_until": until}
+    return json_reply(orjson.dumps(reply))
 
 
 @router.delete("/api_keys/{key_id}", **documented("DeletedKey", ADMIN))
