@@ -284,6 +284,14 @@ class Storage:
         """The stored runs of all owners that have not ended, the oldest first; for operators."""
         return await self._read(partial(live_runs.live_runs, limit=limit))
 
+    async def run_owner(self, response_id: str) -> str:
+        """Whose run in flight this is. NotFound("run")."""
+        return await self._read(partial(live_runs.run_owner, response_id=response_id))
+
+    async def cancel_run(self, response_id: str, *, entry: AuditEntry) -> None:
+        """Marks a run in flight of any owner as to be cancelled. NotFound("run")."""
+        await self._audited(partial(runs.cancel_of_any_owner, response_id=response_id), entry)
+
     async def num_live_runs(self) -> dict[str, int]:
         """How many runs of all owners have not ended, by their state: `queued`, `running`, `waiting`."""
         return await self._read(live_runs.num_live_runs)

@@ -30,6 +30,7 @@ AuditType = Literal[
     "given_keys.updated",
     "admin.accessed",
     "tool_call.approved",
+    "run.cancelled",
     "sealing_key.created",
     "database.copied",
 ]

@@ -12,6 +12,7 @@ import orjson
 
 from server.access import AUDIT_TYPES
 from server.admin.database_access import AdminError, carry_out
+from server.admin.owner_names import owner_id
 from server.config import Config
 from storage import AuditFilter, Page, Storage, StoredAudit
 
@@ -101,14 +102,17 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
     for type in options.type:
         if type not in AUDIT_TYPES:
             raise AdminError(f"there are no entries of the type '{type}', only {', '.join(AUDIT_TYPES)}")
+    targets = tuple(owner_id(config, each) for each in options.target)
+    owners = tuple(owner_id(config, each) for each in options.owner)
     wanted = AuditFilter(
-        actions=tuple(options.type), actors=tuple(options.actor), targets=tuple(options.target)
+        actions=tuple(options.type), actors=tuple(options.actor), targets=targets, owners=owners
     )
     query = [
         ("limit", options.limit),
         *(("event_types[]", each) for each in options.type),
         *(("actor_ids[]", each) for each in options.actor),
-        *(("resource_ids[]", each) for each in options.target),
+        *(("resource_ids[]", each) for each in targets),
+        *(("project_ids[]", each) for each in owners),
     ]
     found = carry_out(
         config,
@@ -125,7 +129,9 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
         who = actor["api_key"]["id"] if actor["type"] == "api_key" else actor["session"]["user"]["id"]
         told = {name: value for name, value in log[log["type"]].items() if name != "id"}
         details = f"  {orjson.dumps(told).decode()}" if told else ""
-        yield f"{log['antiphon']['number']:>6}  {at}  {who}  {log['type']}  {log[log['type']]['id']}{details}"
+        target, project = log[log["type"]]["id"], log["project"]
+        of = f" of {project['id']}" if project and project["id"] != target else ""
+        yield f"{log['antiphon']['number']:>6}  {at}  {who}  {log['type']}  {target}{of}{details}"
 
 
 def _verify(config: Config, options: argparse.Namespace) -> Iterator[str]:

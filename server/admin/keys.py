@@ -14,8 +14,9 @@ from typing import Any
 from server.access import ADMIN, LOCAL_OWNER, OPERATOR, OWNER_PREFIX, Actor, hash_key, new_key, read_scopes
 from server.admin.database_access import AdminError, carry_out
 from server.admin.durations import MAX_S as MAX_S
-from server.admin.durations import seconds_of
+from server.admin.durations import seconds_of, seconds_until
 from server.admin.listing import Columns, list_lines, shown_time
+from server.admin.owner_names import owner_id, shown_owner
 from server.clock import now_us
 from server.config import Config, masked
 from server.limits import NONE, changed, load_limits, parse_limits
@@ -29,6 +30,9 @@ data."""
 
 GRACE_S = 24 * 3600
 """How long a rotated key goes on being accepted unless the command says so, in seconds."""
+
+NEVER = ("never", "none")
+"""Words for the end of a key that has none."""
 
 # ------------------------------------------------------------------------------------------------------------
 # What can be done
@@ -108,10 +112,11 @@ async def change(
     name: str | None = None,
     scopes: Sequence[str] | None = None,
     expires_in_s: int | None = None,
+    never_expires: bool = False,
     limits: Mapping[str, Any] | None = None,
 ) -> StoredKey:
-    """Change a live key; what is None stays, and so do limits that are not named. ValueError for what is no
-    scope or no limit; NotFound, KeyEnded."""
+    """Change a live key; what is None stays, and so do limits that are not named. never_expires: the end that
+    it has is taken away. ValueError for what is no scope or no limit; NotFound, KeyEnded."""
     now = now_us()
     changes: dict[str, object] = {}
     if name is not None:
@@ -120,11 +125,13 @@ async def change(
         changes["scopes"] = read_scopes(scopes)
     if expires_in_s is not None:
         changes["expires_at"] = now + expires_in_s * 1_000_000
+    elif never_expires:
+        changes["expires_at"] = None
     old = await storage.get_key(id)
     told = {**changes, "expires_in_seconds": expires_in_s} if expires_in_s is not None else dict(changes)
     if limits is not None:
         after = changed(load_limits(old.limits), limits)
-        changes["limits"], told["limits"] = after.dump(), after.given()
+        changes["limits"], told["limits"] = after.dump(), dict(limits)
     return await storage.change_key(id, now, changes, entry=by.did("api_key.updated", id, old.owner, **told))
 
 
@@ -206,9 +213,13 @@ async def list_all(storage: Storage) -> dict[str, Any]:
 
 
 async def revoke(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
-    """End a key. `last`: no live one is left. NotFound where there is no key of this id to end."""
-    await end(storage, by, id)
-    return {"id": id, "object": "key", "revoked": True, "last": not await storage.any_key()}
+    """End a key. `last`: no live one is left. `revoked_before`: when that was done already, and then nothing
+    changes; null otherwise. NotFound."""
+    before = (await storage.get_key(id)).revoked_at
+    if before is None:
+        await end(storage, by, id)
+    last = before is None and not await storage.any_key()
+    return {"id": id, "object": "key", "revoked": True, "last": last, "revoked_before": unix(before)}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -223,9 +234,9 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
 def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
     body = {
         "name": options.name,
-        "owner": options.owner,
+        "owner": options.owner and owner_id(config, options.owner, makes=True),
         "scopes": _words(options.scope),
-        "expires_in_s": _seconds(options.expires),
+        "expires_in_s": _end(options.expires),
         "limits": limits_of(options),
     }
     made = carry_out(config, lambda storage: create(storage, OPERATOR, **body), "POST", PATH, body)
@@ -242,7 +253,7 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    body = {"grace_s": _seconds(options.grace), "expires_in_s": _seconds(options.expires)}
+    body = {"grace_s": seconds_of(options.grace), "expires_in_s": _end(options.expires)}
     made = carry_out(
         config,
         lambda storage: succeed(storage, OPERATOR, options.id, **body),
@@ -267,22 +278,33 @@ def _update(config: Config, options: argparse.Namespace) -> Iterator[str]:
     body = {
         "name": options.name,
         "scopes": _words(options.scope) if options.scope else None,
-        "expires_in_s": _seconds(options.expires),
+        "expires_in_s": _end(options.expires),
         "limits": limits_of(options),
     }
-    if all(value is None for value in body.values()):
+    body = {name: value for name, value in body.items() if value is not None}
+    never = options.expires in NEVER
+    if not body and not never:
         raise AdminError("nothing to change: give --name, --scope, --limit or --expires")
-    path = f"{PATH}/{options.id}"
     done = carry_out(
-        config, lambda storage: update(storage, OPERATOR, options.id, **body), "POST", path, body
+        config,
+        lambda storage: update(storage, OPERATOR, options.id, never_expires=never, **body),
+        "POST",
+        f"{PATH}/{options.id}",
+        {**body, "expires_in_s": None} if never else body,
     )
     yield f"{done['id']} has the scopes {','.join(done['scopes'])}"
+    if options.expires is not None:
+        until = "never expires" if never else f"is accepted until {shown_time(done, 'expires_at')} UTC"
+        yield f"{done['id']} {until}"
     yield from shown_limits(done["limits"])
 
 
 def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
     path = f"{PATH}/{options.id}"
     done = carry_out(config, lambda storage: revoke(storage, OPERATOR, options.id), "DELETE", path)
+    if done["revoked_before"] is not None:
+        yield f"{options.id} was revoked already, on {shown_time(done, 'revoked_before')} UTC"
+        return
     yield f"{options.id} is revoked"
     if done["last"]:
         yield (
@@ -331,8 +353,9 @@ def shown_limits(limits: Mapping[str, Any], used: Mapping[str, Any] | None = Non
             yield f"  {model}:{name}={value}"
 
 
-def _seconds(duration: str | None) -> int | None:
-    return None if duration is None else seconds_of(duration)
+def _end(written: str | None) -> int | None:
+    """In how many seconds a key ends; None for never, and where nothing is written. Raises AdminError."""
+    return None if written is None or written in NEVER else seconds_until(written)
 
 
 def _state(key: dict[str, Any]) -> str:
@@ -350,7 +373,7 @@ COLUMNS: Columns = {
     "STATE": _state,
     "CREATED": shown_time,
     "USED": lambda key: "never" if key["last_used_at"] is None else shown_time(key, "last_used_at"),
-    "OWNER": lambda key: key["owner"],
+    "OWNER": shown_owner,
     "SCOPES": lambda key: ",".join(key["scopes"]),
     "NAME": lambda key: key["name"],
 }

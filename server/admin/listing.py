@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from server.admin.database_access import carry_out
+from server.admin.owner_names import with_owner_names
 from server.config import Config
 from storage import Storage
 
@@ -26,9 +27,12 @@ def list_lines(
 ) -> Iterator[str]:
     """Carry out a verb `list`; yields the lines to print. Raises AdminError.
 
-    path: of the same list at a running server. in_database: the list, as `{"data": [object, ...]}`.
+    path: of the same list at a running server. in_database: the list, as `{"data": [object, ...]}`. Objects
+    that have an `owner` get its name too.
     """
     objects = carry_out(config, in_database, "GET", path)["data"]
+    if any("owner" in one for one in objects):
+        objects = with_owner_names(config, objects)
     if options.json:
         yield orjson.dumps(objects, option=orjson.OPT_INDENT_2).decode()
         return

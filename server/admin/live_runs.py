@@ -1,4 +1,5 @@
-"""`antiphon runs`: the responses that are being made now, of all owners, whether or not a server runs."""
+"""`antiphon runs`: the responses that are being made now, of all owners, and how one is cancelled; whether or
+not a server runs."""
 
 from __future__ import annotations
 
@@ -6,12 +7,17 @@ import argparse
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
+from server.access import OPERATOR, Actor
+from server.admin.database_access import AdminError, carry_out
 from server.admin.listing import Columns, list_lines
+from server.admin.owner_names import shown_owner
 from server.config import Config
 from storage import LiveRun, Storage
 
 PATH = "/admin/runs"
+ORGANIZATION_PATH = "/v1/organization/runs"
 
 MOST = 1000
 """Runs of one list, the oldest: whoever has more looks at `/metrics`."""
@@ -20,6 +26,18 @@ MOST = 1000
 async def listed(storage: Storage) -> dict[str, Any]:
     """The stored runs that have not ended, oldest first."""
     return {"object": "list", "data": [as_json(run) for run in await storage.live_runs(MOST)]}
+
+
+async def cancel(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
+    """Have whichever process carries a stored run on, or takes it up next, cancel it. NotFound."""
+    owner = await storage.run_owner(id)
+    await storage.cancel_run(id, entry=by.did("run.cancelled", id, owner))
+    return cancelled(id, over=False)
+
+
+def cancelled(id: str, *, over: bool) -> dict[str, Any]:
+    """What is said of a run that was cancelled. over: whether it has ended already."""
+    return {"id": id, "object": "organization.run.cancelled", "cancelled": over}
 
 
 def as_json(run: LiveRun) -> dict[str, Any]:
@@ -44,8 +62,23 @@ def as_json(run: LiveRun) -> dict[str, Any]:
 
 
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    """Carry out `antiphon runs`; yields the lines to print. Raises AdminError."""
-    return list_lines(config, options, PATH, listed, COLUMNS)
+    """Carry out `antiphon runs ...`; yields the lines to print. Raises AdminError."""
+    if options.verb == "cancel":
+        yield _cancel(config, options.id)
+    elif options.id is not None:
+        raise AdminError("`antiphon runs` lists all runs: an ID belongs to `antiphon runs cancel ID`")
+    else:
+        yield from list_lines(config, options, PATH, listed, COLUMNS)
+
+
+def _cancel(config: Config, id: str | None) -> str:
+    if not id:
+        raise AdminError("which run? `antiphon runs cancel ID`, with an id that `antiphon runs` shows")
+    path = f"{ORGANIZATION_PATH}/{quote(id, safe='')}/cancel"
+    done = carry_out(config, lambda storage: cancel(storage, OPERATOR, id), "POST", path, makes=False)
+    if done["cancelled"]:
+        return f"{id} is cancelled"
+    return f"{id} will be cancelled by the server that carries it on, or by the next that starts"
 
 
 def _age(run: dict[str, Any]) -> str:
@@ -58,7 +91,7 @@ def _age(run: dict[str, Any]) -> str:
 
 COLUMNS: Columns = {
     "ID": lambda run: run["id"],
-    "OWNER": lambda run: run["owner"],
+    "OWNER": shown_owner,
     "MODEL": lambda run: run["model"],
     "STATE": lambda run: run["state"],
     "AGE": _age,

@@ -15,6 +15,7 @@ from server.access import OPERATOR, OWNER_PREFIX, Actor
 from server.admin.database_access import carry_out
 from server.admin.keys import limits_of, shown_limits, unix
 from server.admin.listing import Columns, list_lines, shown_time
+from server.admin.owner_names import every_owner, known_owner_id, require_new_name
 from server.clock import now_us
 from server.config import Config
 from server.limits import changed, load_limits, used_by
@@ -22,7 +23,6 @@ from server.usage import Prices
 from storage import Storage, StoredKey, StoredOwner
 
 PATH = "/v1/organization/projects"
-LISTED_AT_ONCE = 100
 
 # ------------------------------------------------------------------------------------------------------------
 # What can be done
@@ -58,7 +58,7 @@ async def limit(
     """Change limits of an owner; those that are not named stay, and those that are None end. ValueError for
     what is no limit; NotFound, OwnerArchived."""
     after = changed(load_limits((await storage.get_owner(id)).limits), changes)
-    entry = by.did("rate_limit.updated", id, id, limits=after.given())
+    entry = by.did("rate_limit.updated", id, id, limits=dict(changes))
     await storage.limit_owner(id, after.dump(), entry=entry)
     return await limits(storage, prices, id)
 
@@ -76,14 +76,7 @@ async def limit_model(
 
 async def list_all(storage: Storage) -> dict[str, Any]:
     """All owners, archived ones included, oldest first."""
-    found: list[StoredOwner] = []
-    more = True
-    while more:
-        after = found[-1].id if found else None
-        page = await storage.list_owners(limit=LISTED_AT_ONCE, after=after, archived=True)
-        found += page.data
-        more = page.has_more
-    return {"object": "list", "data": [project(owner) for owner in found]}
+    return {"object": "list", "data": [project(owner) for owner in await every_owner(storage)]}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -198,6 +191,7 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
     body = {"name": options.name}
+    require_new_name(config, options.name)
     made = carry_out(config, lambda storage: create(storage, OPERATOR, **body), "POST", PATH, body)
     yield made["id"]
 
@@ -207,31 +201,34 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _rename(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    body = {"name": options.name}
-    path = f"{PATH}/{options.id}"
-    carry_out(config, lambda storage: rename(storage, OPERATOR, options.id, **body), "POST", path, body)
-    yield f"{options.id} is named {options.name}"
+    id, body = known_owner_id(config, options.id), {"name": options.name}
+    require_new_name(config, options.name, of=id)
+    path = f"{PATH}/{id}"
+    carry_out(config, lambda storage: rename(storage, OPERATOR, id, **body), "POST", path, body)
+    yield f"{id} is named {options.name}"
 
 
 def _archive(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    path = f"{PATH}/{options.id}/archive"
-    carry_out(config, lambda storage: archive(storage, OPERATOR, options.id), "POST", path)
-    yield f"{options.id} is archived: its keys are revoked, and it gets none any more; its data stays"
+    id = known_owner_id(config, options.id)
+    path = f"{PATH}/{id}/archive"
+    carry_out(config, lambda storage: archive(storage, OPERATOR, id), "POST", path)
+    yield f"{id} is archived: its keys are revoked, and it gets none any more; its data stays"
 
 
 def _limits(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    changes, path, prices = limits_of(options), f"{PATH}/{options.id}/limits", Prices(config)
+    changes, id, prices = limits_of(options), known_owner_id(config, options.id), Prices(config)
+    path = f"{PATH}/{id}/limits"
     if changes is None:
-        found = carry_out(config, lambda storage: limits(storage, prices, options.id), "GET", path)
+        found = carry_out(config, lambda storage: limits(storage, prices, id), "GET", path)
     else:
         found = carry_out(
             config,
-            lambda storage: limit(storage, prices, OPERATOR, options.id, changes),
+            lambda storage: limit(storage, prices, OPERATOR, id, changes),
             "POST",
             path,
             {"limits": changes},
         )
-    yield f"{options.id} has these limits:" if found["limits"] else f"{options.id} has no limits of its own"
+    yield f"{id} has these limits:" if found["limits"] else f"{id} has no limits of its own"
     yield from shown_limits(found["limits"], found["used"])
 
 

@@ -21,6 +21,7 @@ from server.admin.database_access import (
     refusal_of,
     require_database,
 )
+from server.admin.owner_names import owner_id
 from server.clock import now_us
 from server.config import Config
 from server.http import conversation_json
@@ -98,6 +99,7 @@ async def _response(storage: Storage, stored: StoredResponse) -> bytes:
 
 def export(config: Config, owner: str, out: BinaryIO) -> None:
     """Carry out `antiphon export`. Raises AdminError."""
+    owner = owner_id(config, owner)
     try:
         asyncio.run(_export_database(config, owner, out))
     except FolderHeld:
@@ -170,7 +172,7 @@ async def _is_noted(storage: Storage, entry: AuditEntry) -> bool:
 
 def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon purge`; yields the lines to print. Raises AdminError."""
-    owner = options.owner
+    owner = owner_id(config, options.owner)
     if not options.yes:
         raise AdminError(
             f"nothing was removed: all responses, conversations and webhooks of owner {owner!r} would go, "

@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from pydantic import ValidationError
 
 from server.access import OPERATOR, Actor
 from server.admin.database_access import AdminError, carry_out
+from server.admin.owner_names import owner_id
 from server.clock import now_us
 from server.config import Config
 from server.limits import ServiceShape
@@ -78,20 +80,21 @@ def _as_json(found: StoredKey | StoredOwner) -> dict[str, Any]:
 
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon tiers ...`; yields the lines to print. Raises AdminError."""
-    path, changes = f"{PATH}/{options.id}", _changes(options)
+    id, changes = owner_id(config, options.id), _changes(options)
+    path = f"{PATH}/{quote(id, safe='')}"
     if changes:
         now = carry_out(
             config,
-            lambda storage: change(storage, OPERATOR, options.id, **changes),
+            lambda storage: change(storage, OPERATOR, id, **changes),
             "POST",
             path,
             changes,
             makes=False,
         )
     else:
-        now = carry_out(config, lambda storage: shown(storage, options.id), "GET", path)
+        now = carry_out(config, lambda storage: shown(storage, id), "GET", path)
     told = [f"{name}={_words(now[name])}" for name in MEMBERS if now[name] is not None]
-    yield f"{options.id}: {' '.join(told) or 'nothing is set'}"
+    yield f"{id}: {' '.join(told) or 'nothing is set'}"
 
 
 READ: Mapping[str, Callable[[str], Any]] = {

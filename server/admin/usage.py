@@ -16,6 +16,7 @@ import orjson
 from server.admin.database_access import AdminError, carry_out
 from server.admin.durations import seconds_of
 from server.admin.listing import Columns, table
+from server.admin.owner_names import known_owner_id, owner_id, shown_owner, with_owner_names
 from server.clock import now_us
 from server.config import Config
 from server.usage import WIDTHS, Asked, Prices, usage_page
@@ -47,12 +48,17 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
         raise AdminError("--until must be later than --since")
     prices = Prices(config)
     by = tuple(dict.fromkeys(options.by or ("owner", "model")))
-    sums = _summed(_buckets(config, start, end, options.owner), by, prices)
+    owner = options.owner and owner_id(config, options.owner)
+    sums = _summed(_buckets(config, start, end, owner), by, prices)
+    if owner and not sums:
+        known_owner_id(config, owner)
+    if "owner" in by:
+        sums = with_owner_names(config, sums)
     if options.json:
         yield orjson.dumps(sums, option=orjson.OPT_INDENT_2).decode()
         return
     shown: dict[str, Callable[[dict[str, Any]], str]] = {
-        **{name.upper(): partial(_name, name=name) for name in by},
+        **{name.upper(): shown_owner if name == "owner" else partial(_name, name=name) for name in by},
         **{name.removesuffix("_tokens").upper(): partial(_number, name=name) for name in COUNTED},
     }
     if prices:
@@ -72,11 +78,18 @@ def _number(row: Mapping[str, Any], name: str) -> str:
 def _time(written: str, now: int) -> int:
     """A time in unix seconds: a day or a minute of UTC, or a duration before `now`. Raises AdminError."""
     if not _DAY.fullmatch(written):
-        return now - seconds_of(written)
+        try:
+            return now - seconds_of(written)
+        except AdminError:
+            raise _no_time(written) from None
     try:
         return int(datetime.fromisoformat(written.removesuffix("Z")).replace(tzinfo=UTC).timestamp())
     except ValueError:
-        raise AdminError(f"{written!r} is no time: write 2026-11-30, 2026-11-30T12:00 or 7d") from None
+        raise _no_time(written) from None
+
+
+def _no_time(written: str) -> AdminError:
+    return AdminError(f"{written!r} is no time: write 2026-11-30, 2026-11-30T12:00 or 7d")
 
 
 def _buckets(config: Config, start: int, end: int | None, owner: str | None) -> Iterator[dict[str, Any]]:

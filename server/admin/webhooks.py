@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from server.access import OPERATOR, Actor
+from server.access import LOCAL_OWNER, OPERATOR, Actor
 from server.admin.database_access import AdminError, carry_out
 from server.admin.listing import Columns, list_lines, shown_time
+from server.admin.owner_names import known_owner_id, shown_owner
 from server.clock import now_us
 from server.config import Config, is_loopback, masked
 from server.webhooks import EVENT_TYPES, event, make_sender
@@ -138,7 +139,7 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
 def _add(config: Config, options: argparse.Namespace) -> Iterator[str]:
     body = {
         "url": options.url,
-        "owner": options.owner,
+        "owner": LOCAL_OWNER if options.owner == LOCAL_OWNER else known_owner_id(config, options.owner),
         "event_types": options.event,
         "allow_http": options.allow_http,
     }
@@ -172,7 +173,7 @@ COLUMNS: Columns = {
     "ID": lambda hook: hook["id"],
     "STATE": lambda hook: "gone" if hook["disabled_at"] else "live",
     "CREATED": shown_time,
-    "OWNER": lambda hook: hook["owner"],
+    "OWNER": shown_owner,
     "EVENTS": lambda hook: ",".join(type.removeprefix("response.") for type in hook["event_types"]),
     "URL": lambda hook: masked(hook["url"]),
 }

@@ -345,13 +345,15 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="create|list|rotate|update|revoke", required=True)
     create = verbs.add_parser("create", help="make a key and print it, this once")
     create.add_argument("--name", default="", help="what the key is for")
-    create.add_argument("--owner", default=None, help="whose data it may see (default: a new owner)")
+    create.add_argument(
+        "--owner", default=None, help="whose data it may see: an id or a name (default: a new owner)"
+    )
     listing = _add_listing(verbs, "show all keys, never the keys themselves")
     rotate = verbs.add_parser("rotate", help="make a key's successor and print it; both live for a while")
     rotate.add_argument(
         "--grace", default="1d", help="how long the old key is still accepted: 7d, 12h, 0s (default: 1d)"
     )
-    update = verbs.add_parser("update", help="change a key's name, scopes or end")
+    update = verbs.add_parser("update", help="change a key's name, scopes, limits or end")
     update.add_argument("--name", default=None, help="what the key is for")
     revoke = verbs.add_parser("revoke", help="end a key at once")
     for verb in (create, update):
@@ -363,8 +365,9 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
             "(repeatable, or with commas; default: all, which is everything but admin)",
         )
         _add_limit(verb, "such as requests_per_minute=60 or MODEL:tokens_per_day=100000")
-    for verb in (create, rotate, update):
-        verb.add_argument("--expires", default=None, help="when it ends: 90d, 12h (default: never)")
+    for verb, left_out in ((create, "never"), (rotate, "never"), (update, "as it is")):
+        ends = f"when it ends: 90d, 12h, 2027-01-31 (UTC), never (default: {left_out})"
+        verb.add_argument("--expires", default=None, help=ends)
     for verb in (rotate, update, revoke):
         verb.add_argument("id", help="the key's id, as `antiphon keys list` shows it")
     for verb in (create, listing, rotate, update, revoke):
@@ -389,7 +392,7 @@ def _add_owners(parser: argparse.ArgumentParser) -> None:
     limits = verbs.add_parser("limits", help="show what an owner may use, or change it")
     _add_limit(limits, "such as tokens_per_minute=90000 or stored_bytes=none")
     for verb in (rename, archive, limits):
-        verb.add_argument("id", help="the owner's id, as `antiphon owners list` shows it")
+        verb.add_argument("id", help="the owner's id or name, as `antiphon owners list` shows it")
     for verb in (create, rename):
         verb.add_argument("name", help="what people call it")
     for verb in (create, listing, rename, archive, limits):
@@ -404,7 +407,9 @@ def _owners(options: argparse.Namespace) -> int:
 
 
 def _add_tiers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", help="an owner's id, or a key's; without a flag, what is set is shown")
+    parser.add_argument(
+        "id", help="an owner's id or name, or a key's id; without a flag, what is set is shown"
+    )
     parser.add_argument(
         "--weight", help="an owner's share of the tokens, against those of others (default: 1)"
     )
@@ -438,6 +443,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         ("--type", "only entries of this type, such as api_key.created (repeatable)"),
         ("--actor", "only what this key, or `operator`, did (repeatable)"),
         ("--target", "only what was done to the key, owner or webhook of this id (repeatable)"),
+        ("--owner", "only what concerns this owner and its keys and webhooks, by id or name (repeatable)"),
     ):
         listing.add_argument(flag, action="append", default=[], help=help)
     verify = verbs.add_parser("verify", help="check that nothing was changed or removed")
@@ -454,7 +460,7 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _add_usage(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--owner", help="only what this owner used (default: all owners)")
+    parser.add_argument("--owner", help="only what this owner used, by id or name (default: all owners)")
     parser.add_argument(
         "--since", metavar="TIME", help="2026-11-01, 2026-11-01T12:00 (UTC), or 7d ago (default: 30d)"
     )
@@ -483,7 +489,7 @@ def _add_webhooks(parser: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--owner",
         default="local",
-        help="whose responses it is told of, as `antiphon keys list` shows it (default: local, the owner on "
+        help="whose responses it is told of: an owner's id or name (default: local, the owner on "
         "a server without keys)",
     )
     add.add_argument(
@@ -527,6 +533,14 @@ def _sealing(options: argparse.Namespace) -> int:
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "verb",
+        nargs="?",
+        choices=("list", "cancel"),
+        default="list",
+        help="list (the default), or cancel one",
+    )
+    parser.add_argument("id", nargs="?", help="of the run that is cancelled, as `antiphon runs` shows it")
     parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
     _add_storage_settings(parser)
 
@@ -551,7 +565,7 @@ def _backup(options: argparse.Namespace) -> int:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--owner", required=True, help="whose data, as `antiphon keys list` shows it")
+    parser.add_argument("--owner", required=True, help="whose data: an owner's id or name")
     _add_storage_settings(parser)
 
 
@@ -565,7 +579,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _add_purge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--owner", required=True, help="whose data, as `antiphon keys list` shows it")
+    parser.add_argument("--owner", required=True, help="whose data: an owner's id or name")
     parser.add_argument("--keys", action="store_true", help="also revoke the owner's keys")
     parser.add_argument("--yes", action="store_true", help="confirm: nothing that is removed comes back")
     _add_storage_settings(parser)
@@ -696,10 +710,10 @@ COMMANDS = {
         ),
     ),
     "runs": Command(
-        "show the responses that are being made, of all owners",
+        "show the responses that are being made, of all owners, and cancel one",
         _runs,
         _add_runs,
-        ("antiphon runs", "antiphon runs --json"),
+        ("antiphon runs", "antiphon runs --json", "antiphon runs cancel resp_..."),
     ),
     "usage": Command(
         "show what was used, by owner, key, model or day",

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from server.limits.gcra import SECOND, Rate
 from server.limits.tier_shape import ServiceShape
 
+_BYTES = re.compile(r"(\d{1,12})([KMGT])(iB)?", re.ASCII | re.IGNORECASE)
 _WHOLE, _DECIMAL = re.compile(r"\d{1,20}", re.ASCII), re.compile(r"\d{1,20}(\.\d{1,9})?", re.ASCII)
 
 MINUTE, DAY = 60 * SECOND, 86_400 * SECOND
@@ -131,7 +132,7 @@ def changed(before: LimitSet, changes: Mapping[str, Any]) -> LimitSet:
 
 def parse_limits(words: Sequence[str]) -> dict[str, Any]:
     """Changes from words as a command line has them: `NAME=NUMBER`, `MODEL:NAME=NUMBER`, and `NAME=none`,
-    which ends a limit. ValueError."""
+    which ends a limit. Stored bytes may be written as 64K, 2M, 4G or 1T. ValueError."""
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.rpartition("=")
@@ -147,6 +148,8 @@ def parse_limits(words: Sequence[str]) -> dict[str, Any]:
         if limit not in known:
             raise ValueError(_unknown(limit, sorted(known)))
         into = found.setdefault("models", {}).setdefault(model, {}) if colon else found
+        if limit == "stored_bytes" and (bytes := _BYTES.fullmatch(value)):
+            value = str(int(bytes[1]) << (10 * (1 + "KMGT".index(bytes[2].upper()))))
         into[limit] = None if value == "none" else _number(word, value, whole=limit != "total_cost")
     read_limits(found)
     return found

@@ -64,6 +64,7 @@ async def update_key(request: Request, key_id: str) -> Response:
         "name": _text(body, "name"),
         "scopes": _scopes(body),
         "expires_in_s": _seconds(body, "expires_in_s"),
+        "never_expires": "expires_in_s" in body and body["expires_in_s"] is None,
         "limits": read_limit_changes(request, body),
     }
     try:

@@ -1,6 +1,6 @@
-"""/admin/runs: what `antiphon runs` asks of a server that holds the database.
+"""/v1/organization/runs: the runs in flight of all owners, listed and cancelled (extension).
 
-Reached with the admin token only, which the server leaves in its data folder for its own user.
+The same list stands at /admin/runs, where `antiphon runs` asks for it with the admin token.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.access import OPERATOR_ONLY
+from server.access import ADMIN, OPERATOR_ONLY
 from server.admin import live_runs
-from server.http import context, json_reply
-from server.routes.documented import needs
+from server.http import actor, context, json_reply, read_body
+from server.ignored import unread
+from server.routes.documented import documented, needs
 
-router = APIRouter(prefix=live_runs.PATH, include_in_schema=False)
+router = APIRouter()
 
 
-@router.get("", **needs(OPERATOR_ONLY))
+@router.get(live_runs.PATH, **needs(OPERATOR_ONLY), include_in_schema=False)
+@router.get(live_runs.ORGANIZATION_PATH, **documented("LiveRuns", ADMIN))
 async def list_live_runs(request: Request) -> Response:
     """The runs in flight: those of the database, and those of this process that are stored nowhere."""
     here = context(request)
@@ -38,3 +40,11 @@ async def list_live_runs(request: Request) -> Response:
             }
         )
     return json_reply(orjson.dumps(found))
+
+
+@router.post(f"{live_runs.ORGANIZATION_PATH}/{{run_id}}/cancel", **documented("CancelledRun", ADMIN))
+async def cancel_live_run(request: Request, run_id: str) -> Response:
+    """Cancel a run of any owner, whichever server carries it on (extension); what it has made stays."""
+    unread(await read_body(request, allow_empty=True), ())
+    await context(request).runs.cancel_any(run_id, actor(request))
+    return json_reply(orjson.dumps(live_runs.cancelled(run_id, over=True)))

@@ -643,9 +643,25 @@ class Runs:
         await self._cancel(owner, response_id)
         return await self.get(owner, response_id)
 
+    async def cancel_any(self, response_id: str, by: Actor) -> None:
+        """Cancel a run in flight of any owner, for administrators, and wait for its end. NotFound("run")."""
+        run = self._tasks.get(response_id)
+        if run is not None and not run.entry.fence:  # the database knows nothing of it
+            await self._storage.add_audit(by.did("run.cancelled", response_id, run.plan.owner))
+            self._tasks.cancel(run)
+            await self._tasks.over(run)
+            return
+        owner = await self._storage.run_owner(response_id)
+        await self._storage.cancel_run(response_id, entry=by.did("run.cancelled", response_id, owner))
+        await self._ended(owner, response_id, hidden=True)
+
     async def _cancel(self, owner: str, response_id: str) -> None:
         """Cancel a stored run in flight, whoever carries it on, and wait for its end."""
         await self._storage.request_cancel(owner, response_id)
+        await self._ended(owner, response_id)
+
+    async def _ended(self, owner: str, response_id: str, *, hidden: bool = False) -> None:
+        """Have a stored run that is marked as to be cancelled end, and wait for that."""
         async with self._claiming:
             run = self._tasks.get(response_id)
         if run is not None:
@@ -653,7 +669,7 @@ class Runs:
             await self._tasks.over(run)
         await self._claim(response_id)  # where it is queued, or waits for tool outputs, nobody carries it on
         if self._storage.shared:
-            reader, stored = await self.follow(owner, response_id)
+            reader, stored = await self.follow(owner, response_id, hidden=hidden)
             try:
                 if stored.status not in TERMINAL:  # whoever does carry it on has yet to notice
                     await reader.finished()

@@ -123,7 +123,7 @@ def _keys() -> dict[str, Schema]:
             "scopes": _SCOPES,
             "limits": ref("Limits"),
         },
-        {"expires_at": _TIME, "replaces": STRING},
+        {"expires_at": _TIME, "replaces": STRING, "replaced_accepted_until": _TIME},
     )
     told = {"name": STRING, "scopes": _SCOPES, "expires_in_seconds": _EXPIRES, "limits": ref("Limits")}
     return {
@@ -170,6 +170,30 @@ def _limits() -> dict[str, Schema]:
         "RateLimitChange": of({}, _OF_A_MODEL),
         "ProjectLimits": of({"object": {"const": "project.limits"}, "limits": ref("Limits"), "used": _USED}),
         "ProjectLimitsChange": of({"limits": ref("Limits")}),
+    }
+
+
+def _runs() -> dict[str, Schema]:
+    run = of(
+        {
+            "id": STRING,
+            "owner": STRING,
+            "model": STRING,
+            "state": {"enum": ["queued", "running", "waiting", "unowned"]},
+            "background": BOOLEAN,
+            "created_at": _TIME,
+            "output_tokens": INTEGER,
+            "attempt": INTEGER,
+        },
+        {"node": STRING},
+    )
+    cancelled: dict[str, Schema] = {
+        "object": {"const": "organization.run.cancelled"},
+        "cancelled": BOOLEAN,
+    }
+    return {
+        "LiveRuns": of({"object": {"const": "list"}, "data": listed(run)}),
+        "CancelledRun": of({"id": STRING, **cancelled}),
     }
 
 
@@ -228,4 +252,4 @@ def _books() -> dict[str, Schema]:
 
 def components() -> Mapping[str, Schema]:
     """The schemas of the document, by name, those of administrators last."""
-    return {**description.components(), **_limits(), **_keys(), **_books()}
+    return {**description.components(), **_limits(), **_keys(), **_runs(), **_books()}

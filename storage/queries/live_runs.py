@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, func, select
 
 from storage.queries.events import TOKEN_BYTES
-from storage.records import LiveRun
+from storage.records import LiveRun, NotFound
 from storage.tables import records, responses, runs, segments
 
 
@@ -47,3 +47,11 @@ def num_live_runs(conn: Connection) -> dict[str, int]:
     """How many runs of all owners have not ended, by their state."""
     query = select(runs.c.state, func.count().label("num")).group_by(runs.c.state)
     return {row.state: row.num for row in conn.execute(query).all()}
+
+
+def run_owner(conn: Connection, response_id: str) -> str:
+    """Whose run in flight this is. NotFound("run")."""
+    owner = conn.execute(select(runs.c.owner).where(runs.c.response_id == response_id)).scalar()
+    if owner is None:
+        raise NotFound("run", response_id)
+    return str(owner)

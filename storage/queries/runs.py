@@ -38,6 +38,7 @@ from storage.records import (
     Finish,
     NewItem,
     NewResponse,
+    NotFound,
     RunAppend,
     RunClaim,
     RunLost,
@@ -429,8 +430,17 @@ def claim_due(conn: Connection, runner: str, now: int) -> tuple[RunClaim, ...]:
 def request_cancel(conn: Connection, owner: str, response_id: str) -> None:
     """Marks a run in flight as to be cancelled; nothing for one that has ended. NotFound."""
     require(conn, owner, response_id)
+    _mark_cancelled(conn, response_id)
+
+
+def cancel_of_any_owner(conn: Connection, response_id: str) -> None:
+    """Marks a run in flight of any owner as to be cancelled. NotFound("run")."""
+    if not _mark_cancelled(conn, response_id):
+        raise NotFound("run", response_id)
+
+
+def _mark_cancelled(conn: Connection, response_id: str) -> bool:
     # A run that waits has no owner who would notice: it is due at once.
     due = case((runs.c.state == "waiting", 0), else_=runs.c.deadline)
-    conn.execute(
-        update(runs).where(runs.c.response_id == response_id).values(cancel_requested=True, deadline=due)
-    )
+    marked = update(runs).where(runs.c.response_id == response_id).values(cancel_requested=True, deadline=due)
+    return bool(conn.execute(marked).rowcount)

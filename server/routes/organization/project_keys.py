@@ -84,7 +84,8 @@ async def get_key(request: Request, project_id: str, key_id: str) -> Response:
 
 @router.post("/api_keys/{key_id}", **documented("ProjectKey", ADMIN, body="ProjectKeyChange"))
 async def update_key(request: Request, project_id: str, key_id: str) -> Response:
-    """Change a key's name, scopes, limits or end. An empty list of scopes is `all`."""
+    """Change a key's name, scopes, limits or end. An empty list of scopes is `all`; an end that is null is
+    taken away."""
     body = await read_body(request)
     asked.only(body, ("name", "scopes", "expires_in_seconds", "limits"))
     storage = context(request).storage
@@ -96,6 +97,7 @@ async def update_key(request: Request, project_id: str, key_id: str) -> Response
         name=None if body.get("name") is None else asked.name(body),
         scopes=asked.scopes(body),
         expires_in_s=asked.seconds(body, "expires_in_seconds"),
+        never_expires="expires_in_seconds" in body and body["expires_in_seconds"] is None,
         limits=read_limit_changes(request, body),
     )
     life(request).keys.forget()
@@ -120,7 +122,9 @@ async def rotate_key(request: Request, project_id: str, key_id: str) -> Response
         expires_in_s=asked.seconds(body, "expires_in_seconds"),
     )
     life(request).keys.forget()
-    return json_reply(orjson.dumps(projects.made_key(made.stored, made.key)))
+    until = keys.unix((await storage.get_key(key_id)).expires_at)
+    reply = {**projects.made_key(made.stored, made.key), "replaced_accepted_until": until}
+    return json_reply(orjson.dumps(reply))
 
 
 @router.delete("/api_keys/{key_id}", **documented("DeletedKey", ADMIN))

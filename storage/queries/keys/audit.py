@@ -11,7 +11,7 @@ import json
 from dataclasses import astuple
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, insert, or_, select, update
 
 from storage.drivers import insert_unless_taken
 from storage.records import AuditEntry, AuditFilter, AuditState, NotFound, Page, StoredAudit
@@ -72,11 +72,14 @@ def list_(
     for column, values in (
         (audit.c.action, wanted.actions),
         (audit.c.actor, wanted.actors),
-        (audit.c.target, wanted.targets),
         (audit.c.owner, wanted.owners),
     ):
         if values:
             where.append(column.in_(values))
+    if wanted.targets:
+        # The official API names the rate limit of one model, which is found by the owner that it limits, too.
+        limits_owner = and_(audit.c.action == "rate_limit.updated", audit.c.owner.in_(wanted.targets))
+        where.append(or_(audit.c.target.in_(wanted.targets), limits_owner))
     if after is not None:
         where.append(audit.c.number < _number(conn, after))
     if before is not None:

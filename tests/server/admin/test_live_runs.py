@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine import ScriptedEngine
+from server.admin.database_access import leave_address
 from server.cli.commands import main
 from tests.support.running import http_client, live_app
 from tests.support.talk import WEATHER, Api, Gate, gated_at
@@ -52,3 +53,59 @@ async def test_what_runs_is_listed_beside_a_server_and_without_one(
     head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head == ["ID", "OWNER", "MODEL", "STATE", "AGE", "TOKENS", "NODE"]
     assert [(row[0], row[3]) for row in rows] == [(waiting["id"], "waiting"), (held["id"], "unowned")]
+
+
+async def test_an_administrator_cancels_runs_of_any_owner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "hold"))
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+        api = Api(client)
+        waits = {"tools": [WEATHER], "await_tool_outputs": True, "background": True}
+        waiting = (await api.create(CALL, **waits))["id"]
+        await client.get(f"/v1/responses/{waiting}?wait=20")
+        held = (await api.create("hold", background=True))["id"]
+        await gate.reached.wait()
+        kept_nowhere = asyncio.create_task(
+            client.post("/v1/responses", json={"input": "hold", "store": False})
+        )
+        await until(lambda: engine.stats().running == 2)
+
+        operator = {"authorization": f"Bearer {server.life.admin_token}"}
+        made = (await client.post("/admin/keys", json={"scopes": ["admin"]}, headers=operator)).json()
+        key = {"authorization": f"Bearer {made['key']}"}
+        runs = (await client.get("/v1/organization/runs", headers=key)).json()["data"]
+        (unstored,) = {run["id"] for run in runs} - {waiting, held}
+        for id in (held, unstored):
+            reply = await client.post(f"/v1/organization/runs/{id}/cancel", headers=key)
+            assert (reply.status_code, reply.json()["cancelled"]) == (200, True)
+        assert (await kept_nowhere).json()["status"] == "cancelled"
+        command = ["runs", "cancel", waiting, "--data", str(tmp_path)]
+        assert await asyncio.to_thread(main, command) == 0
+        assert capsys.readouterr().out == f"{waiting} is cancelled\n"
+        assert await asyncio.to_thread(main, command) == 2
+        assert waiting in capsys.readouterr().err
+        assert (await client.get("/v1/organization/runs", headers=key)).json()["data"] == []
+        gone = await client.post(f"/v1/organization/runs/{held}/cancel", headers=key)
+        assert gone.status_code == 404
+        logs = "/v1/organization/audit_logs?event_types[]=run.cancelled"
+        told = (await client.get(logs, headers=key)).json()["data"]
+        assert [log["run.cancelled"]["id"] for log in told] == [waiting, unstored, held]
+        assert {log["project"]["id"] for log in told} == {"local"}
+
+
+async def test_a_run_that_no_server_carries_on_is_cancelled_by_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        waits = {"tools": [WEATHER], "await_tool_outputs": True, "background": True}
+        id = (await api.create(CALL, **waits))["id"]
+        await client.get(f"/v1/responses/{id}?wait=20")
+    assert await asyncio.to_thread(main, ["runs", "cancel", id, "--data", str(tmp_path)]) == 0
+    assert f"{id} will be cancelled by the server" in capsys.readouterr().out
+    async with live_app(tmp_path) as server, http_client(server) as client:
+        ended = (await client.get(f"/v1/responses/{id}?wait=20")).json()
+        assert ended["status"] == "cancelled"

@@ -83,3 +83,10 @@ def test_an_owners_own_limit_replaces_the_default() -> None:
     defaults = LimitSet(requests_per_minute=5, tokens_per_day=6)
     own = LimitSet(requests_per_minute=50)
     assert own.over(defaults).given() == {"requests_per_minute": 50, "tokens_per_day": 6}
+
+
+@pytest.mark.parametrize(("written", "bytes"), [("64K", 65_536), ("2M", 2_097_152), ("1g", 2**30), ("7", 7)])
+def test_stored_bytes_are_written_as_in_settings(written: str, bytes: int) -> None:
+    assert parse_limits([f"stored_bytes={written}"]) == {"stored_bytes": bytes}
+    with pytest.raises(ValueError, match="no whole number"):
+        parse_limits(["requests_per_day=2M"])

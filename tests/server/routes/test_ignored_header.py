@@ -81,6 +81,8 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("POST", "/v1/organization/projects/{project_id}/limits"): {"limits": {"stored_bytes": 1000000}},
     ("GET", "/v1/organization/projects/{project_id}/rate_limits"): None,
     ("POST", "/v1/organization/projects/{project_id}/rate_limits/{rate_limit_id:path}"): {},
+    ("GET", "/v1/organization/runs"): None,
+    ("POST", "/v1/organization/runs/{run_id}/cancel"): {},
     ("GET", "/v1/organization/audit_logs"): None,
     ("GET", "/v1/organization/audit_logs/verify"): None,
     ("GET", "/v1/organization/usage/{kind}"): None,
@@ -139,10 +141,12 @@ async def test_every_route_names_what_it_does_not_read(
 
     asked = {"input": CALL, "tools": [TOOL]}
     ended = await made("/v1/responses", asked)
-    waiting = await made("/v1/responses", {**asked, "background": True, "await_tool_outputs": True})
+    waits = {**asked, "background": True, "await_tool_outputs": True}
+    waiting, of_anybody = await made("/v1/responses", waits), await made("/v1/responses", waits)
     paths = {
         "{response_id}/cancel": waiting["id"] + "/cancel",
         "{response_id}": ended["id"],
+        "{run_id}": of_anybody["id"],
         "{model_id:path}": "antiphon-scripted",
         "{conversation_id}": (await made("/v1/conversations", {"items": [KEPT]}))["id"],
         "{item_id}": "msg_kept",

@@ -27,6 +27,7 @@ from tests.server.schema.test_responses import AGENTS, CODEX, LLAMA_INDEX, VERCE
 from tests.server.schema.test_unheard_members import BODIES, create, tool_outputs
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.talk import WEATHER, call
 
 Json = dict[str, Any]
 HEADER = "x-antiphon-ignored"
@@ -205,6 +206,8 @@ async def test_replies_to_administrators_fit_the_document(server_app: Running) -
 
         chat = {"messages": [{"role": "user", "content": "say hi"}]}
         assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
+        waits = {"tools": [WEATHER], "await_tool_outputs": True, "background": True}
+        run = (await client.post("/v1/responses", json={"input": call(), **waits})).json()["id"]
         team = (await got("POST", "/projects", {"name": "Sales"}))["id"]
         at = {"project_id": team, "account_id": team}
         await got("POST", "/projects/{project_id}", {"name": "Buying"}, **at)
@@ -240,6 +243,8 @@ async def test_replies_to_administrators_fit_the_document(server_app: Running) -
         [log] = (await got("GET", "/audit_logs", query=query))["data"]
         assert log["type"] == "project.created"
         await got("GET", "/audit_logs/verify", query="?number=1")
+        assert [each["id"] for each in (await got("GET", "/runs"))["data"]] == [run]
+        await got("POST", "/runs/{run_id}/cancel", run_id=run)
         within = f"?start_time={int(time.time()) - 60}&group_by=model&models=antiphon-scripted&limit=3"
         page = await got(
             "GET", "/usage/{kind}", query=within + "&bucket_width=1h&batch=false", kind="completions"

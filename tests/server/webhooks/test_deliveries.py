@@ -487,8 +487,11 @@ async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], a
     async def story(receiver: Receiver) -> None:
         assert (await antiphon("add", "http://example.com/"))[0] == 2
         types = ("--event", "response.failed", "--event", "response.cancelled")
+        made = ["owners", "create", "ann", "--data", str(tmp_path)]
+        assert await asyncio.to_thread(main, made) == 0
+        capsys.readouterr()
         code, (secret, told) = await antiphon("add", receiver.url + "/in", "--owner", "ann", *types)
-        assert code == 0 and secret.startswith("whsec_") and "owner ann" in told
+        assert code == 0 and secret.startswith("whsec_") and "owner own_" in told
         id = told.split()[1].rstrip(",")
         code, (head, row) = await antiphon("list")
         assert head.split() == ["ID", "STATE", "CREATED", "OWNER", "EVENTS", "URL"]

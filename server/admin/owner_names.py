@@ -1,0 +1,113 @@
+"""Owners as an operator names them: by id, or by a name that only one of them has.
+
+Names are looked up in the list of owners, in the database or at the server that holds it, before a command
+does its work. So every command takes a name wherever it takes an owner, and tables can show names beside ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from server.access import LOCAL_OWNER
+from server.admin.database_access import AdminError, UnknownOwner, carry_out
+from server.config import Config
+from storage import Storage, StoredOwner
+
+PATH = "/admin/owners"
+LISTED_AT_ONCE = 100
+
+
+async def every_owner(storage: Storage) -> list[StoredOwner]:
+    """All owners, archived ones included, oldest first."""
+    found: list[StoredOwner] = []
+    more = True
+    while more:
+        after = found[-1].id if found else None
+        page = await storage.list_owners(limit=LISTED_AT_ONCE, after=after, archived=True)
+        found += page.data
+        more = page.has_more
+    return found
+
+
+def owner_id(config: Config, word: str, *, makes: bool = False) -> str:
+    """The id of the owner that a word of the command line names by its id or its name; the word itself where
+    there is none. makes: whether a database may be made for it.
+
+    A name that several owners have is an AdminError that lists their ids; of those, an archived one counts
+    only where all are.
+    """
+    named = _named(_owners(config, makes=makes), word)
+    if len(named) > 1:
+        raise AdminError(f"several owners are named {word!r}: give one of their ids, {', '.join(named)}")
+    return named[0] if named else word
+
+
+def known_owner_id(config: Config, word: str) -> str:
+    """The id of the owner that a word names, as `owner_id` finds it. UnknownOwner where there is none; the
+    owner of a server without keys is always known."""
+    found = owner_id(config, word)
+    if found == word and word != LOCAL_OWNER and all(one["id"] != word for one in _owners(config)):
+        raise UnknownOwner(f"there is no owner whose id or name is {word!r}: see `antiphon owners list`")
+    return found
+
+
+def require_new_name(config: Config, name: str, *, of: str | None = None) -> None:
+    """AdminError where another owner than `of` has this name, or has it as its id. The name of an archived
+    owner may be given again."""
+    others = [one for one in _owners(config, makes=of is None) if one["id"] != of]
+    taken = [one["id"] for one in others if name == one["id"] or (name == one["name"] and _live(one))]
+    if taken:
+        raise AdminError(f"there is an owner {name!r} already: its id is {', '.join(taken)}")
+
+
+def with_owner_names(config: Config, objects: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Objects with `owner_name` behind their `owner`, None where there is no owner of that id."""
+    listed = list(objects)
+    names = {one["id"]: one["name"] for one in _owners(config)} if listed else {}
+    return [
+        {
+            name: value
+            for field, given in one.items()
+            for name, value in (
+                ((field, given), ("owner_name", names.get(given))) if field == "owner" else ((field, given),)
+            )
+        }
+        for one in listed
+    ]
+
+
+def shown_owner(object: Mapping[str, Any]) -> str:
+    """An object's owner in a table: its id, and its name where that is another."""
+    id, name = object["owner"], object.get("owner_name")
+    return f"{id} ({name})" if name and name != id else id or "-"
+
+
+def _owners(config: Config, *, makes: bool = False) -> Sequence[Mapping[str, Any]]:
+    async def listed(storage: Storage) -> dict[str, Any]:
+        return {
+            "data": [
+                {
+                    "id": owner.id,
+                    "name": owner.name,
+                    "status": "active" if owner.archived_at is None else "archived",
+                }
+                for owner in await every_owner(storage)
+            ]
+        }
+
+    found: Sequence[Mapping[str, Any]] = carry_out(config, listed, "GET", PATH, makes=makes)["data"]
+    return found
+
+
+def _named(owners: Sequence[Mapping[str, Any]], word: str) -> list[str]:
+    """The ids of the owners that a word names: the one of that id, else the live ones of that name, else the
+    archived ones."""
+    if any(one["id"] == word for one in owners):
+        return [word]
+    named = [one for one in owners if one["name"] == word]
+    return [one["id"] for one in named if _live(one)] or [one["id"] for one in named]
+
+
+def _live(owner: Mapping[str, Any]) -> bool:
+    return bool(owner["status"] == "active")

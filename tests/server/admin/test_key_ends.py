@@ -1,0 +1,67 @@
+"""The ends of keys: given as a duration or a day, taken away again, and told of once a key is revoked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from server.admin.database_access import leave_address
+from server.cli.commands import main
+from tests.support.running import http_client, live_app
+
+
+@pytest.mark.parametrize("at_a_server", [False, True])
+async def test_an_end_is_given_and_taken_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at_a_server: bool
+) -> None:
+    async def ran(*argv: str, rc: int = 0) -> str:
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, ["keys", *argv, "--data", str(tmp_path)]) == rc
+        printed = capsys.readouterr()
+        return printed.err if rc else printed.out
+
+    async def key() -> dict[str, object]:
+        (found,) = json.loads(await ran("list", "--json"))
+        return dict(found)
+
+    async def story() -> None:
+        day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=40)
+        await ran("create", "--name", "x", "--expires", day.strftime("%Y-%m-%d"))
+        made = await key()
+        id = str(made["id"])
+        assert abs(int(str(made["expires_at"])) - int(day.timestamp())) <= 2
+        for word in ("never", "none"):
+            await ran("update", id, "--expires", "1d")
+            assert (await key())["expires_at"] is not None
+            assert f"{id} never expires" in await ran("update", id, "--expires", word)
+            assert (await key())["expires_at"] is None
+        await ran("update", id, "--expires", "1d")
+        await ran("update", id, "--name", "y")
+        assert (await key())["expires_at"] is not None
+        assert "hundred years" in await ran("update", id, "--expires", "2020-01-01", rc=2)
+        assert f"{id} is revoked" in await ran("revoke", id)
+        assert f"{id} was revoked already, on 20" in await ran("revoke", id)
+
+    if not at_a_server:
+        await story()
+        return
+    async with live_app(tmp_path) as server:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+        await story()
+
+
+async def test_null_takes_an_end_away_over_http(tmp_path: Path) -> None:
+    async with live_app(tmp_path) as server:
+        admin = {"authorization": f"Bearer {server.life.admin_token}"}
+        async with http_client(server, **admin) as http:
+            team = (await http.post("/v1/organization/projects", json={"name": "Sales"})).json()["id"]
+            keys = f"/v1/organization/projects/{team}/api_keys"
+            made = (await http.post(keys, json={"expires_in_seconds": 60})).json()
+            kept = (await http.post(f"{keys}/{made['id']}", json={"name": "x"})).json()
+            assert kept["expires_at"] == made["expires_at"]
+            freed = (await http.post(f"{keys}/{made['id']}", json={"expires_in_seconds": None})).json()
+            assert (freed["name"], freed["expires_at"]) == ("x", None)
