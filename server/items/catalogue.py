@@ -106,6 +106,9 @@ def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
     for index, item in enumerate(outputs):
         name, key = link_of(item)
         if (name, key) not in kinds:
+            if meant := next((kind for (_, known), kind in kinds.items() if known == key), None):
+                message = f'\'{key}\' is answered by an item with "type": "{meant}".'
+                refuse(f"tool_outputs[{index}].type", message, "unknown_call_id")
             raise to_api_error(UnknownCall(str(key)), param=f"tool_outputs[{index}].{name}")
         kind = kinds[name, key] or item["type"]
         if kind != item["type"] != "function_call_output":
