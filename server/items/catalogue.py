@@ -243,9 +243,12 @@ def is_offered(tool: Mapping[str, Any]) -> bool:
 
 
 def is_server_run(tool: Mapping[str, Any]) -> bool:
-    """Whether the calls of a tool of a request are this server's to carry out."""
+    """Whether the calls of a tool of a request are this server's to carry out, and no searches, which only
+    load the tools of others."""
     row = type_of_calls(tool["type"])
-    return row is not None and row.execution is not None and is_offered(tool)
+    if row is None or row.call is None or row.call.searches is not None:
+        return False
+    return row.execution is not None and is_offered(tool)
 
 
 def lacks(tool: Mapping[str, Any], registry: Registry) -> str | None:
