@@ -7,6 +7,7 @@ absent, unknown keys are kept, and no JSON value raises anything but ApiError.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -322,6 +323,22 @@ def record(
         return {"type": "object", "properties": properties, **({"required": demanded} if demanded else {})}
 
     return described(shape, schema)
+
+
+def closed(shape: Shape, *names: str) -> Shape:
+    """The same object with members of these names alone, where an unknown one that was only ignored would
+    allow more than its client meant."""
+
+    def strict(value: Any, path: str) -> Any:
+        for name in mapping(value, path):
+            if name not in names:
+                meant = difflib.get_close_matches(name, names, n=1)
+                known = " and ".join(f"'{each}'" for each in names)
+                hint = f"Did you mean '{meant[0]}'?" if meant else f"The members are {known}."
+                refuse(f"{path}.{shorten(name)}", f"Unknown parameter: '{path}.{shorten(name)}'. {hint}")
+        return shape(value, path)
+
+    return described(strict, lambda: {**schema_of(shape), "additionalProperties": False})
 
 
 def tagged(shapes: Mapping[str, Shape], aliases: Mapping[str, str] | None = None) -> Shape:

@@ -106,6 +106,9 @@ def answering(outputs: Iterable[Item], items: Iterable[Item]) -> list[Item]:
     for index, item in enumerate(outputs):
         name, key = link_of(item)
         if (name, key) not in kinds:
+            if meant := next((kind for (_, known), kind in kinds.items() if known == key), None):
+                message = f'\'{key}\' is answered by an item with "type": "{meant}".'
+                refuse(f"tool_outputs[{index}].type", message, "unknown_call_id")
             raise to_api_error(UnknownCall(str(key)), param=f"tool_outputs[{index}].{name}")
         kind = kinds[name, key] or item["type"]
         if kind != item["type"] != "function_call_output":
@@ -240,9 +243,12 @@ def is_offered(tool: Mapping[str, Any]) -> bool:
 
 
 def is_server_run(tool: Mapping[str, Any]) -> bool:
-    """Whether the calls of a tool of a request are this server's to carry out."""
+    """Whether the calls of a tool of a request are this server's to carry out, and no searches, which only
+    load the tools of others."""
     row = type_of_calls(tool["type"])
-    return row is not None and row.execution is not None and is_offered(tool)
+    if row is None or row.call is None or row.call.searches is not None:
+        return False
+    return row.execution is not None and is_offered(tool)
 
 
 def lacks(tool: Mapping[str, Any], registry: Registry) -> str | None:

@@ -174,10 +174,10 @@ def _tools(values: Mapping[str, Any], unsupported: Unsupported, on: Messages) ->
     """The tools of a screened body, and what is said of them."""
     found: dict[str, Any] = {}
     if "tools" in values:
-        found["tools"] = parse_tools(values["tools"], strict=False)
+        found["tools"] = parse_tools(values["tools"], strict=False, on=on)
         found["secrets"] = secrets_of(values["tools"])
     if "tool_choice" in values:
-        found["tool_choice"] = parse_tool_choice(values["tool_choice"])
+        found["tool_choice"] = parse_tool_choice(values["tool_choice"], on=on)
     require_offered(found.get("tools", ()), found.get("tool_choice"), unsupported, on=on)
     if "web_search_options" in values:
         tool = search_tool(values["web_search_options"])

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from engine import Shape
 from server.ignored import ignore, unread
 from server.items import FILLED as FILLED_BY_ITEMS
-from server.items import ITEM_TYPES, Item, identifier, link_of
+from server.items import ITEM_TYPES, Item, answer_field, identifier, is_approval, link_of
 from server.schema.fields import (
     UNKNOWN_TIER,
     Api,
@@ -368,6 +368,7 @@ def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs
 
 
 _OUTPUTS = tuple(row.type for row in ITEM_TYPES.values() if row.answers is not None)
+_APPROVALS = tuple(kind for kind in _OUTPUTS if is_approval({"type": kind}))
 
 
 def _tool_output(entry: Any, path: str, new_id: NewId, *known: str) -> Item:
@@ -380,6 +381,9 @@ def _tool_output(entry: Any, path: str, new_id: NewId, *known: str) -> Item:
     if entry.get("type") not in (None, "function_call_output"):
         written = {name: value for name, value in entry.items() if name not in known}
         return normalize_item(written, path or "tool_outputs", new_id)
+    if approval := next((kind for kind in _APPROVALS if entry.get(answer_field(kind)) is not None), None):
+        message = f'Missing required parameter: \'{dot}type\'. An approval has "type": "{approval}".'
+        refuse(f"{dot}type", message, "missing_required_parameter")
     unread(entry, ("type", "call_id", "tool_call_id", "output", *known), path)
     call_id = entry.get("call_id") if entry.get("call_id") is not None else entry.get("tool_call_id")
     for name, value in (("call_id", call_id), ("output", entry.get("output"))):

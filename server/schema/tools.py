@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import orjson
 
@@ -54,9 +54,19 @@ _DATE = re.compile(r"_\d{4}_\d{2}_\d{2}\Z")
 """What the official API ends the kinds of a new version of a tool with."""
 
 
-def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
+Messages = Literal["chat", "tokens"]
+ON_CHAT: Mapping[Messages, str] = {
+    "chat": "Chat completions have functions, custom tools, and tools that the server runs; others are "
+    "offered on /v1/responses.",
+    "tokens": "Only functions and custom tools are counted here; POST /v1/responses/input_tokens counts "
+    "with all.",
+}
+"""Where a request has messages in the place of items -> which tools a model can be offered there."""
+
+
+def normalize_tool(value: Any, path: str, *, strict: bool = True, on: Messages | None = None) -> Tool:
     """One tool in the official flat form. `strict` is the default for functions: true on Responses, false on
-    chat.
+    chat. on: see `require_offered`.
 
     A function or custom tool nested in chat's way is unwrapped; a known kind with the date of another version
     passes unchanged. Raises ApiError 400.
@@ -76,7 +86,7 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
         value, path = _flat_custom(value, path)
     shape = tool_shapes().get(kind)
     if shape is None:
-        _check_kind(kind, f"{path}.type")
+        _check_kind(kind, f"{path}.type", on)
         return dict(value)
     tool: Tool = shape(value, path)
     if kind == "namespace":
@@ -87,10 +97,27 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True) -> Tool:
     return tool
 
 
-def _check_kind(kind: str, path: str) -> None:
+def _check_kind(kind: str, path: str, on: Messages | None) -> None:
     """Raise ApiError 400 for a kind that is no official one, whatever its version."""
     if _DATE.sub("", kind) not in tool_shapes():
-        one_of(*tool_shapes())(kind, path)
+        _refuse_kind(kind, path, on)
+
+
+def _refuse_kind(kind: str, path: str, on: Messages | None, *others: str) -> NoReturn:
+    """Raise the 400 that names the kinds which are offered there, after `others` that can be said."""
+    wanted = ", ".join(
+        f"'{known}'" for known in (*others, *tool_shapes()) if known in others or _has(known, on)
+    )
+    refuse(path, f"Invalid value: '{shorten(kind)}'. Supported values are: {wanted}.")
+
+
+def _has(kind: str, on: Messages | None) -> bool:
+    return kind in ("function", "custom") or _is_offered({"type": kind}, on)
+
+
+def _is_offered(tool: Tool, on: Messages | None) -> bool:
+    """Whether a tool that is no function or custom tool can be offered to the model there."""
+    return is_offered(tool) if on is None else on == "chat" and is_server_run(tool)
 
 
 def _described() -> Schema:
@@ -159,9 +186,13 @@ def _name_hints(tool: Mapping[str, Any], path: str, *, on_chat: bool) -> None:
             ignore(f"{path}.{name}")
 
 
-def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> list[Tool]:
-    """A request's tools, normalised; raises ApiError 400 for a wrong shape, above 128 tools or 1 MiB, or for
-    schemas of strict tools that are together larger than one may be.
+def parse_tools(
+    value: Any, param: str = "tools", *, strict: bool = True, on: Messages | None = None
+) -> list[Tool]:
+    """A request's tools, normalised. strict, on: see `normalize_tool`.
+
+    Raises ApiError 400 for a wrong shape, above 128 tools or 1 MiB, or for schemas of strict tools that are
+    together larger than one may be.
     """
     if not isinstance(value, list):
         mistyped(param, "an array", value)
@@ -172,7 +203,9 @@ def parse_tools(value: Any, param: str = "tools", *, strict: bool = True) -> lis
         refuse(param, f"Invalid '{param}': {error}.")
     if size > MAX_TOOLS_BYTES:
         refuse(param, f"Invalid '{param}': {size} bytes of tools; at most {MAX_TOOLS_BYTES} are taken.")
-    tools = [normalize_tool(tool, f"{param}[{index}]", strict=strict) for index, tool in enumerate(value)]
+    tools = [
+        normalize_tool(tool, f"{param}[{index}]", strict=strict, on=on) for index, tool in enumerate(value)
+    ]
     limit_tools(tools, param)
     return tools
 
@@ -236,15 +269,6 @@ def search_tool(value: Any, param: str = "web_search_options") -> Tool:
 
 described(search_tool, lambda: schema_of(_SEARCH_OPTIONS))
 
-Messages = Literal["chat", "tokens"]
-ON_CHAT: Mapping[Messages, str] = {
-    "chat": "Chat completions have functions, custom tools, and tools that the server runs; others are "
-    "offered on /v1/responses.",
-    "tokens": "Only functions and custom tools are counted here; POST /v1/responses/input_tokens counts "
-    "with all.",
-}
-"""Where a request has messages in the place of items -> which tools a model can be offered there."""
-
 
 def require_offered(
     tools: Sequence[Tool], tool_choice: Any, unsupported: Unsupported, *, on: Messages | None = None
@@ -254,16 +278,12 @@ def require_offered(
 
     tools, tool_choice: normalised. on: where, of `ON_CHAT`, fewer tools can be offered; None on Responses.
     """
-
-    def offered(tool: Tool) -> bool:
-        return is_offered(tool) if on is None else on == "chat" and is_server_run(tool)
-
     lists = isinstance(tool_choice, dict) and tool_choice["type"] == "allowed_tools"
     refs = tool_choice["tools"] if lists else ()
     for param, listed in (("tools", tools), ("tool_choice.tools", refs)):
         for index, tool in enumerate(listed):
             kind = tool["type"]
-            if kind not in ("function", "custom") and not offered(tool):
+            if kind not in ("function", "custom") and not _is_offered(tool, on):
                 leave_out(f"{param}[{index}]", _unsupported(kind, on), unsupported)
 
 
@@ -304,8 +324,10 @@ def _unsupported(kind: str, on: Messages | None) -> str:
 _NAMED = record({"type": STRING, "name": NAME}, {"namespace": STRING})
 
 
-def parse_tool_choice(value: Any, param: str = "tool_choice") -> str | dict[str, Any]:
-    """A tool choice in its official flat form; chat's nested forms are unwrapped.
+def parse_tool_choice(
+    value: Any, param: str = "tool_choice", *, on: Messages | None = None
+) -> str | dict[str, Any]:
+    """A tool choice in its official flat form; chat's nested forms are unwrapped. on: see `require_offered`.
 
     Whether the tools that it names exist and can be forced is not decided here. Raises ApiError 400.
     """
@@ -314,10 +336,13 @@ def parse_tool_choice(value: Any, param: str = "tool_choice") -> str | dict[str,
         return choice
     if not isinstance(value, dict):
         mistyped(param, "a string or an object", value)
-    hosted = sorted({*tool_shapes(), "computer_use"} - {"function"})
-    kind = one_of("function", "allowed_tools", *hosted)(value.get("type"), f"{param}.type")
+    kind = value.get("type")
+    if not isinstance(kind, str):
+        mistyped(f"{param}.type", "a string", kind)
     if kind == "allowed_tools":
-        return _allowed(value, param)
+        return _allowed(value, param, on)
+    if kind not in tool_shapes() and kind != "computer_use":
+        _refuse_kind(kind, f"{param}.type", on, "allowed_tools")
     value, path = _unwrapped(value, kind, param)
     if kind in ("function", "custom"):
         named = _NAMED(value, path)
@@ -335,18 +360,18 @@ def _unwrapped(value: dict[str, Any], kind: str, path: str) -> tuple[dict[str, A
     return value, path
 
 
-def _allowed(value: dict[str, Any], path: str) -> dict[str, Any]:
+def _allowed(value: dict[str, Any], path: str, on: Messages | None) -> dict[str, Any]:
     nested = value.get("allowed_tools")
     if "tools" not in value and isinstance(nested, dict):
         unread(value, ("type", "allowed_tools"), path)
         value, path = nested, f"{path}.allowed_tools"
     shape = record({"mode": one_of("auto", "required"), "tools": array(mapping, max_items=MAX_TOOLS)})
     parts = shape(value, path)
-    tools = [_reference(ref, f"{path}.tools[{index}]") for index, ref in enumerate(parts["tools"])]
+    tools = [_reference(ref, f"{path}.tools[{index}]", on) for index, ref in enumerate(parts["tools"])]
     return {"type": "allowed_tools", "mode": parts["mode"], "tools": tools}
 
 
-def _reference(ref: dict[str, Any], path: str) -> dict[str, Any]:
+def _reference(ref: dict[str, Any], path: str, on: Messages | None) -> dict[str, Any]:
     """One of the tools that a choice allows, in its flat form."""
     kind = ref.get("type", "function")
     if kind in ("function", "custom"):
@@ -354,6 +379,6 @@ def _reference(ref: dict[str, Any], path: str) -> dict[str, Any]:
     elif not isinstance(kind, str):
         mistyped(f"{path}.type", "a string", kind)
     else:
-        _check_kind(kind, f"{path}.type")
+        _check_kind(kind, f"{path}.type", on)
     unread(ref, ("type", "name", "namespace", "server_label"), path)
     return {"type": kind, **ref}

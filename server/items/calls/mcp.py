@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.ignored import ignore, unread
+from server.ignored import ignore
 from server.items.item_type import (
     Approval,
     Call,
@@ -40,6 +40,7 @@ from server.shapes import (
     anything,
     array,
     boolean,
+    closed,
     described,
     map_of,
     mapping,
@@ -58,17 +59,27 @@ SECRETS = ("authorization", "headers")
 # ------------------------------------------------------------------------------------------------------------
 # The tool of a request
 
-_FILTER = record({}, {"tool_names": array(STRING), "read_only": boolean})
+_MEMBERS = closed(record({}, {"tool_names": array(STRING), "read_only": boolean}), "tool_names", "read_only")
+
+
+def _filter(value: Any, path: str) -> Any:
+    found = _MEMBERS(value, path)
+    if not found:  # it would fit every tool, which nobody should come to by leaving something out
+        refuse(path, f"Invalid '{path}': an empty filter. Give 'tool_names', 'read_only', or both.")
+    return found
+
+
+described(_filter, lambda: {**schema_of(_MEMBERS), "minProperties": 1})
 
 
 def _allowed(value: Any, path: str) -> Any:
-    return _FILTER(value, path) if isinstance(value, dict) else array(STRING)(value, path)
+    return _filter(value, path) if isinstance(value, dict) else array(STRING)(value, path)
 
 
-described(_allowed, lambda: {"anyOf": [schema_of(array(STRING)), schema_of(_FILTER)]})
+described(_allowed, lambda: {"anyOf": [schema_of(array(STRING)), schema_of(_filter)]})
 
 _SETTING = one_of("always", "never")
-_FILTERS = record({}, {"always": _FILTER, "never": _FILTER})
+_FILTERS = closed(record({}, {"always": _filter, "never": _filter}), "always", "never")
 
 
 def _approved(value: Any, path: str) -> Any:
@@ -107,8 +118,6 @@ def mcp_tool(value: Any, path: str) -> Tool:
             ignore(f"{path}.{name}")
     if tool.get("server_description") and not tool.get("defer_loading"):
         ignore(f"{path}.server_description")  # the server's tools are offered by their own words
-    if isinstance(allowed := tool.get("allowed_tools"), dict):
-        unread(allowed, ("tool_names", "read_only"), f"{path}.allowed_tools")
     return tool
 
 

@@ -370,7 +370,11 @@ def _approved(items: Sequence[Item], new: Sequence[Item], functions: Functions) 
         name, key = link_of(answer)
         request = asked[key]
         if not functions.allow({**request, "type": type_asked_for(request).type}):
-            message = f"The call that '{key}' asks approval for is of a tool that this request does not have."
+            message = (
+                f"The call that '{key}' asks approval for is of a tool that this request does not have: "
+                f"{request['name']!r} of the MCP server {request['server_label']!r}. Send the server in "
+                "'tools' again, with that label, and allow the tool."
+            )
             refuse(f"input[{index}].{name}", message)
         found.append(str(key))
     return found

@@ -279,6 +279,19 @@ def test_a_kind_of_tool_that_is_not_official_is_refused_with_those_that_are(kind
     assert f"'{kind}'" in str(caught.value) and "'function', " in str(caught.value)
 
 
+@pytest.mark.parametrize("asked", [{"tools": [{"type": "bogus"}]}, {"tool_choice": {"type": "bogus"}}])
+@pytest.mark.parametrize("parse", [parse_create, parse_chat])
+def test_the_kinds_that_are_told_are_those_that_work_there(parse: Callable[..., Any], asked: Json) -> None:
+    on_chat = parse is parse_chat
+    said: Json = {"messages": [{"role": "user", "content": "x"}]} if on_chat else {"input": "x"}
+    with pytest.raises(ApiError) as caught:
+        parse({**said, **asked})
+    told = {word.strip("'., ") for word in str(caught.value).partition("are:")[2].split()}
+    assert {"function", "custom", "mcp", "web_search"} <= told
+    assert told.isdisjoint({"code_interpreter", "computer", "file_search", "computer_use"})
+    assert told.isdisjoint({"shell", "namespace", "tool_search"}) is on_chat
+
+
 def test_another_version_of_a_known_tool_passes_and_is_named() -> None:
     later = {"type": "code_interpreter_2027_01_31", "depth": 3}
     assert parse_tools([FUNCTION, later])[1] == later

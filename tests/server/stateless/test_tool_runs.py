@@ -336,6 +336,7 @@ async def test_without_a_provider_a_search_is_refused_or_left_out(
         ({"tools": [BUILTIN], "n": 2}, "n", "for each answer"),
         ({"tools": [BUILTIN], "add_generation_prompt": False}, "add_generation_prompt", "server runs"),
         ({"tools": [BUILTIN, {"type": "shell"}]}, "tools[1].type", "tools that the server runs"),
+        ({"tools": [{"type": "tool_search"}]}, "tools[0].type", "/v1/responses"),
         ({"tools": [{**DESK, "server_url": "builtin:shop"}]}, "tools[0].server_url", "shop"),
         ({"tools": [{**BUILTIN, "allowed_tools": ["juggle"]}]}, "tools[0].allowed_tools", "juggle"),
         ({"tools": [BUILTIN], "tool_choice": WEB}, "tool_choice", "not found"),

@@ -116,6 +116,30 @@ async def test_a_call_is_asked_for_and_made_once_it_is_approved(tmp_path: Path, 
     wire.validate("MCPApprovalResponseResource", given)
 
 
+@pytest.mark.parametrize(
+    ("said", "param", "told"),
+    [
+        ({"require_approval": {"never": {"tool_name": ["look_up"]}}}, ".never.tool_name", "'tool_names'?"),
+        ({"require_approval": {"never": {"names": ["look_up"]}}}, ".never.names", "'tool_names'"),
+        ({"require_approval": {"never": {}}}, ".never", "an empty filter"),
+        ({"require_approval": {"never": {"tool_names": None}}}, ".never", "an empty filter"),
+        ({"require_approval": {"always": {}}}, ".always", "an empty filter"),
+        ({"require_approval": {"nevr": {"tool_names": []}}}, ".nevr", "'never'?"),
+        ({"allowed_tools": {"tool_name": ["look_up"]}}, ".tool_name", "'tool_names'?"),
+        ({"allowed_tools": {"readonly": True}}, ".readonly", "'read_only'?"),
+        ({"allowed_tools": {}}, "", "an empty filter"),
+    ],
+)
+async def test_a_misspelt_or_empty_filter_is_no_filter_that_fits_every_tool(
+    tmp_path: Path, said: Json, param: str, told: str
+) -> None:
+    async with desk(tmp_path) as here:
+        error = await here.api.refused(400, BOOK, tools=[{**ASKING, **said}])
+    [field] = said
+    assert error["param"] == f"tools[0].{field}{param}" and told in error["message"]
+    assert here.seen.called == []
+
+
 async def test_a_declined_call_is_not_made_and_the_model_is_told(tmp_path: Path) -> None:
     async with desk(tmp_path) as here:
         first = await here.api.create(BOOK, tools=[ASKING])
@@ -242,7 +266,7 @@ async def test_a_call_that_is_cut_short_asks_for_nothing(tmp_path: Path) -> None
 
 
 async def test_approvals_of_this_servers_own_tools(tmp_path: Path) -> None:
-    tool = {**BUILTIN, "require_approval": {"always": {"tool_names": ["calculator"]}, "never": {}}}
+    tool = {**BUILTIN, "require_approval": {"never": {"tool_names": []}}}
     async with desk(tmp_path) as here:
         first = await here.api.create('call calculator {"expression": "2+3"}', tools=[tool])
         [request] = requests(first)
@@ -363,6 +387,8 @@ async def test_a_call_is_only_made_of_a_tool_that_the_request_has(tmp_path: Path
         )
     error = wire.validate_error(reply.json())
     assert (reply.status_code, error["param"]) == (400, "input[0].approval_request_id")
+    assert "'book' of the MCP server 'desk'" in error["message"], "what is to be sent again"
+    assert "in 'tools' again" in error["message"]
     assert here.seen.called == [] and declined["status"] == "completed"
 
 
@@ -535,6 +561,26 @@ async def test_a_run_waits_for_outputs_and_approvals_together(tmp_path: Path) ->
         done = await live.done()
     assert text(done) == "The tool said: rainy" and "booked 3" in prompts(here.engine)[-1]
     assert here.seen.called == ["book"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda known: {"approval_request_id": known, "approve": True},
+        lambda known: {"call_id": known, "output": "yes"},
+        lambda known: {"tool_call_id": known, "output": "yes"},
+    ],
+)
+async def test_an_approval_that_is_sent_as_an_output_is_told_its_type(
+    tmp_path: Path, said: Callable[[str], Json]
+) -> None:
+    async with desk(tmp_path) as here, waiting_for(here, BOOK) as (_, response):
+        [request] = requests(response)
+        reply = await fed(here, response["id"], said(request["id"]))
+        error = wire.validate_error(reply.json())
+        assert reply.status_code == 400
+        assert '"type": "mcp_approval_response"' in error["message"]
+        assert (await fed(here, response["id"], decline(request["id"]))).status_code == 200
 
 
 async def test_an_approval_twice_in_a_post_is_refused(tmp_path: Path) -> None:
