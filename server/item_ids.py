@@ -30,7 +30,7 @@ async def identify(
     """Normalised items as storage is to have them, one for one; the order is kept.
 
     taken: an id that is known not to be free, though no item that the owner can see has it. Raises ApiError
-    404 for a reference to an item that the owner cannot see.
+    404 for a reference to an item that the owner cannot see, and for an item that says no more than its id.
     """
     found = await storage.get_items(owner, list({item["id"] for item in items}))
     much = in_large_request() or num_parts(items) > THREADED_PARTS
@@ -48,18 +48,27 @@ def _identified(
     identified = []
     for index, item in enumerate(items):
         stored = known.setdefault(item["id"], item)
-        if item["type"] == "item_reference":
-            if item["id"] not in found:
-                message = f"Item with id '{item['id']}' not found."
-                raise ApiError(404, message, code="not_found", param=f"{param}[{index}].id")
-            item = stored
-        elif _same(item, stored):
+        refers = item["type"] == "item_reference"
+        same = not refers and _same(item, stored)
+        unknown = item["id"] not in found if refers else not same or stored is item
+        if unknown and (refers or _names_only(item)):
+            message = f"Item with id '{item['id']}' not found."
+            raise ApiError(404, message, code="not_found", param=f"{param}[{index}].id")
+        if refers or same:
             item = stored
         else:
             other = {**item, "id": ITEM_TYPES[item["type"]].prefix + secrets.token_hex(24)}
             item = with_private(other, private_of(item))
         identified.append(item)
     return identified
+
+
+def _names_only(item: Item) -> bool:
+    """Whether an item says nothing but which stored item it is, as those may that are known by their ids."""
+    row = ITEM_TYPES.get(item["type"])
+    if row is None or not row.known_by_id or private_of(item) is not None:
+        return False
+    return _bare(item).keys() <= {"type", "id", "status", "action"}
 
 
 def _same(sent: Item, stored: Item) -> bool:

@@ -10,7 +10,7 @@ from tools.images import GENERATE, Image, ImageGenerator, image_tools
 from tools.mcp import ConnectionPool, Connections, Listing, McpServer, McpTool
 from tools.operator import ToolsError, operator_tools, tool
 from tools.ranking import best_matches
-from tools.runtime import execute
+from tools.runtime import UNKNOWN_EFFECT, execute, with_doubt
 from tools.spec import Registry, ToolError, ToolResult, ToolSpec
 from tools.web import (
     PAGE,
@@ -37,6 +37,7 @@ __all__ = [
     "PAGE",
     "PROVIDERS",
     "SEARCH",
+    "UNKNOWN_EFFECT",
     "Caps",
     "ConnectionPool",
     "Connections",
@@ -74,4 +75,5 @@ __all__ = [
     "tool",
     "urls_in",
     "web_tools",
+    "with_doubt",
 ]

@@ -15,6 +15,9 @@ from tools.spec import ToolError, ToolResult, ToolSpec
 
 log = logging.getLogger("antiphon.tools")
 
+UNKNOWN_EFFECT = "Whether it had any effect is not known."
+"""What the model is told besides of a call that was cut short and must not simply be made again."""
+
 MAX_OUTPUT = 256 * 1024
 """Characters of a tool's output that the model is shown; a longer one would only overflow its context."""
 
@@ -26,13 +29,24 @@ async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
         async with asyncio.timeout(spec.timeout_s):
             output = await spec.run(**given)
     except ToolError as exc:
-        return ToolResult(error=str(exc))
+        return with_doubt(ToolResult(error=str(exc), uncertain=exc.uncertain), repeatable=spec.idempotent)
     except TimeoutError:
-        return ToolResult(error=f"{spec.name} took longer than {spec.timeout_s:g} s and was stopped")
+        end = "was stopped" if spec.stops else "may still go on; nobody waits for it any more"
+        late = f"{spec.name} took longer than {spec.timeout_s:g} s and {end}"
+        return with_doubt(ToolResult(error=late, uncertain=True), repeatable=spec.idempotent)
     except Exception as exc:
         log.exception("tool %s failed", spec.name)
         return ToolResult(error=f"{spec.name} failed: {type(exc).__name__}")
     return shortened(output if isinstance(output, ToolResult) else ToolResult(output=output))
+
+
+def with_doubt(result: ToolResult, *, repeatable: bool) -> ToolResult:
+    """A result that says so where nobody knows whether the call had an effect. repeatable: the call may be
+    made twice, so that the model need not know."""
+    if repeatable or not result.uncertain:
+        return result
+    error = (result.error or "").rstrip(".")
+    return replace(result, error=f"{error}. {UNKNOWN_EFFECT}")
 
 
 def shortened(result: ToolResult) -> ToolResult:

@@ -13,6 +13,7 @@ class ToolResult:
 
     source: what an error comes from: the tool, the protocol by which it is called, or HTTP. code: of an error
     of those two. kept: what is to be kept of the call besides, and shown to nobody, as JSON values.
+    uncertain: the call was cut short after it was sent, so that it may have had its effect all the same.
     """
 
     output: str | None = None
@@ -20,6 +21,7 @@ class ToolResult:
     source: Literal["tool", "protocol", "http"] = "tool"
     code: int | None = None
     kept: Mapping[str, Any] | None = None
+    uncertain: bool = False
 
 
 Function = Callable[..., Awaitable[str | ToolResult]]
@@ -28,7 +30,14 @@ ToolError to tell the model what went wrong."""
 
 
 class ToolError(Exception):
-    """The tool cannot do what it was asked; the message is for the model, which may try again."""
+    """The tool cannot do what it was asked; the message is for the model, which may try again.
+
+    uncertain: as in ToolResult.
+    """
+
+    def __init__(self, message: str, *, uncertain: bool = False) -> None:
+        super().__init__(message)
+        self.uncertain = uncertain
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +47,9 @@ class ToolSpec:
     parameters: the JSON Schema of its arguments, an object schema. offered_by: the `tools[].type` of the
     requests that offer it. idempotent: after a crash a call that had begun is run again; otherwise the model
     is told that its outcome is unknown. timeout_s: seconds a call may take. strict: the model is held to the
-    schema while it writes; otherwise arguments are only checked. run: carries a call out. close: ends what it
-    keeps from call to call, such as connections, when the server ends.
+    schema while it writes; otherwise arguments are only checked. run: carries a call out. stops: a call that
+    is given up has ended; otherwise it may go on, as a thread does, or the other side of a connection. close:
+    ends what it keeps from call to call, such as connections, when the server ends.
     """
 
     name: str
@@ -50,6 +60,7 @@ class ToolSpec:
     idempotent: bool = False
     timeout_s: float = 30.0
     strict: bool = True
+    stops: bool = False
     close: Callable[[], Awaitable[None]] | None = None
 
 

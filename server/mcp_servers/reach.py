@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tools import ConnectionPool, Connections, Listing, McpServer, ToolResult
+from tools import ConnectionPool, Connections, Listing, McpServer, ToolResult, with_doubt
 
 
 class Reach:
@@ -43,7 +43,8 @@ class Reach:
         if tool is None:
             return ToolResult(error=f"The MCP server {label!r} has listed no tool {name!r}.")
         schema = tool["input_schema"]
-        return await self._connections.call(label, server, name, schema, arguments, call_id)
+        result = await self._connections.call(label, server, name, schema, arguments, call_id)
+        return with_doubt(result, repeatable=self.may_repeat(label, name))
 
     def may_repeat(self, label: str, name: str) -> bool:
         """Whether a call may be made twice. What a server says of its tools counts only where the operator

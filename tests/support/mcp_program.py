@@ -36,6 +36,14 @@ def main() -> None:
                 await asyncio.sleep(20)
         return "done"
 
+    @server.tool()
+    def crash() -> str:
+        """Write to the log, and end the program before it answers."""
+        with log.open("a") as file:
+            file.write("crashed\n")
+        print("first words\nthe desk is gone", file=sys.stderr, flush=True)
+        os._exit(7)
+
     match sys.argv[2:]:
         case ["sse", port]:
             server.run("sse", port=int(port))

@@ -31,14 +31,15 @@ _NUMBER = re.compile(r"\d+|0x[0-9a-f]*", re.IGNORECASE)
 class EgressError(ToolError):
     """Something is not reached, or not to its end; the message is fit for a model and for a client.
 
-    kind: `refused` by the rules, `unreachable`, `too_large` or `too_slow` by the caps, or `broken`: the other
-    side does not keep to HTTP.
+    kind: `refused` by the rules, `unreachable`: there was no connection, so nothing was sent; `too_large` or
+    `too_slow` by the caps, or `broken`: the connection broke, or the other side does not keep to HTTP.
     """
 
     def __init__(
         self, message: str, kind: Literal["refused", "unreachable", "too_large", "too_slow", "broken"]
     ) -> None:
-        super().__init__(message)
+        # In the other cases a request was sent, or may have been.
+        super().__init__(message, uncertain=kind not in ("refused", "unreachable"))
         self.kind = kind
 
 

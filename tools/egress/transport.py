@@ -11,7 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from contextlib import aclosing
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpcore2
 import httpx2
@@ -152,7 +152,10 @@ class _Exchange:
             if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error)):
                 message = f"{self._host} shows no certificate that this server trusts."
                 raise EgressError(message, "unreachable") from None
-            raise EgressError(f"The connection to {self._host} broke.", "unreachable") from None
+            kind: Literal["unreachable", "broken"] = (
+                "unreachable" if isinstance(error, httpcore2.ConnectError) else "broken"
+            )
+            raise EgressError(f"The connection to {self._host} broke.", kind) from None
         except (httpcore2.ProtocolError, httpcore2.UnsupportedProtocol) as error:
             raise EgressError(f"{self._host} does not keep to HTTP: {error}", "broken") from None
 

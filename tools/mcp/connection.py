@@ -51,7 +51,8 @@ log = logging.getLogger("antiphon.mcp")
 class Connection:
     """A connection with one server, and the task that it belongs to.
 
-    status: of the last HTTP reply. sound: nothing has failed in it, so that another run may use it.
+    status: of the last HTTP reply. num_replies: HTTP replies that have begun. sound: nothing has failed in
+    it, so that another run may use it.
     """
 
     def __init__(self, server: McpServer, egress: Egress) -> None:
@@ -61,6 +62,7 @@ class Connection:
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self.status: int | None = None
+        self.num_replies = 0
         self.sound = True
 
     @property
@@ -206,6 +208,7 @@ class Connection:
 
     async def _note(self, response: httpx2.Response) -> None:
         self.status = response.status_code
+        self.num_replies += 1
 
 
 async def _taken_as_it_is(*_: Any) -> None:
@@ -223,20 +226,21 @@ def _load() -> None:
 # Failures
 
 
-def failure(exc: BaseException, status: int | None) -> ToolResult:
+def failure(exc: BaseException, status: int | None, *, begun: bool = False) -> ToolResult:
     """What is told of an exception that a connection ended with, or a call. status: of the last HTTP
-    reply."""
+    reply. begun: there was a connection, and the call was on its way."""
     import httpx2
     from mcp.shared.exceptions import MCPError
 
     cause = _first(exc)
     if isinstance(cause, EgressError):
         codes = {"too_slow": 504, "refused": 403}
-        return ToolResult(error=str(cause), source="http", code=codes.get(cause.kind, 502))
+        code, uncertain = codes.get(cause.kind, 502), begun and cause.uncertain
+        return ToolResult(error=str(cause), source="http", code=code, uncertain=uncertain)
     if isinstance(cause, ToolError):
         return ToolResult(error=str(cause))
     if isinstance(cause, TimeoutError | httpx2.TimeoutException):
-        return ToolResult(error="it did not answer in time", source="http", code=504)
+        return ToolResult(error="it did not answer in time", source="http", code=504, uncertain=begun)
     if isinstance(cause, httpx2.HTTPStatusError):
         code = cause.response.status_code
         return ToolResult(error=f"it answered with HTTP status {code}", source="http", code=code)
@@ -245,9 +249,11 @@ def failure(exc: BaseException, status: int | None) -> ToolResult:
             return ToolResult(error=f"it answered with HTTP status {status}", source="http", code=status)
         return ToolResult(error=cause.message[:1000], source="protocol", code=cause.code)
     if isinstance(cause, httpx2.HTTPError | OSError | EOFError):
-        return ToolResult(error=f"it could not be reached ({_said(cause)})", source="http", code=502)
+        what = "it broke off" if begun else "it could not be reached"
+        return ToolResult(error=f"{what} ({_said(cause)})", source="http", code=502, uncertain=begun)
     log.warning("an MCP server failed: %r", exc)
-    return ToolResult(error="its answer could not be understood", source="protocol", code=-32700)
+    told = "its answer could not be understood"
+    return ToolResult(error=told, source="protocol", code=-32700, uncertain=begun)
 
 
 def _is_closed(exc: BaseException | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tools.egress import Egress
@@ -144,8 +144,12 @@ class Connections:
         except ToolError as misfit:
             return ToolResult(error=str(misfit))
         clock = asyncio.get_running_loop().time
+        connection = await self._connection(label, server)
+        begun, num_replies = False, 0
 
         async def make(client: Client) -> ToolResult:
+            nonlocal begun, num_replies
+            begun, num_replies = True, connection.num_replies
             until = clock() + MOST_CALL_S
             async with asyncio.timeout(CALL_S) as limit:
 
@@ -157,11 +161,14 @@ class Connections:
                 result = await client.call_tool(name, given, progress_callback=on_progress, meta=meta)
             return read_result(result)
 
-        connection = await self._connection(label, server)
         try:
             return shortened(await connection.use(make))
         except Exception as exc:
-            return failure(exc, connection.status)
+            failed = failure(exc, connection.status, begun=begun)
+            if begun and failed.code == 502 and connection.num_replies > num_replies:
+                # The reply had begun before the server went away: that it is not there now says nothing.
+                failed = replace(failed, uncertain=True)
+            return failed
 
     async def _connection(self, label: str, server: McpServer) -> Connection:
         async with self._taking.setdefault(label, asyncio.Lock()):  # parallel calls share one

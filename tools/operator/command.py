@@ -62,7 +62,7 @@ def command_tool(command: Sequence[str], folder: Path) -> Function:
             if process.returncode is None:
                 await _end(process)
         if process.returncode:
-            raise ToolError(_failure(process.returncode, complaint))
+            raise ToolError(_failure(process.returncode, complaint), uncertain=process.returncode < 0)
         return output.decode("utf-8", "replace").rstrip("\n")
 
     return run
@@ -111,7 +111,8 @@ async def _read(pipe: asyncio.StreamReader) -> bytes:
     while part := await pipe.read(65536):
         written += len(part)
         if written > MAX_WRITTEN:
-            raise ToolError(f"the program wrote more than {MAX_WRITTEN} bytes and was stopped")
+            told = f"the program wrote more than {MAX_WRITTEN} bytes and was stopped"
+            raise ToolError(told, uncertain=True)
         kept += part[: MAX_KEPT - len(kept)]
     return bytes(kept)
 

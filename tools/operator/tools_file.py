@@ -79,6 +79,7 @@ def _tool(name: str, table: Any, folder: Path) -> ToolSpec:
         idempotent=table.get("idempotent", False),
         timeout_s=timeout_s,
         strict=table.get("strict", True),
+        stops="command" in table,
     )
 
 

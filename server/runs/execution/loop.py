@@ -44,11 +44,11 @@ from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
 from server.webhooks import notice
 from storage import ClosedItem, Finish, Park, RunLost
-from tools import Registry, ToolResult
+from tools import UNKNOWN_EFFECT, Registry, ToolResult
 
 log = logging.getLogger("antiphon.runs")
 
-UNCERTAIN = "The server stopped while this call was being made. Whether it had any effect is not known."
+UNCERTAIN = f"The server stopped while this call was being made. {UNKNOWN_EFFECT}"
 """What the model is told of a call that may have been made and must not be made twice."""
 
 CALLS_AT_ONCE = 8
@@ -328,7 +328,8 @@ class Loop:
         if source_of(call) is not None and not run.functions.allow(call):
             return ToolResult(error=f"There is no tool {call.get('name')!r} among those of this response.")
         if limit is not None and num_made >= limit:
-            return ToolResult(error=f"This response may make no more than {limit} tool calls.")
+            calls = "1 tool call" if limit == 1 else f"{limit} tool calls"
+            return ToolResult(error=f"This response may make no more than {calls}.")
         if run.plan.charge is not None and (refusal := await self._limiter.tool_call(run.plan.charge)):
             return ToolResult(error=refusal)
         tracing, name = self._telemetry.tracing, call.get("name") or call["type"]

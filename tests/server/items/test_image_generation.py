@@ -154,6 +154,12 @@ async def test_later_turns_are_told_the_same(tmp_path: Path, images: LoopbackIma
         assert api.response(reply) and "x-antiphon-ignored" not in reply.headers
         assert '"a very grey cat"' in prompts(engine)[-1], "what an item says itself is told"
         assert "The image was made, and the user sees it." in prompts(engine)[-1]
+        bare = {"type": "image_generation_call", "id": "ig_nobody92"}
+        for strange in (bare, {**bare, "status": "completed"}, {**bare, "id": first["output"][-1]["id"]}):
+            error = await api.refused(404, [start, strange, *turn], tools=[TOOL])
+            assert (error["code"], error["param"]) == ("not_found", "input[1].id"), "nothing is made up"
+        twice = [start, {**stranger, "id": "ig_here"}, {**bare, "id": "ig_here"}, *turn]
+        await api.create(twice, tools=[TOOL])
     async with painting(tmp_path, images, engine) as (_, api):
         await api.create(turn, tools=[TOOL], previous_response_id=first["id"])
         assert prompts(engine)[-1] == chained

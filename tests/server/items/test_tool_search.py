@@ -191,7 +191,7 @@ async def test_a_limit_of_tool_calls_counts_searches(tmp_path: Path) -> None:
         response = await Api(client).create("Go.", tools=tools, max_tool_calls=1)
     assert kinds(response) == ["tool_search_call", "tool_search_output", "tool_search_call", "message"]
     assert response["output"][2]["status"] == "incomplete"
-    assert "no more than 1 tool calls" in prompts(engine)[2]
+    assert "no more than 1 tool call." in prompts(engine)[2]
 
 
 async def test_one_call_in_a_turn(tmp_path: Path) -> None:

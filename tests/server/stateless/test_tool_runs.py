@@ -421,7 +421,7 @@ async def test_calls_are_limited(tmp_path: Path) -> None:
     async with running_app(tmp_path, owner_limit=limits) as running, http_client(running) as client:
         said = await message(client, f"{SUM}\n{SUM}", tools=[BUILTIN], max_tool_calls=1)
         assert [one["error"] is None for one in made(said)] == [True, False]
-        assert "no more than 1 tool calls" in str(made(said)[1]["error"])
+        assert "no more than 1 tool call." in str(made(said)[1]["error"])
         said = await message(client, f"{SUM}\n{SUM}", tools=[BUILTIN])
         assert [one["error"] is None for one in made(said)] == [True, False]
         assert "only 2 tool calls a minute" in str(made(said)[1]["error"])

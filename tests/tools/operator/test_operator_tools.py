@@ -8,14 +8,15 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from tools import BUILTIN, ToolError, ToolsError, ToolSpec, execute, operator_tools, tool
+from tools import BUILTIN, UNKNOWN_EFFECT, ToolError, ToolsError, ToolSpec, execute, operator_tools, tool
 from tools.operator import functions
 from tools.runtime import MAX_OUTPUT
 
@@ -63,9 +64,12 @@ async def test_a_program_reads_json_and_its_output_is_the_result(
     ("source", "error"),
     [
         ("import sys; sys.exit('no such city')", "the program failed with status 1: no such city"),
-        ("import os; os.kill(os.getpid(), 15)", "the program was ended by signal 15"),
+        (
+            "import os; os.kill(os.getpid(), 15)",
+            f"the program was ended by signal 15. {UNKNOWN_EFFECT}",
+        ),
         ("import os\nwhile True: os.write(1, b'x' * 65536)", "wrote more than 16777216 bytes"),
-        ("import time; time.sleep(60)", "program took longer than 0.5 s and was stopped"),
+        ("import time; time.sleep(60)", f"program took longer than 0.5 s and was stopped. {UNKNOWN_EFFECT}"),
     ],
     ids=["status", "signal", "endless", "hangs"],
 )
@@ -301,6 +305,35 @@ async def test_endpoints_that_fail(status: str, body: bytes, error: str, tmp_pat
         assert len(seen) == 1
 
 
+@asynccontextmanager
+async def dropping(*, after_s: float) -> AsyncIterator[str]:
+    """An endpoint that reads each request, and closes its connection in place of an answer."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(reader.read(), after_s)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/tool"
+
+
+async def test_a_post_without_an_answer_is_not_known_to_have_had_no_effect(tmp_path: Path) -> None:
+    async with dropping(after_s=0.0) as url:
+        spec = posting(tmp_path, url)
+        broken = await execute(spec, "{}")
+        repeatable = await execute(replace(spec, idempotent=True), "{}")
+    unsent = await execute(spec, "{}")
+    async with dropping(after_s=60.0) as url:
+        late = await execute(replace(posting(tmp_path, url), timeout_s=0.2), "{}")
+    assert str(broken.error).endswith(UNKNOWN_EFFECT)
+    assert repeatable.error and UNKNOWN_EFFECT not in repeatable.error
+    assert "accepts no connection" in str(unsent.error) and UNKNOWN_EFFECT not in str(unsent.error)
+    told = "post took longer than 0.2 s and may still go on; nobody waits for it any more."
+    assert late.error == f"{told} {UNKNOWN_EFFECT}"
+
+
 async def test_a_function_is_described_by_its_docstring_and_annotations() -> None:
     @tool(idempotent=True, timeout_s=5)
     def repeat(text: str, times: int = 2, mode: Literal["up", "down"] | None = None) -> dict[str, str | int]:
@@ -385,4 +418,5 @@ async def test_a_function_that_hangs_does_not_hold_the_end_of_the_process() -> N
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     output, _ = await asyncio.wait_for(process.communicate(), 30)
-    assert output.decode().strip() == "hang took longer than 0.1 s and was stopped"
+    told = "hang took longer than 0.1 s and may still go on; nobody waits for it any more."
+    assert output.decode().strip() == f"{told} {UNKNOWN_EFFECT}"

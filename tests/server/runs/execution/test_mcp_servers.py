@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,10 +17,11 @@ from engine import ScriptedEngine
 from server.items import ITEM_TYPES
 from server.mcp_servers import read_mcp_settings
 from tests.support.mcp_servers import Kind, Seen, make_server, mcp_server, noting, serving, stdio_command
+from tests.support.processes import free_port
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, gated, loose, prompts, text
 from tests.support.wire import Json
-from tools import Listing, McpTool
+from tools import UNKNOWN_EFFECT, Listing, McpTool
 
 DESK: Json = {
     "type": "mcp",
@@ -367,7 +368,52 @@ async def test_a_limit_of_time_begins_anew_with_progress(
         response = await Api(client).create(asked, tools=[DESK])
     lively, silent = response["output"][1:3]
     assert lively["output"] == "held"
-    assert silent["error"] == {"type": "http_error", "code": 504, "message": "it did not answer in time"}
+    told = f"it did not answer in time. {UNKNOWN_EFFECT}"
+    assert silent["error"] == {"type": "http_error", "code": 504, "message": told}
+
+
+async def listens(port: int) -> None:
+    """Wait until a port of loopback takes connections."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                return
+
+
+@pytest.mark.parametrize("transport", ["stdio", "streamable-http", "sse"])
+@pytest.mark.parametrize("repeatable", [False, True], ids=["may not run twice", "may run twice"])
+async def test_a_call_that_a_server_breaks_off_may_have_had_an_effect(
+    tmp_path: Path, transport: str, repeatable: bool
+) -> None:
+    log, command = tmp_path / "log", stdio_command(tmp_path / "log")
+    rights = {"idempotent": ["crash"]} if repeatable else {}
+    async with AsyncExitStack() as stack:
+        if transport == "stdio":
+            desk: dict[str, Any] = {"command": command}
+        else:
+            port = free_port()
+            program = await asyncio.create_subprocess_exec(*command, transport, str(port))
+            stack.callback(lambda: program.returncode is None and program.kill())
+            await listens(port)
+            desk = {"url": f"http://127.0.0.1:{port}/{'sse' if transport == 'sse' else 'mcp'}"}
+        known = settings(desk={**desk, **rights})
+        server = await stack.enter_async_context(running_app(tmp_path / "data", **known))
+        api = Api(await stack.enter_async_context(http_client(server)))
+        response = await api.create("call crash {}", tools=[DESK])
+        gone = None
+        if transport == "streamable-http":  # nobody listens any more
+            again = {"previous_response_id": response["id"], "tools": [DESK]}
+            gone = (await api.create('call append {"line": "x"}', **again))["output"][0]
+    made = response["output"][1]
+    assert log.read_text() == "crashed\n", "it had its effect, once"
+    assert "could not be reached" not in made["error"]["message"]
+    assert made["error"]["message"].endswith(UNKNOWN_EFFECT) is not repeatable, made["error"]
+    assert gone is None or UNKNOWN_EFFECT not in gone["error"]["message"], gone
 
 
 async def test_input_tokens_are_counted_without_asking_a_server(tmp_path: Path) -> None:
