@@ -1,4 +1,4 @@
-"""The audit log by owner: limits of a model are found by whom they limit, and what was removed can be told."""
+"""The audit log by owner: limits of a model are found by whom they limit, and removals can be told."""
 
 from __future__ import annotations
 
