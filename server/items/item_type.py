@@ -180,14 +180,16 @@ class Elsewhere:
     tool lets in, each with its route, among whose fields is its own `name`; a function is shown to the model
     under the name that is given there, unless that is taken. listed: those fields of the listing that have
     changed when it is done, for what the server answered. failed: the type of the last event of a listing
-    that failed, in place of the listing's. holds: whether a call is one of such tools. run: carries it out;
-    never raises. repeatable: as in `Execution`.
+    that failed, in place of the listing's. unknown: what a tool asks for by names that a listing does not
+    have: the member of the tool that does, and why it cannot, as a sentence; None where it does not. holds:
+    whether a call is one of such tools. run: carries it out; never raises. repeatable: as in `Execution`.
     """
 
     meant: Callable[[Tool], bool]
     offers: Callable[[Tool, Item, Approvals], Sequence[tuple[Tool, Route]]]
     listed: Callable[[ServerListing], Item]
     failed: str
+    unknown: Callable[[Tool, Item], tuple[str, str] | None]
     holds: Callable[[Item, Reach], bool]
     run: Callable[[Item, Reach], Awaitable[ToolResult]]
     repeatable: Callable[[Item, Reach], bool]

@@ -184,7 +184,12 @@ async def _result(here: Context, started: Started, who: str | None) -> bytes:
     if events is not None:
         body = terminal_response(events.bodies[-1])
         if events.bodies[-1].startswith(b'{"type":"response.failed"'):
-            require_servers(orjson.loads(body)["output"])
+            output = orjson.loads(body)["output"]
+            require_servers(output)
+            # Other servers' tools were known only then; else the request would have been refused at once.
+            listed = bool(output) and output[-1]["type"] == "mcp_list_tools"
+            if listed and (refusal := started.failure()) is not None and refusal.status == 400:
+                raise refusal
         return body
     if who is not None:
         await here.runs.get(who, started.response_id)  # raises NotFound when it was deleted

@@ -12,7 +12,7 @@ no request could be refused for a wrong name in `allowed_tools`, because names w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from server.ignored import ignore
@@ -138,13 +138,40 @@ def _offers(tool: Tool, registry: Registry, path: str) -> Sequence[Tool]:
     if _is_elsewhere(tool):
         return []  # listings offer them
     specs = {spec.name: spec for spec in registry.values() if spec.offered_by == "mcp"}
-    allowed, approval = tool.get("allowed_tools"), tool.get("require_approval")
-    _require_known(allowed, specs, f"{path}.allowed_tools")
-    for side in ("always", "never"):
-        filter_ = approval.get(side) if isinstance(approval, dict) else None
-        _require_known(filter_, specs, f"{path}.require_approval.{side}")
+    for member, wanted in _filters(tool):
+        _require_known(wanted, specs, f"{path}.{member}")
+    allowed = tool.get("allowed_tools")
     names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
     return [function_of(spec) for spec in specs.values() if names is None or spec.name in names]
+
+
+def _filters(tool: Tool) -> Iterator[tuple[str, Any]]:
+    """The members of a tool that name some of its server's tools, each with its list or filter."""
+    yield "allowed_tools", tool.get("allowed_tools")
+    approval = tool.get("require_approval")
+    if isinstance(approval, dict):
+        yield from ((f"require_approval.{side}", approval.get(side)) for side in ("always", "never"))
+
+
+def _names(wanted: Any) -> Sequence[str]:
+    return (wanted.get("tool_names") if isinstance(wanted, dict) else wanted) or ()
+
+
+def _unknown(tool: Tool, listing: Item) -> tuple[str, str] | None:
+    known = [listed["name"] for listed in listing["tools"]]
+    left_out = {each["name"]: each["reason"] for each in listing.get("left_out", ())}
+    for member, wanted in _filters(tool):
+        for name in _names(wanted):
+            if name not in known:
+                label = tool["server_label"]
+                if name in left_out:
+                    return (
+                        member,
+                        f"The tool {name!r} of the MCP server {label!r} is left out: {left_out[name]}",
+                    )
+                told = f"Its tools are: {', '.join(known)}." if known else "It has none."
+                return member, f"The MCP server {label!r} has no tool {name!r}. {told}"
+    return None
 
 
 def _require_known(wanted: Any, specs: Mapping[str, Any], path: str) -> None:
@@ -152,8 +179,7 @@ def _require_known(wanted: Any, specs: Mapping[str, Any], path: str) -> None:
     if isinstance(wanted, dict) and wanted.get("read_only") is not None:
         message = "This server does not tell tools that only read from others."
         refuse(f"{path}.read_only", message, "unsupported_parameter")
-    names = wanted.get("tool_names") if isinstance(wanted, dict) else wanted
-    if unknown := [name for name in names or () if name not in specs]:
+    if unknown := [name for name in _names(wanted) if name not in specs]:
         message = f"There is no tool {unknown[0]!r}. The tools of {BUILTIN_URL!r} are: {', '.join(specs)}."
         refuse(path, message)
 
@@ -301,6 +327,7 @@ _ELSEWHERE = Elsewhere(
     _offers_listed,
     _listed,
     failed="response.mcp_list_tools.failed",
+    unknown=_unknown,
     holds=_is_held,
     run=_run_elsewhere,
     repeatable=_repeatable_elsewhere,

@@ -44,6 +44,7 @@ class Functions:
     server's label and the tool's own name. unlisted: routes to servers whose tools are not known yet.
     listings: where they are, what lists them. lacking: types of tools of the request that this server cannot
     run. deferred: what a search may load, and has not loaded yet. loading: the items whose tools are loaded.
+    unknown: the path of what asks a server for tools that it does not list, and why it cannot, as a sentence.
     """
 
     tools: tuple[Tool, ...]
@@ -54,6 +55,7 @@ class Functions:
     lacking: frozenset[str] = frozenset()
     deferred: tuple[Deferred, ...] = ()
     loading: tuple[Item, ...] = ()
+    unknown: tuple[str, str] | None = None
 
     def of(self, route: Route) -> list[Tool]:
         """The tools that lead to a route, whether or not they are loaded."""
@@ -109,6 +111,7 @@ def functions_of(
         frozenset(found.lacking),
         tuple(found.deferred),
         loading,
+        found.unknown,
     )
 
 
@@ -130,6 +133,7 @@ class _Found:
         self.unlisted: list[Route] = []
         self.listings: list[Item] = []
         self.lacking: set[str] = set()
+        self.unknown: tuple[str, str] | None = None
 
     def take(self, tools: Sequence[Tool]) -> None:
         """The functions of tools that are no other server's."""
@@ -153,7 +157,7 @@ class _Found:
 
     def take_listed(self, tools: Sequence[Tool], items: Sequence[Item]) -> None:
         """The functions of other servers; after the others, because their names can be changed."""
-        for _, tool, _, call, type_ in _calls(tools):
+        for path, tool, _, call, type_ in _calls(tools):
             if (elsewhere := _elsewhere(call)) is None or not elsewhere.meant(tool):
                 continue
             found = Route(type_, call.fields(tool), server=call.server(tool))
@@ -161,6 +165,9 @@ class _Found:
                 self.unlisted.append(found)
                 continue
             self.listings.append(listing)
+            if self.unknown is None and (unknown := elsewhere.unknown(tool, listing)) is not None:
+                member, why = unknown
+                self.unknown = f"{path}.{member}", why
             for function, route in elsewhere.offers(tool, listing, self._approvals):
                 if tool.get("defer_loading"):
                     own = route.fields["name"]

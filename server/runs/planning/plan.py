@@ -144,7 +144,12 @@ class RunPlan:
         return functions_of(self.tools, registry, items, self.approvals)
 
     def offer(self, functions: Functions, *, forced: bool) -> Offer:
-        """What the model is offered in a generation: a forced tool choice holds for the first one only."""
+        """What the model is offered in a generation: a forced tool choice holds for the first one only.
+
+        Raises ApiError 400 for tools, of a choice or of a filter, that are not there.
+        """
+        if forced and functions.unknown is not None:  # later on it was refused already, or is a newer rule
+            refuse(*functions.unknown)
         # As long as a server has not listed its tools, nobody can say which of them are meant.
         waits = functions.unlisted and _may_mean_listed(self.tool_choice)
         choice = "auto" if waits else _of_functions(self.tool_choice, functions)
@@ -250,15 +255,27 @@ def _of_functions(choice: Any, functions: Functions) -> Any:
     for ref in choice["tools"] if listed else [choice]:
         meant = _meant(ref, functions)
         if not meant and not (listed and _is_deferred(ref, functions)):
-            label = ref.get("server_label") or ref.get("name") or ref["type"]
-            told = "was not found in the 'tools' parameter."
-            if _is_deferred(ref, functions):
-                told = "is deferred: it can be called once a search has loaded it."
-            refuse("tool_choice", f"Tool choice {label!r} {told}")
+            refuse("tool_choice", _why_not(ref, functions))
         found += meant
     if not listed and not _gives_functions(choice, functions):
         return found[0]
     return {"type": "allowed_tools", "mode": choice.get("mode", "required"), "tools": found}
+
+
+def _why_not(ref: Mapping[str, Any], functions: Functions) -> str:
+    """Why a reference stands for no function, as a sentence: it is deferred, or its server has others."""
+    name, label = ref.get("name"), ref.get("server_label")
+    what = name or label or ref["type"]
+    if _is_deferred(ref, functions):
+        return f"Tool choice {what!r} is deferred: it can be called once a search has loaded it."
+    routes = functions.routes.items()
+    offered = [
+        route.fields.get("name", own) for own, route in routes if route.fields.get("server_label") == label
+    ]
+    if name is None or label is None or not offered:
+        return f"Tool choice {label or what!r} was not found in the 'tools' parameter."
+    told = f"the tools of {label!r} that this request offers are: {', '.join(offered)}."
+    return f"Tool choice {name!r} was not found: {told}"
 
 
 def _meant(ref: Mapping[str, Any], functions: Functions) -> list[Item]:

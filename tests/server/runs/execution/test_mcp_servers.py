@@ -211,11 +211,52 @@ async def test_a_server_can_be_forced_before_it_was_listed(tmp_path: Path, choic
         http_client(server) as client,
     ):
         response = await Api(client).create("call files_list {}", tools=[DESK], tool_choice=choice)
-        none = {"type": "mcp", "server_label": "desk", "name": "nothing"}
-        failed = await Api(client).create("say hi", tools=[DESK], tool_choice=none)
     assert seen.called == ["files.list"] and response["status"] == "completed"
-    assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_prompt")
-    assert "was not found" in failed["error"]["message"]
+
+
+NOTHING: Json = {"type": "mcp", "server_label": "desk", "name": "lok_up"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "choice", "param"),
+    [
+        ({}, NOTHING, "tool_choice"),
+        ({}, {"type": "allowed_tools", "mode": "auto", "tools": [NOTHING]}, "tool_choice"),
+        ({"allowed_tools": ["look_up", "lok_up"]}, "auto", "tools[0].allowed_tools"),
+        ({"allowed_tools": {"tool_names": ["lok_up"]}}, "auto", "tools[0].allowed_tools"),
+        (
+            {"require_approval": {"never": {"tool_names": ["lok_up"]}}},
+            "auto",
+            "tools[0].require_approval.never",
+        ),
+        (
+            {"require_approval": {"always": {"tool_names": ["lok_up"]}}},
+            "auto",
+            "tools[0].require_approval.always",
+        ),
+    ],
+)
+async def test_a_name_that_a_server_does_not_list_is_refused(
+    tmp_path: Path, tool: Json, choice: Any, param: str
+) -> None:
+    engine = ScriptedEngine()
+    async with (
+        mcp_server(Seen()) as url,
+        running_app(tmp_path, engine, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        asked: Json = {"tools": [{**DESK, **tool}], "tool_choice": choice}
+        refused = await api.refused(400, "say hi", **asked)
+        stream = await api.stream("say hi", **asked)
+        assert not engine.requests, "the model is not asked"
+        first = await api.create("say hi", tools=[DESK])
+        known = await api.refused(400, "say hi", previous_response_id=first["id"], **asked)
+    assert [error["param"] for error in (refused, known)] == [param, param]
+    assert refused["message"] == known["message"]
+    assert "'lok_up'" in refused["message"] and "look_up, book" in refused["message"]
+    assert kinds(stream.response) == ["mcp_list_tools"]
+    assert stream.response["error"] == {"code": "invalid_prompt", "message": refused["message"]}
 
 
 async def test_a_server_that_cannot_be_reached_fails_the_response(tmp_path: Path) -> None:
