@@ -68,7 +68,8 @@ def _names_only(item: Item) -> bool:
     row = ITEM_TYPES.get(item["type"])
     if row is None or not row.known_by_id or private_of(item) is not None:
         return False
-    return _bare(item).keys() <= {"type", "id", "status", "action"}
+    said: dict[str, Any] = _bare(item)
+    return said.keys() <= {"type", "id", "status", "action"}
 
 
 def _same(sent: Item, stored: Item) -> bool:

@@ -84,12 +84,31 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         raise SchemaFault(f"{error.json_path}: {error.message}") from None
     if schema.get("type") != "object":
         raise SchemaFault('the type must be "object": arguments have names')
+    if (missing := _unlisted(schema)) is not None:
+        raise SchemaFault(
+            f"no call can fit: {missing!r} is required, and no property of that name is allowed"
+        )
     resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
     for reference in _references(schema):
         try:
             resolver.lookup(reference)
         except (Unresolvable, ValueError):
             raise SchemaFault(f"{reference!r} refers to nothing in the schema") from None
+
+
+def _unlisted(schema: Any) -> str | None:
+    """A property that an object must have and may not have; also of an object in it that must be there."""
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
+        return None
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    for name in required:
+        if name not in properties:
+            if closed:
+                return str(name)
+        elif (missing := _unlisted(properties[name])) is not None:
+            return missing
+    return None
 
 
 def _references(part: Any) -> Iterator[str]:

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import stat
 import sys
 import tempfile
@@ -25,11 +26,14 @@ from engine import EngineError
 from server import __version__
 from server.admin import address_file
 from server.config import FILE_NAME, Config, masked
+from server.mcp_servers import server_of
 from server.model_registry import build_engine
 from storage import StorageError, inspect_database
 from tools import (
     BUILTIN,
     PAGE,
+    ConnectionPool,
+    Connections,
     EgressError,
     McpSearch,
     SearchFailed,
@@ -42,6 +46,9 @@ from tools import (
 Verdict = Literal["ok", "note", "FAIL"]
 Finding = tuple[Verdict, str]
 Check = Callable[[Config], Awaitable[Finding]]
+
+ASK_MCP_S = 10.0
+"""Seconds that an MCP server has for starting and listing its tools."""
 
 
 def examine(config: Config) -> int:
@@ -190,9 +197,14 @@ async def _tools(config: Config) -> Finding:
         own = operator_tools(config.tools, BUILTIN)
     except ToolsError as exc:
         return "FAIL", str(exc)
-    where = f" of {config.tools}" if config.tools is not None else ""
-    besides = f", and the operator's{where}: {', '.join(own)}" if own else ""
-    return "ok", f"{', '.join(BUILTIN)}{besides}"
+    packaged = operator_tools(None, BUILTIN)
+    sources = {str(config.tools): own.keys() - packaged.keys(), "installed packages": packaged.keys()}
+    besides = [
+        f", and the operator's of {source}: {', '.join(name for name in own if name in names)}"
+        for source, names in sources.items()
+        if names
+    ]
+    return "ok", f"{', '.join(BUILTIN)}{''.join(besides)}"
 
 
 async def _egress(config: Config) -> Finding:
@@ -215,7 +227,28 @@ async def _mcp(config: Config) -> Finding:
         "never": "; no call of an MCP tool needs approval, whatever requests say",
     }[config.mcp.approval]
     verdict: Verdict = "note" if config.mcp.approval == "never" else "ok"
-    return verdict, (", ".join(places) or "no MCP server is configured") + approved
+    faults = await asyncio.gather(*(_unlisted(config, name) for name in config.mcp.servers))
+    told = [f"{place}{f': {fault}' if fault else ''}" for place, fault in zip(places, faults, strict=True)]
+    if any(faults):
+        verdict = "note"
+    return verdict, (", ".join(told) or "no MCP server is configured") + approved
+
+
+async def _unlisted(config: Config, name: str) -> str | None:
+    """Why an MCP server does not list its tools, if it does not."""
+    server = server_of(name, config.mcp.servers[name])
+    if server.command and shutil.which(server.command[0], path=server.env.get("PATH")) is None:
+        return f"the program {server.command[0]!r} cannot be run: it is not there, or not executable"
+    pool = ConnectionPool(config.egress_policy)
+    connections = Connections(pool, owner="")
+    try:
+        async with asyncio.timeout(ASK_MCP_S):
+            return (await connections.list_tools(name, server)).error
+    except TimeoutError:
+        return f"it does not list its tools within {ASK_MCP_S:g} s"
+    finally:
+        connections.close()
+        await pool.close()
 
 
 async def _web(config: Config) -> Finding:
@@ -262,6 +295,8 @@ async def _images(config: Config) -> Finding:
 
 
 async def _model(config: Config) -> Finding:
+    from server.process import unenforced
+
     began = time.perf_counter()
     try:
         engine = await asyncio.to_thread(build_engine, config)
@@ -269,8 +304,16 @@ async def _model(config: Config) -> Finding:
     except (EngineError, ImportError) as exc:
         return "FAIL", str(exc)
     seconds = time.perf_counter() - began
+    try:
+        loose = await unenforced(operator_tools(config.tools, BUILTIN), engine)
+    except ToolsError:  # the line of the tools has told it
+        loose = {}
     await engine.close()
-    return "ok", f"{info.name} loads in {seconds:.1f} s: {info.max_model_len} tokens, dialect {info.dialect}"
+    told = f"{info.name} loads in {seconds:.1f} s: {info.max_model_len} tokens, dialect {info.dialect}"
+    reasons = [
+        f"; arguments of the tool {name} are checked, and not enforced: {why}" for name, why in loose.items()
+    ]
+    return "note" if loose else "ok", told + "".join(reasons)
 
 
 async def _device(config: Config) -> Finding:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from server.process.serve import bind, serve, set_up_logging
 from server.process.tls import CertificateError, Tls
-from server.process.tools_registry import read_web
+from server.process.tools_registry import read_web, unenforced
 
-__all__ = ["CertificateError", "Tls", "bind", "read_web", "serve", "set_up_logging"]
+__all__ = ["CertificateError", "Tls", "bind", "read_web", "serve", "set_up_logging", "unenforced"]

@@ -61,12 +61,20 @@ async def enforceable(registry: Registry, engine: Engine) -> Registry:
     request that offers such a tool would be refused.
     """
     tools = dict(registry)
+    for name, why in (await unenforced(registry, engine)).items():
+        log.warning("arguments of the tool %s are checked, and not enforced: %s", name, why)
+        tools[name] = replace(registry[name], strict=False)
+    return tools
+
+
+async def unenforced(registry: Registry, engine: Engine) -> dict[str, str]:
+    """The strict tools whose schemas the engine cannot hold a model to: name -> why."""
+    found = {}
     for spec in registry.values():
         if spec.name in BUILTIN or not spec.strict:
             continue
         try:
             await engine.check(Constraint((ToolShape(spec.name, closed_schema(spec.parameters)),)))
         except ConstraintError as error:
-            log.info("arguments of the tool %s are checked, and not enforced: %s", spec.name, error)
-            tools[spec.name] = replace(spec, strict=False)
-    return tools
+            found[spec.name] = str(error)
+    return found

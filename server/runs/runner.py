@@ -781,7 +781,7 @@ class Runs:
         if claim.cancel_requested:
             self._loop.cancel(run)
         elif claim.state == "waiting":
-            self._loop.fail(run, f"No tool outputs came within {run.plan.tool_timeout_s:g} s.")
+            self._loop.fail(run, f"{_not_answered(run)} came within {run.plan.tool_timeout_s:g} s.")
         elif claim.strikes >= MAX_STRIKES:
             self._loop.fail(
                 run, f"This response stopped the engine {claim.strikes} times; it is not tried again."
@@ -899,3 +899,14 @@ def _tool_output(plan: RunPlan, item: Item) -> ToolOutput:
     item = {**item, "id": output_id(plan, item)}
     digest = hashlib.blake2b(orjson.dumps(_said(item)), digest_size=16).digest()
     return ToolOutput(str(key_of(item)), orjson.dumps(item), digest, item["id"], kind=item["type"])
+
+
+def _not_answered(run: Run) -> str:
+    """What a client did not send to a run that has waited for it, as the subject of a sentence."""
+    waiting = pending_calls(run.assembler.output)
+    asking = {key_of(item) for item in run.assembler.output if asks_approval(item)}
+    approvals = [f"{name} ({key})" for key, name in waiting.items() if key in asking]
+    if not approvals:
+        return "No tool outputs"
+    answers = f"answer to the request for approval of {', '.join(approvals)}"
+    return f"No {answers}" if len(approvals) == len(waiting) else f"No tool outputs and no {answers}"

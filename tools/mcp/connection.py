@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import Context
@@ -42,6 +44,9 @@ MAX_REPLY = 16 << 20
 CAPS = Caps(max_bytes=MAX_REPLY, total_s=MOST_CALL_S + CONNECT_S)
 """Of one HTTP exchange, which a stream of events is as long as it lasts."""
 
+MAX_COMPLAINT = 500
+"""Characters of a program's last line on its standard error that the log repeats."""
+
 CONNECTION_CLOSED = (-32000, "Connection closed")
 """The SDK's code and words for a request whose connection is gone; the code alone may be a server's own."""
 
@@ -63,6 +68,7 @@ class Connection:
         self._closing = asyncio.Event()
         self.status: int | None = None
         self.num_replies = 0
+        self._complaint = ""
         self.sound = True
 
     @property
@@ -117,10 +123,15 @@ class Connection:
             await asyncio.wait((task,), timeout=CLOSE_S)
             if task.done():
                 task.result()  # raises why
+            self._tell_lost()
             raise ConnectionError("the connection was closed")
         finally:
             if not keep:
                 future.cancel()
+
+    def _tell_lost(self) -> None:
+        said = f"; it wrote last: {self._complaint}" if self._complaint else ""
+        log.warning("the MCP server %s has closed its connection%s", self._server.name, said)
 
     async def close(self) -> None:
         """End it, and wait for that."""
@@ -156,6 +167,8 @@ class Connection:
                 if self._client.done() or self.status in (401, 403) or isinstance(exc, TimeoutError):
                     break
         assert why is not None, "there is a way to each server"
+        if _is_closed(_first(why)):
+            self._tell_lost()
         raise why
 
     def _ways(self) -> Iterator[Callable[[], Any]]:
@@ -196,8 +209,19 @@ class Connection:
 
         program, *arguments = self._server.command
         parameters = StdioServerParameters(command=program, args=arguments, env=dict(self._server.env))
-        async with stdio_client(parameters, errlog=sys.__stderr__ or sys.stderr) as streams:
-            yield streams
+        source, sink = os.pipe()
+        threading.Thread(target=self._pass_on, args=(source,), name="mcp stderr", daemon=True).start()
+        with open(sink, "w") as errlog:
+            async with stdio_client(parameters, errlog=errlog) as streams:
+                errlog.close()  # the program's own end is left, which closes with it
+                yield streams
+
+    def _pass_on(self, source: int) -> None:
+        """Pass on what a program complains of, line by line, and keep the last one."""
+        with open(source, errors="replace") as lines:
+            for line in lines:
+                self._complaint = line.strip()[:MAX_COMPLAINT] or self._complaint
+                print(line, end="", file=sys.__stderr__ or sys.stderr, flush=True)
 
     def _http(self) -> httpx2.AsyncClient:
         url = self._server.url or ""

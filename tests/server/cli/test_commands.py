@@ -27,7 +27,9 @@ from server import __version__
 from server.cli.commands import COMMANDS, main
 from server.config import SUBJECTS, settings
 from storage import open_storage
+from tests.support.mcp_servers import stdio_command
 from tests.support.processes import server_process
+from tools import BUILTIN, ToolSpec, operator
 
 ROOT = Path(__file__).parents[3]
 
@@ -517,6 +519,39 @@ def test_doctor_tells_of_a_forced_policy_of_approvals(
     (tmp_path / "antiphon.toml").write_text(f'[mcp]\napproval = "{policy}"\n')
     assert main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]) == 0
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_doctor_asks_the_mcp_servers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    good = json.dumps(stdio_command(tmp_path / "log"))
+    (tmp_path / "antiphon.toml").write_text(
+        f"[mcp.servers.good]\ncommand = {good}\n"
+        '[mcp.servers.none]\ncommand = ["nowhere-at-all"]\n'
+        '[mcp.servers.dead]\nurl = "http://127.0.0.1:9/mcp"\n'
+    )
+    main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "mcp"]
+    assert line.startswith(f"note  mcp       good ({sys.executable}), none (nowhere-at-all): the program ")
+    assert "dead (http://127.0.0.1:9/mcp): " in line and "accepts no connection" in line
+
+
+def test_doctor_tells_tools_by_where_they_come_from(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ToolSpec("count_words", "Counts.", {"type": "object"}, BUILTIN["calculator"].run)
+    monkeypatch.setattr(operator, "installed_tools", lambda: [spec])
+    file = tmp_path / "tools.toml"
+    file.write_text(
+        '[tools.unique]\ndescription = "Takes different things."\ncommand = ["true"]\n'
+        "[tools.unique.parameters]\ntype = 'object'\n"
+        "properties = {things = {type = 'array', uniqueItems = true, items = {type = 'object'}}}\n"
+    )
+    doctor = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]
+    assert main(doctor) == 0
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
+    sources = f"the operator's of {file}: unique, and the operator's of installed packages: count_words"
+    assert lines["tools"].endswith(sources)
+    assert lines["model"].startswith("note ")
+    assert "arguments of the tool unique are checked, and not enforced: " in lines["model"]
 
 
 def database_line(capsys: pytest.CaptureFixture[str]) -> str:

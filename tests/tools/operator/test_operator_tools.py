@@ -233,6 +233,11 @@ GOOD = 'description = "It is good."\ncommand = ["true"]\n'
             "[tools.x]\n" + GOOD + "parameters = {type = 'object', maxProperties = inf}",
             "it holds a value that JSON does not have",
         ),
+        (
+            "[tools.x]\n" + GOOD + "parameters = {type = 'object', required = ['cty'], "
+            "properties = {city = {type = 'string'}}, additionalProperties = false}",
+            "no call can fit: 'cty' is required, and no property of that name is allowed",
+        ),
         ("[tools.calculator]\n" + GOOD, "there are two tools named 'calculator'"),
     ],
 )

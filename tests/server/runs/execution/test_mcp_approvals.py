@@ -537,6 +537,19 @@ async def test_a_run_waits_for_an_approval(tmp_path: Path) -> None:
     assert (again.status_code, other.status_code) == (200, 409)
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a function"])
+async def test_an_approval_that_does_not_come_is_named(tmp_path: Path, beside: bool) -> None:
+    asked = f"{BOOK}\n{call()}" if beside else BOOK
+    async with desk(tmp_path) as here:
+        opened = here.api.open(asked, tools=[ASKING, WEATHER], await_tool_outputs=True, tool_timeout_s=0.2)
+        async with opened as live:
+            done = await live.done()
+    [request] = requests(done)
+    outputs = "tool outputs and no " if beside else ""
+    told = f"No {outputs}answer to the request for approval of book ({request['id']}) came within 0.2 s."
+    assert (done["status"], done["error"]["message"]) == ("failed", told)
+
+
 async def test_a_waiting_run_is_told_of_a_refusal(tmp_path: Path) -> None:
     async with desk(tmp_path) as here, waiting_for(here, BOOK) as (live, waiting):
         [request] = requests(waiting)

@@ -426,10 +426,15 @@ async def listens(port: int) -> None:
                 return
 
 
+def ended(program: asyncio.subprocess.Process) -> None:
+    if program.returncode is None:
+        program.kill()
+
+
 @pytest.mark.parametrize("transport", ["stdio", "streamable-http", "sse"])
 @pytest.mark.parametrize("repeatable", [False, True], ids=["may not run twice", "may run twice"])
 async def test_a_call_that_a_server_breaks_off_may_have_had_an_effect(
-    tmp_path: Path, transport: str, repeatable: bool
+    tmp_path: Path, transport: str, repeatable: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     log, command = tmp_path / "log", stdio_command(tmp_path / "log")
     rights = {"idempotent": ["crash"]} if repeatable else {}
@@ -439,7 +444,7 @@ async def test_a_call_that_a_server_breaks_off_may_have_had_an_effect(
         else:
             port = free_port()
             program = await asyncio.create_subprocess_exec(*command, transport, str(port))
-            stack.callback(lambda: program.returncode is None and program.kill())
+            stack.callback(ended, program)
             await listens(port)
             desk = {"url": f"http://127.0.0.1:{port}/{'sse' if transport == 'sse' else 'mcp'}"}
         known = settings(desk={**desk, **rights})
@@ -451,6 +456,9 @@ async def test_a_call_that_a_server_breaks_off_may_have_had_an_effect(
             again = {"previous_response_id": response["id"], "tools": [DESK]}
             gone = (await api.create('call append {"line": "x"}', **again))["output"][0]
     made = response["output"][1]
+    if transport == "stdio":
+        told = "the MCP server desk has closed its connection; it wrote last: the desk is gone"
+        assert told in [record.getMessage() for record in caplog.records]
     assert log.read_text() == "crashed\n", "it had its effect, once"
     assert "could not be reached" not in made["error"]["message"]
     assert made["error"]["message"].endswith(UNKNOWN_EFFECT) is not repeatable, made["error"]
