@@ -42,7 +42,7 @@ async def measure(client: httpx.AsyncClient, way: str, **body: Any) -> None:
     asked = {"input": ASKED, "max_output_tokens": 64, **body}
     reply = await client.post("/v1/responses", json=asked, timeout=600)
     assert reply.status_code == 200, reply.text
-    turns = reply.json()["usage"]["input_tokens_details"]["input_tokens_per_turn"]
+    turns = reply.json()["usage"]["input_tokens_per_turn"]
     print(f"{way}: prompts of {', '.join(map(str, turns))} tokens; {time.perf_counter() - began:.1f} s")
 
 
