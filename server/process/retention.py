@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import aclosing
 
 from server.clock import now_us
@@ -16,11 +17,31 @@ from storage import Limits, Storage, StorageUnavailable, Swept
 log = logging.getLogger("antiphon.retention")
 
 EVERY_S = 60.0
-"""Pause between sweeps, which is also how late a limit may be kept."""
+"""Seconds from the begin of a sweep to that of the next, which is also how late a limit may be kept."""
 USAGE_MINUTES_S = 8 * 86400.0
 """Usage is kept by the minute for this long, which is a week and a day; what is older, by the hour."""
 REST = 4.0
-"""After each step the writer is left alone for this many times as long as the step took."""
+"""After each step the writer is left alone for this many times as long as the step took, at first."""
+
+
+class Pace:
+    """The rests of one sweep. The longer it lasts, the shorter they are: under a load that makes each step
+    wait for its turn, long rests would let more gather than goes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = self._step_began = clock()
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds since the sweep began."""
+        return self._clock() - self._began
+
+    async def rest(self) -> None:
+        """Rest after a step; the next one begins with the end of this."""
+        took = self._clock() - self._step_began
+        await asyncio.sleep(REST * took / max(1.0, self.lasted_s / EVERY_S))
+        self._step_began = self._clock()
 
 
 class Retention:
@@ -59,33 +80,31 @@ class Retention:
         self._made_room[owner] += went.responses
 
     async def _sweeps(self) -> None:
+        lasted_s = 0.0
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(max(0.0, EVERY_S - lasted_s))
+            pace = Pace()
             try:
-                await self.sweep()
+                await self.sweep(pace)
             except StorageUnavailable as error:
                 log.warning("the sweep stops here for now: %s", error)
             except Exception:  # a sweeper that dies would be missed only when the disk is full
                 log.exception("the sweep failed; the next one tries again")
+            lasted_s = pace.lasted_s
 
-    async def sweep(self) -> Swept:
+    async def sweep(self, pace: Pace | None = None) -> Swept:
         """One whole sweep; returns what went. Raises StorageUnavailable."""
         self._tell_of_room()
-        went = Swept()
+        went, pace = Swept(), pace or Pace()
         async with aclosing(self._storage.sweep(self._limits, now_us())) as steps:
-            began = time.monotonic()
             async for step in steps:
                 went += step
                 self._total += step
-                await asyncio.sleep(REST * (time.monotonic() - began))
-                began = time.monotonic()
-        began = time.monotonic()
+                await pace.rest()
         while await self._storage.fold_usage(now_us() - _us(USAGE_MINUTES_S)):
-            await asyncio.sleep(REST * (time.monotonic() - began))
-            began = time.monotonic()
+            await pace.rest()
         while await self._storage.forget_shares():
-            await asyncio.sleep(REST * (time.monotonic() - began))
-            began = time.monotonic()
+            await pace.rest()
         if went != Swept():
             log.info(
                 "let go of %d responses, %d logs, %d idempotent requests, %d conversations",

@@ -16,7 +16,7 @@ from server.clock import now_us
 from server.config import Config
 from server.http.sse import StreamCut
 from server.process import retention
-from server.process.retention import Retention, limits
+from server.process.retention import Pace, Retention, limits
 from server.routes.responses import _frames
 from storage import (
     Account,
@@ -176,7 +176,7 @@ class Troubled:
 
 
 async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "EVERY_S", 0)
+    monkeypatch.setattr(retention, "EVERY_S", 0.001)
     storage = Troubled()
     sweeper = Retention(storage, Config())
     sweeper.start()
@@ -184,6 +184,27 @@ async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None
         await storage.swept.wait()
     await sweeper.close()
     assert sweeper.readings()["responses_total"] >= 1
+
+
+async def test_a_sweep_that_lasts_rests_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 15 responses a second, and steps of 16 that each wait half a second for their turn, what is left to
+    go stays bounded; with rests that stay as long as they are at first it would grow by 8 a second."""
+    now = [0.0]
+
+    async def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("server.process.retention.asyncio.sleep", passes)
+    gone, left = 0, []
+    while now[0] < 4 * 3600:
+        there, pace = int(15 * now[0]), Pace(lambda: now[0])  # a sweep looks once for what is to go
+        while gone < there:
+            now[0] += 0.5
+            gone += 16
+            await pace.rest()
+        left.append(15 * now[0] - gone)
+        now[0] += max(0.0, retention.EVERY_S - pace.lasted_s)
+    assert len(left) > 20 and max(left) < 8000 and abs(left[-1] - left[-2]) < 50
 
 
 async def test_old_usage_is_kept_by_the_hour(server_app: Running) -> None:
