@@ -710,7 +710,7 @@ COMMANDS = {
         ),
     ),
     "runs": Command(
-        "show the responses that are being made, of all owners, and cancel one",
+        "show the responses being made, of all owners, or cancel one",
         _runs,
         _add_runs,
         ("antiphon runs", "antiphon runs --json", "antiphon runs cancel resp_..."),

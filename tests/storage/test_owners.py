@@ -41,14 +41,14 @@ UNSCOPED = {
 
 ELSEWHERE = {
     "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "num_bytes", "num_live_runs",
-    "open", "ready",  # of no owner
+    "forget_shares", "open", "ready",  # of no owner
     "create_key", "find_key", "list_keys", "revoke_key",  # the administrator's
     "any_key", "change_key", "get_key", "key_family", "page_of_keys", "rotate_key", "touch_keys",
     "archive_owner", "create_owner", "ensure_owners", "get_owner", "limit_owner", "list_owners",
     "rename_owner", "add_audit", "audit_hash", "examine_audit", "list_audit",
     "add_sealing_key", "sealing_keys",  # the server's own
     "sweep", "purge", "export_responses", "export_conversations", "export_conversation_items",
-    "owner_known", "live_runs", "usage_sums",  # the administrator's
+    "owner_known", "live_runs", "run_owner", "cancel_run", "usage_sums",  # the administrator's
     "add_usage", "fold_usage", "move_quotas", "sweep_quotas",  # of the caller, or of no owner
     "create_conversation", "get_items", "usage",  # name only the caller's own rows; below
     "begin_request", "complete_request", "find_request", "release_request",  # the same; test_idempotency

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.access import FRESH_S, LOCAL, OPERATOR, USE_NOTED_S, Keys, hash_key
+from server.access import FRESH_S, LOCAL_OWNER, OPERATOR, USE_NOTED_S, Keys, hash_key
 from server.admin import keys
 from server.config import Config
 from server.errors import ApiError
@@ -40,7 +40,8 @@ def stored(secret: str, id: str = "k1", **fields: object) -> NewKey:
 
 async def test_a_principal_is_all_that_is_known_of_a_key(tmp_path: Path) -> None:
     async with door(tmp_path) as (accepted, storage):
-        assert await accepted.principal("anything") is LOCAL
+        local = await accepted.principal("anything")
+        assert (local.owner, local.key_id, local.scopes.names) == (LOCAL_OWNER, None, ("all",))
         await storage.create_key(
             stored("sk-1", scopes=("files",), limits=b'{"tokens_per_day":1}'), entry=entry()
         )

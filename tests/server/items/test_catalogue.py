@@ -126,14 +126,13 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
             [{"result": "aGk=", "revised_prompt": "a cat"}],
             [called("image_generation", prompt="a cat"), f"image_generation: {MADE}"],
         ),
-        ([{"id": "ig_1"}], [called("image_generation", prompt=""), f"image_generation: {MADE}"]),
         (
             [{"status": "failed", "error": {"type": "t", "message": "no cats"}}],
             [called("image_generation", prompt=""), "image_generation: error: no cats"],
         ),
         (
-            [{"status": "generating"}],
-            [called("image_generation", prompt=""), "image_generation: error: The image was not made."],
+            [{"status": "generating", "revised_prompt": "a dog"}],
+            [called("image_generation", prompt="a dog"), "image_generation: error: The image was not made."],
         ),
     ],
     "file_search_call": [

@@ -217,7 +217,7 @@ async def test_replies_to_administrators_fit_the_document(server_app: Running) -
         await got("GET", "/projects/{project_id}/service_accounts/{account_id}", **at)
         keys, limits = (
             "/projects/{project_id}/api_keys",
-            {"total_cost": 2.5, "models": {"m": {"tokens_per_day": 1}}},
+            {"total_cost": 2.5, "models": {"antiphon-scripted": {"tokens_per_day": 1}}},
         )
         told = {"name": "x", "scopes": ["responses"], "limits": limits, "expires_in_seconds": 60}
         await got("POST", "/projects/{project_id}/service_accounts/{account_id}/api_keys", told, **at)

@@ -154,7 +154,7 @@ BODIES: Mapping[str, tuple[Callable[[Mapping[str, Any]], Any], Json]] = {
                     "type": "mcp",
                     "server_label": "s",
                     "server_url": "builtin:",
-                    "allowed_tools": {"tool_names": ["calculator"]},
+                    "allowed_tools": ["calculator"],
                 }
             ],
             "tool_choice": {"type": "mcp", "server_label": "s"},
