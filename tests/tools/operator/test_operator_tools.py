@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -253,6 +253,30 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         operator_tools(tmp_path / "nowhere.toml", BUILTIN)
 
 
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening(serve: Handler) -> AsyncIterator[str]:
+    """An endpoint that serves each connection so, and closes it; its URL. It ends with the last of them."""
+    serving: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/tool"
+        await asyncio.gather(*serving)
+
+
 @asynccontextmanager
 async def endpoint(status: str, body: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
     """An endpoint that always replies the same; its URL, and the requests that it got."""
@@ -264,10 +288,9 @@ async def endpoint(status: str, body: bytes) -> AsyncIterator[tuple[str, list[by
         seen.append(head + await reader.readexactly(length))
         writer.write(f"HTTP/1.1 {status}\r\nconnection: close\r\n\r\n".encode() + body)
         await writer.drain()
-        writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/tool", seen
+    async with listening(serve) as url:
+        yield url, seen
 
 
 def posting(folder: Path, url: str) -> ToolSpec:
@@ -318,10 +341,9 @@ async def dropping(*, after_s: float) -> AsyncIterator[str]:
         await reader.readuntil(b"\r\n\r\n")
         with suppress(TimeoutError):
             await asyncio.wait_for(reader.read(), after_s)
-        writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/tool"
+    async with listening(serve) as url:
+        yield url
 
 
 async def test_a_post_without_an_answer_is_not_known_to_have_had_no_effect(tmp_path: Path) -> None:
