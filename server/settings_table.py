@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 T = TypeVar("T", bound="SettingsTable")
+
+
+def _address(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError(f"{value!r} is no address: give http://HOST or https://HOST")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
+"""A server's, with its scheme."""
 
 
 class SettingsTable(BaseModel):

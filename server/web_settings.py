@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from server.mcp_servers import McpSettings, server_of
-from server.settings_table import SettingsTable, read_table
+from server.settings_table import Address, SettingsTable, read_table
 from tools import PROVIDERS, McpSearch, WebSearch, read_name
 
 
@@ -21,7 +21,7 @@ class WebSettings(SettingsTable):
     """
 
     provider: str | None = None
-    url: str | None = None
+    url: Address | None = None
     api_key: str | None = Field(None, repr=False)
     open: Literal["seen", "any"] = "seen"
 
@@ -30,13 +30,6 @@ class WebSettings(SettingsTable):
     def _known(cls, value: str | None) -> str | None:
         if value is not None and value not in PROVIDERS and read_name(value) is None:
             raise ValueError(f"{value!r} is no provider; there are: {', '.join(PROVIDERS)}, mcp:NAME/TOOL")
-        return value
-
-    @field_validator("url")
-    @classmethod
-    def _address(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
-            raise ValueError(f"{value!r} is no address: give http://HOST or https://HOST")
         return value
 
     @model_validator(mode="after")

@@ -37,19 +37,17 @@ def owner_id(config: Config, word: str, *, makes: bool = False) -> str:
     A name that several owners have is an AdminError that lists their ids; of those, an archived one counts
     only where all are.
     """
-    named = _named(_owners(config, makes=makes), word)
-    if len(named) > 1:
-        raise AdminError(f"several owners are named {word!r}: give one of their ids, {', '.join(named)}")
-    return named[0] if named else word
+    return _found(_owners(config, makes=makes), word) or word
 
 
 def known_owner_id(config: Config, word: str) -> str:
     """The id of the owner that a word names, as `owner_id` finds it. UnknownOwner where there is none; the
     owner of a server without keys is always known."""
-    found = owner_id(config, word)
-    if found == word and word != LOCAL_OWNER and all(one["id"] != word for one in _owners(config)):
-        raise UnknownOwner(f"there is no owner whose id or name is {word!r}: see `antiphon owners list`")
-    return found
+    if (found := _found(_owners(config), word)) is not None:
+        return found
+    if word == LOCAL_OWNER:
+        return word
+    raise UnknownOwner(f"there is no owner whose id or name is {word!r}: see `antiphon owners list`")
 
 
 def require_new_name(config: Config, name: str, *, of: str | None = None) -> None:
@@ -100,13 +98,16 @@ def _owners(config: Config, *, makes: bool = False) -> Sequence[Mapping[str, Any
     return found
 
 
-def _named(owners: Sequence[Mapping[str, Any]], word: str) -> list[str]:
-    """The ids of the owners that a word names: the one of that id, else the live ones of that name, else the
-    archived ones."""
+def _found(owners: Sequence[Mapping[str, Any]], word: str) -> str | None:
+    """The id of the owner that a word names: the one of that id, else the live one of that name, else the
+    archived one. None for none; AdminError where there are several."""
     if any(one["id"] == word for one in owners):
-        return [word]
-    named = [one for one in owners if one["name"] == word]
-    return [one["id"] for one in named if _live(one)] or [one["id"] for one in named]
+        return word
+    same = [one for one in owners if one["name"] == word]
+    named = [one["id"] for one in same if _live(one)] or [one["id"] for one in same]
+    if len(named) > 1:
+        raise AdminError(f"several owners are named {word!r}: give one of their ids, {', '.join(named)}")
+    return named[0] if named else None
 
 
 def _live(owner: Mapping[str, Any]) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from server.settings_table import SettingsTable, read_table
+from server.settings_table import Address, SettingsTable, read_table
 from tools import ImageGenerator
 
 BESIDE_THE_IMAGE = 256 << 10
@@ -21,19 +21,12 @@ class ImagesSettings(SettingsTable):
     for; None: the server's own choice. timeout_s, max_bytes, idempotent: see `ImageGenerator`.
     """
 
-    url: str | None = None
+    url: Address | None = None
     model: str | None = Field(None, min_length=1)
     api_key: str | None = Field(None, repr=False)
     timeout_s: float = Field(180.0, gt=0)
     max_bytes: int = Field(8 << 20, gt=0)
     idempotent: bool = False
-
-    @field_validator("url")
-    @classmethod
-    def _address(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
-            raise ValueError(f"{value!r} is no address: give http://HOST or https://HOST")
-        return value
 
     @model_validator(mode="after")
     def _whole(self) -> ImagesSettings:

@@ -86,6 +86,7 @@ class ServerLifecycle:
         self._meters: Meters | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._noting: asyncio.Task[None] | None = None
+        self._every_owner = NONE  # what holds for all, by the settings
         self._drained = False
         self._num_posts = 0
         self._quiet = asyncio.Event()
@@ -126,10 +127,10 @@ class ServerLifecycle:
             self.telemetry.limited,
         )
         self._meters = Meters(self._storage)
-        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
+        self._every_owner = changed(NONE, parse_limits(self.config.owner_limit))
         prices = Prices(self.config)
         budgets = Budgets(self._storage, prices.cost, prices.currency)
-        limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
+        limiter = Limiter(self._meters, budgets, self._every_owner, self.telemetry.limited)
         self._meter = Meter(self._storage)
         self._meter.start()
         runs = Runs(
@@ -169,14 +170,13 @@ class ServerLifecycle:
     async def _note_settings(self) -> None:
         """Tell the audit log what has changed of the settings."""
         assert self.context is not None
-        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
         try:
             await note_settings(
                 self.context.storage,
                 models=self.context.models,
                 mcp=self.config.mcp,
                 api_keys=self.keys.given,
-                limits=every_owner.given(),
+                limits=self._every_owner.given(),
             )
         except StorageUnavailable as error:
             log.warning("the audit log was not told what has changed of the settings: %s", error)

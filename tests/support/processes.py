@@ -63,6 +63,19 @@ def free_port() -> int:
         return port
 
 
+async def listens(port: int) -> None:
+    """Wait until a port of loopback takes connections."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                return
+
+
 @asynccontextmanager
 async def server_process(
     data: Path,

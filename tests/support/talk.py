@@ -49,6 +49,11 @@ def call(name: str = "get_weather", city: str = "Paris") -> str:
     return f"call {name} {json.dumps({'city': city})}"
 
 
+def wrote(name: str, **arguments: Any) -> str:
+    """A call as the scripted engine's model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
 def answer(call_id: str, output: Any = "sunny") -> Json:
     """A tool's output as an input item."""
     return {"type": "function_call_output", "call_id": call_id, "output": output}

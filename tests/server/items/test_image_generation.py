@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from engine import GenerateRequest, Say, ScriptedEngine
 from server.images import ImagesSettings
 from tests.support.loopback_images import PNG, LoopbackImages, encoded, loopback_images, png
 from tests.support.running import Running, http_client, running_app
-from tests.support.talk import Api, loose, prompts, saying, text
+from tests.support.talk import Api, loose, prompts, saying, text, wrote
 from tests.support.wire import Json
 
 TOOL: Json = {"type": "image_generation"}
@@ -23,8 +22,7 @@ TOLD = f"The image was made, and the user sees it (png, {len(png())} bytes)."
 
 def asks(prompt: Any = "a grey cat") -> str:
     """What the model writes to make a call."""
-    called = {"name": "image_generation", "arguments": {"prompt": prompt}}
-    return f"<tool_call>\n{json.dumps(called)}\n</tool_call>"
+    return wrote("image_generation", prompt=prompt)
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 
 from engine import GenerateRequest, Say, ScriptedEngine
 from server.images import ImagesSettings
-from tests.server.items.test_web_search import SOURCES, asks, made, searches, searching
+from tests.server.items.test_web_search import SOURCES, made, searches, searching
 from tests.support.loopback_images import loopback_images
 from tests.support.loopback_web import LoopbackWeb, loopback_web
 from tests.support.running import http_client
-from tests.support.talk import Api, prompts
+from tests.support.talk import Api, prompts, wrote
 from tests.support.wire import Json
 
 WEB: Json = {"type": "web_search"}
@@ -89,7 +89,7 @@ async def test_a_page_that_was_read_is_not_read_again(tmp_path: Path, web: Loopb
     url = web.url("/p/harbour.html")
 
     def says(request: GenerateRequest, prompt: str) -> list[Say]:
-        return [Say("done" if request.generation else asks("open_page", url=url))]
+        return [Say("done" if request.generation else wrote("open_page", url=url))]
 
     async with searching(tmp_path, web, ScriptedEngine(says)) as (_, api):
         start = {"role": "user", "content": f"Read {url}"}
@@ -169,7 +169,7 @@ async def test_a_repeat_has_the_same_seal(tmp_path: Path, web: LoopbackWeb) -> N
 async def test_an_image_is_told_as_it_was(tmp_path: Path, web: LoopbackWeb) -> None:
     def says(request: GenerateRequest, prompt: str) -> list[Say]:
         done = request.generation or "and now?" in prompt
-        return [Say("made" if done else asks("image_generation", prompt="a cat"))]
+        return [Say("made" if done else wrote("image_generation", prompt="a cat"))]
 
     engine = ScriptedEngine(says)
     async with loopback_images() as images:

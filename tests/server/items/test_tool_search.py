@@ -13,7 +13,7 @@ from engine import ScriptedEngine
 from tests.server.runs.execution.test_mcp_servers import DESK, kinds, settings
 from tests.support.mcp_servers import large_server, serving
 from tests.support.running import http_client, live_app, running_app
-from tests.support.talk import WEATHER, Api, Gate, answer, loose, prompts, saying, text
+from tests.support.talk import WEATHER, Api, Gate, answer, loose, prompts, saying, text, wrote
 from tests.support.wire import Json
 from tools import best_matches
 
@@ -42,11 +42,6 @@ CRM: Json = {
     "tools": [PROFILE, ORDERS],
 }
 SHIPPING = function("get_shipping_eta", "When an order arrives.", "order_id", defer_loading=True)
-
-
-def wrote(name: str, **arguments: Any) -> str:
-    """A call as the scripted engine's model writes it."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 FIND = wrote("tool_search", query="open orders of a customer")

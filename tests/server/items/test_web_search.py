@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,20 +14,15 @@ from engine import GenerateRequest, Say, ScriptedEngine
 from server.web_settings import WebSettings
 from tests.support.loopback_web import LoopbackWeb, loopback_web
 from tests.support.running import Running, http_client, running_app
-from tests.support.talk import Api, Gate, loose, prompts, saying, text
+from tests.support.talk import Api, Gate, loose, prompts, saying, text, wrote
 from tests.support.wire import Json
 
 WEB: Json = {"type": "web_search"}
 SOURCES, RESULTS = "web_search_call.action.sources", "web_search_call.results"
 
 
-def asks(name: str, **arguments: Any) -> str:
-    """What the model writes to make a call."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
 def searches(*queries: str) -> str:
-    return asks("web_search", queries=[*queries])
+    return wrote("web_search", queries=[*queries])
 
 
 @pytest.fixture
@@ -107,8 +101,8 @@ async def test_include_shows_sources_and_results_at_once_or_later(tmp_path: Path
 
 async def test_pages_are_opened_by_number_and_searched(tmp_path: Path, web: LoopbackWeb) -> None:
     script = saying(
-        searches("spring tide moon"), asks("open_page", ref=2), asks("find_in_page", ref=2, pattern="BUOY"),
-        asks("open_page", ref=1), asks("open_page", url=web.url("/p/harbour.html")), "done",
+        searches("spring tide moon"), wrote("open_page", ref=2), wrote("find_in_page", ref=2, pattern="BUOY"),
+        wrote("open_page", ref=1), wrote("open_page", url=web.url("/p/harbour.html")), "done",
     )  # fmt: skip
     engine = ScriptedEngine(script)
     async with searching(tmp_path, web, engine) as (_, api):
@@ -129,9 +123,9 @@ async def test_pages_are_opened_by_number_and_searched(tmp_path: Path, web: Loop
 async def test_long_pages_come_in_parts_by_the_size_of_the_context(tmp_path: Path, web: LoopbackWeb) -> None:
     url = web.url("/p/long.txt")
     script = saying(
-        asks("open_page", url=url),
-        asks("open_page", url=url, page=5),
-        asks("open_page", url=url, page=6),
+        wrote("open_page", url=url),
+        wrote("open_page", url=url, page=5),
+        wrote("open_page", url=url, page=6),
         "x",
     )
     engine = ScriptedEngine(script)
@@ -148,7 +142,10 @@ async def test_long_pages_come_in_parts_by_the_size_of_the_context(tmp_path: Pat
 async def test_only_urls_that_were_seen_are_opened(tmp_path: Path, web: LoopbackWeb) -> None:
     """A page that orders the model to carry the user's secret away in a URL is not obeyed by the server."""
     script = saying(
-        searches("moon"), asks("open_page", ref=1), asks("open_page", url=web.url("/steal?q=swordfish")), "no"
+        searches("moon"),
+        wrote("open_page", ref=1),
+        wrote("open_page", url=web.url("/steal?q=swordfish")),
+        "no",
     )
     for folder, settings, stolen in (("guarded", {}, False), ("open", {"opens": "any"}, True)):
         web.asked.clear()
@@ -164,7 +161,7 @@ async def test_only_urls_that_were_seen_are_opened(tmp_path: Path, web: Loopback
 
 async def test_domains_hold_for_results_pages_and_redirects(tmp_path: Path, web: LoopbackWeb) -> None:
     away = web.url("/p/away")
-    script = saying(searches("bay"), asks("open_page", url=away), "x")
+    script = saying(searches("bay"), wrote("open_page", url=away), "x")
     allow = (web.host, f"localhost:{web.port}")
     engine = ScriptedEngine(script)
     async with searching(tmp_path, web, engine, egress_allow=allow) as (_, api):
@@ -194,8 +191,8 @@ async def test_calls_of_one_turn_number_their_sources_on(tmp_path: Path, web: Lo
 
 async def test_what_fails_is_told_to_the_model(tmp_path: Path, web: LoopbackWeb) -> None:
     script = saying(
-        searches("bay"), asks("open_page", ref=7), asks("find_in_page", pattern="x"),
-        asks("open_page", url=web.url("/p/photo.png")), "sorry",
+        searches("bay"), wrote("open_page", ref=7), wrote("find_in_page", pattern="x"),
+        wrote("open_page", url=web.url("/p/photo.png")), "sorry",
     )  # fmt: skip
     engine = ScriptedEngine(script)
     web.status = 429

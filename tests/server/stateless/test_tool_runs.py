@@ -28,7 +28,7 @@ from tests.support import wire
 from tests.support.loopback_web import LoopbackWeb, loopback_web
 from tests.support.mcp_servers import Seen, mcp_server
 from tests.support.running import Running, http_client, live_app, running_app
-from tests.support.talk import BUILTIN, WEATHER, Api, Gate, prompts, saying
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, prompts, saying, wrote
 from tests.support.usage import used
 from tests.support.wire import Json
 
@@ -80,9 +80,7 @@ async def searching(
 
 def searches(*queries: str) -> str:
     """What the model writes to search."""
-    return (
-        f"<tool_call>\n{json.dumps({'name': 'web_search', 'arguments': {'queries': queries}})}\n</tool_call>"
-    )
+    return wrote("web_search", queries=queries)
 
 
 async def message(client: httpx.AsyncClient, content: Any, **fields: Any) -> Json:

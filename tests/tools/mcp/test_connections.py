@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mcp_servers import stdio_command
-from tests.support.processes import ROOT, free_port
+from tests.support.processes import ROOT, free_port, listens
 from tools.egress import Egress
 from tools.mcp import ConnectionPool, Connections, McpServer
 
@@ -75,14 +75,7 @@ async def sse_program(log: Path, port: int) -> AsyncIterator[str]:
     """A server in a process that is killed at the end; yields its URL."""
     child = await asyncio.create_subprocess_exec(*stdio_command(log), "sse", str(port), cwd=ROOT)
     try:
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    break
-                except ConnectionRefusedError:
-                    await asyncio.sleep(0.05)
-        writer.close()
+        await listens(port)
         yield f"http://127.0.0.1:{port}/sse"
     finally:
         child.kill()

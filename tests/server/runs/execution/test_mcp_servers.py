@@ -17,7 +17,7 @@ from engine import ScriptedEngine
 from server.items import ITEM_TYPES
 from server.mcp_servers import read_mcp_settings
 from tests.support.mcp_servers import Kind, Seen, make_server, mcp_server, noting, serving, stdio_command
-from tests.support.processes import free_port
+from tests.support.processes import free_port, listens
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, gated, loose, prompts, text
 from tests.support.wire import Json
@@ -411,19 +411,6 @@ async def test_a_limit_of_time_begins_anew_with_progress(
     assert lively["output"] == "held"
     told = f"it did not answer in time. {UNKNOWN_EFFECT}"
     assert silent["error"] == {"type": "http_error", "code": 504, "message": told}
-
-
-async def listens(port: int) -> None:
-    """Wait until a port of loopback takes connections."""
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                return
 
 
 def ended(program: asyncio.subprocess.Process) -> None:
