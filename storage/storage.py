@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
 from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
+from storage.files import Blobs, Files
 from storage.migrate import migrated
 from storage.queries import (
     conversations,
@@ -86,7 +88,10 @@ T = TypeVar("T")
 
 
 class Storage:
-    """An open database. Made by `open_storage`; closed by `close`."""
+    """An open database. Made by `open_storage`; closed by `close`.
+
+    blobs, files: the operations on contents, and on the files and uploads that name them.
+    """
 
     def __init__(self, url: str, database: Database, writing: Writing, runner: str, *, synced: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -100,6 +105,8 @@ class Storage:
         self._readers = Readers(database)
         self._writer = Writer(database, writing, loop, self._dead.set_result, self._hints.tell)
         self._writer.start()
+        self.blobs = Blobs(database, self._read)
+        self.files = Files(self._read, self._write, self.blobs)
         self.announced = asyncio.Event()  # set whenever a run has ended with a notice: deliveries may be due
 
     @classmethod
@@ -125,6 +132,7 @@ class Storage:
 
     async def close(self) -> None:
         """Commits what was submitted, checkpoints, gives the folder back. A second call does nothing."""
+        await self.blobs.close()
         await self._readers.close()
         await self._writer.close()
         await self._hints.close()
@@ -592,7 +600,7 @@ class Storage:
 
     # -- tenants ---------------------------------------------------------------------------------------------
 
-    def purge(
+    async def purge(
         self,
         owner: str,
         now: int,
@@ -610,7 +618,7 @@ class Storage:
         A purge that was stopped anywhere is simply begun again.
         """
         note = None if entry is None else partial(audit.append, entry=entry)
-        return tenants.purge(
+        rows = tenants.purge(
             self._read,
             self._write,
             owner,
@@ -619,6 +627,11 @@ class Storage:
             with_keys=with_keys,
             settle=self._settle(spending),
         )
+        async with aclosing(rows), aclosing(self.files.purge(owner, now)) as files:
+            async for gone in rows:
+                yield gone
+            async for num in files:
+                yield Purged(files=num)
 
     async def owner_known(self, owner: str) -> bool:
         """Whether a key, live or revoked, or anything that is kept belongs to the owner."""

@@ -42,11 +42,12 @@ ORDERS = {
         *("kernels", "models", "executor", "core", "benchmark", "backends", "llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "inspection"),
-        "storage",
+        *("private_files", "records", "tables", "drivers", "files", "backup", "queries", "migrate"),
+        *("inspection", "storage"),
     ),
     "tools": (
-        *("spec", "arguments", "ranking", "egress", "runtime", "images", "mcp", "builtin", "operator", "web"),
+        *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "builtin"),
+        *("operator", "web"),
     ),
     "server": (
         *(
