@@ -55,7 +55,9 @@ class HostAndOrigin:
         """Pass on, or answer: 421 `host_not_allowed`, 403 `origin_not_allowed`, 403 `tls_required`."""
         if scope["type"] != "lifespan":
             headers = Headers(scope=scope)
-            error = self._host(scope, headers) or self._transport(scope, headers) or self._origin(scope, headers)
+            error = (
+                self._host(scope, headers) or self._transport(scope, headers) or self._origin(scope, headers)
+            )
             if error is not None:
                 await tell(error, scope, receive, send)
                 return

@@ -281,7 +281,9 @@ async def test_a_server_that_cannot_be_reached_fails_the_response(tmp_path: Path
 async def test_a_repeat_of_a_refused_request_is_refused_too(tmp_path: Path) -> None:
     async with (
         mcp_server(Seen()) as url,
-        running_app(tmp_path, **settings(desk={"url": url}, gone={"url": "http://127.0.0.1:9/mcp"})) as server,
+        running_app(
+            tmp_path, **settings(desk={"url": url}, gone={"url": "http://127.0.0.1:9/mcp"})
+        ) as server,
         http_client(server) as client,
     ):
         unknown = {**DESK, "allowed_tools": ["lok_up"]}
