@@ -337,7 +337,8 @@ def _add_limit(parser: argparse.ArgumentParser, examples: str) -> None:
         action="append",
         default=[],
         metavar="NAME=NUMBER",
-        help=f"what may be used, {examples} (repeatable, or with commas; none ends a limit)",
+        help=f"what may be used, {examples} (repeatable, or with commas; none ends a limit; "
+        "concurrent_... hold at each server by itself)",
     )
 
 
