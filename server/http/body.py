@@ -73,9 +73,10 @@ async def read_body(
     may do more than whoever made it wanted.
     """
     body = await read_as(request, lambda body: body, allow_empty=allow_empty)
-    for member in body if only is not None else ():
-        if member not in only:
-            raise _unknown(member, only)
+    if only is not None:
+        for member in body:
+            if member not in only:
+                raise _unknown(member, only)
     return body
 
 
