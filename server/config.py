@@ -552,7 +552,7 @@ class Config(BaseModel):
     owner_limit: LimitWords = _setting(
         (),
         "what every owner may use that has no such limit of its own: NAME=NUMBER or MODEL:NAME=NUMBER, such "
-        "as requests_per_minute=60 (repeatable)",
+        "as requests_per_minute=60 (repeatable); concurrent_... hold at each server by itself",
     )
     owner_service_tier: Tiers = _setting(
         (),
@@ -853,13 +853,14 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
     from_env = {row.name: env[row.env] for row in rows if env.get(row.env)}
     data = _path(given.get("data") or from_env.get("data") or default_data())
     file = data / FILE_NAME
-    from_file = _read_file(file)
+    text = _read_file(file)
+    from_file = _parsed(file, text)
     tables = {name: from_file.pop(name) for name in TABLES if name in from_file}
     names = {row.name for row in rows}
     for name in sorted(set(from_file) - (names - {"data"})):
         meant = None if name == "data" else nearest(name.replace("-", "_"), names - {"data"})
         hint = f"; did you mean '{meant}'?" if meant else ""
-        raise ConfigError(f"{file}: '{name}' is not a setting that a file can hold{hint}")
+        raise ConfigError(f"{file}{_line(text, name)}: '{name}' is not a setting that a file can hold{hint}")
     take(from_file, {name: f"file {file}" for name in from_file})
     take(from_env, {row.name: f"environment {row.env}" for row in rows})
     take(given, {row.name: f"flag {row.flag}" for row in rows})
@@ -867,22 +868,52 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
         try:
             values[name] = TABLES[name](table, env)
         except ValueError as exc:
-            raise ConfigError(f"{file}: {exc}") from None
+            place = _line(text, str(exc).partition(":")[0])
+            raise ConfigError(f"{file}{place}: {exc}") from None
     try:
         config = Config(**values)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0])
-        message = f"{name} ({sources.get(name, 'default')}): {first['msg'].removeprefix('Value error, ')}"
-        raise ConfigError(message) from None
+        source = sources.get(name, "default")
+        place = _line(text, name) if name in from_file and source.startswith("file") else ""
+        raise ConfigError(f"{name} ({source}{place}): {first['msg'].removeprefix('Value error, ')}") from None
     known = {row.env for row in rows} | CLIENT_VARIABLES
     return Loaded(config, sources, sorted(n for n in env if n.startswith("ANTIPHON_") and n not in known))
 
 
-def _read_file(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> str:
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        return file.read_text("utf-8")
     except FileNotFoundError:
-        return {}
+        return ""
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{file}: {exc}") from None
+
+
+def _parsed(file: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as exc:  # which says the line itself
+        raise ConfigError(f"{file}: {exc}") from None
+
+
+_TABLE = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*([\w."' -]+?)\s*=""")
+
+
+def _line(text: str, place: str) -> str:
+    """Where a setting stands in a file, as `, line 3`: of a place such as `mcp.servers.desk.url`, the line of
+    as much of it as has one; nothing where none has. TOML's parser keeps no lines of what is well formed."""
+    table, found = "", (0, 0)
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _TABLE.match(line):
+            table = at = header[1]
+        elif key := _KEY.match(line):
+            at = f"{table}.{key[1]}" if table else key[1]
+        else:
+            continue
+        at = at.replace('"', "").replace("'", "")
+        if f"{place}.".startswith(f"{at}."):
+            found = max(found, (len(at), number))
+    return f", line {found[1]}" if found[1] else ""

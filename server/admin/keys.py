@@ -235,10 +235,11 @@ def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
     body = {
         "name": options.name,
         "owner": options.owner and owner_id(config, options.owner, makes=True),
-        "scopes": _words(options.scope),
+        "scopes": _scopes(options),
         "expires_in_s": _end(options.expires),
         "limits": limits_of(options),
     }
+    body = {name: value for name, value in body.items() if value is not None}
     made = carry_out(config, lambda storage: create(storage, OPERATOR, **body), "POST", PATH, body)
     yield made["key"]
     yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
@@ -277,7 +278,7 @@ def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
 def _update(config: Config, options: argparse.Namespace) -> Iterator[str]:
     body = {
         "name": options.name,
-        "scopes": _words(options.scope) if options.scope else None,
+        "scopes": _scopes(options),
         "expires_in_s": _end(options.expires),
         "limits": limits_of(options),
     }
@@ -296,7 +297,7 @@ def _update(config: Config, options: argparse.Namespace) -> Iterator[str]:
     if options.expires is not None:
         until = "never expires" if never else f"is accepted until {shown_time(done, 'expires_at')} UTC"
         yield f"{done['id']} {until}"
-    yield from shown_limits(done["limits"])
+    yield from (f"  {name}={value}" for name, value in limit_words(done["limits"]))
 
 
 def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
@@ -329,6 +330,15 @@ def _first(owner: str, database: str) -> Iterator[str]:
         )
 
 
+def _scopes(options: argparse.Namespace) -> list[str] | None:
+    """The scopes that a command names, None where it has no such flag. Raises AdminError for a flag without
+    one: a script whose variable is empty must not make a key that may do everything."""
+    found = _words(options.scope)
+    if options.scope and not found:
+        raise AdminError("--scope names no scope; without the flag a new key has the scope all")
+    return found or None
+
+
 def _words(given: Sequence[str]) -> list[str]:
     """Scopes, from flags that may each hold several with commas between."""
     return [word for each in given for word in each.split(",") if word]
@@ -342,15 +352,26 @@ def limits_of(options: argparse.Namespace) -> dict[str, Any] | None:
         raise AdminError(error) from None
 
 
-def shown_limits(limits: Mapping[str, Any], used: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """Limits as lines of text, as a command takes them, with what is `used` of budgets."""
+def limit_words(limits: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The names and the values of limits, as commands take them."""
     for name, value in limits.items():
         if name != "models":
-            spent = f" ({used[name]:.10g} used)" if used is not None and name in used else ""
-            yield f"  {name}={value}{spent}"
+            yield name, shown_value(value)
     for model, own in limits.get("models", {}).items():
         for name, value in own.items():
-            yield f"  {model}:{name}={value}"
+            yield f"{model}:{name}", shown_value(value)
+
+
+def shown_limits(object: Mapping[str, Any]) -> str:
+    """The limits of a key or an owner as the cell of a table."""
+    return " ".join(f"{name}={value}" for name, value in limit_words(object["limits"])) or "-"
+
+
+def shown_value(value: Any) -> str:
+    """The value of one limit, or what was used of it, as text: tiers with commas, no exponents."""
+    if isinstance(value, list | tuple):
+        return ",".join(value)
+    return f"{value:.10f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 def _end(written: str | None) -> int | None:
@@ -376,5 +397,6 @@ COLUMNS: Columns = {
     "OWNER": shown_owner,
     "SCOPES": lambda key: ",".join(key["scopes"]),
     "NAME": lambda key: key["name"],
+    "LIMITS": shown_limits,
 }
 _VERBS = {"create": _create, "list": _list, "rotate": _rotate, "update": _update, "revoke": _revoke}

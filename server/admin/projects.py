@@ -11,14 +11,16 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import orjson
+
 from server.access import OPERATOR, OWNER_PREFIX, Actor
 from server.admin.database_access import carry_out
-from server.admin.keys import limits_of, shown_limits, unix
+from server.admin.keys import limit_words, limits_of, shown_limits, shown_value, unix
 from server.admin.listing import Columns, list_lines, shown_time
 from server.admin.owner_names import every_owner, known_owner_id, require_new_name
 from server.clock import now_us
 from server.config import Config
-from server.limits import changed, load_limits, used_by
+from server.limits import NONE, LimitSet, changed, load_limits, parse_limits, used_by
 from server.usage import Prices
 from storage import Storage, StoredKey, StoredOwner
 
@@ -45,38 +47,54 @@ async def archive(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
     return project(await storage.archive_owner(id, now_us(), entry=by.did("project.archived", id, id)))
 
 
-async def limits(storage: Storage, prices: Prices, id: str) -> dict[str, Any]:
-    """What an owner may use, where it has limits of its own, and what it has used in all. NotFound."""
-    own = load_limits((await storage.get_owner(id)).limits).given()
+async def limits(storage: Storage, prices: Prices, every_owner: LimitSet, id: str) -> dict[str, Any]:
+    """What an owner may use: its own limits, those in force, and what it has used in all. every_owner: limits
+    by the setting `owner_limit`, of which those are in force that the owner has none of its own for.
+    NotFound."""
+    own = load_limits((await storage.get_owner(id)).limits)
     used = await used_by(storage, prices.cost, id)
-    return {"object": "project.limits", "limits": own, "used": used.as_json()}
+    return {
+        "object": "project.limits",
+        "limits": own.given(),
+        "in_force": own.over(every_owner).given(),
+        "used": used.as_json(),
+    }
 
 
 async def limit(
-    storage: Storage, prices: Prices, by: Actor, id: str, changes: Mapping[str, Any]
+    storage: Storage, prices: Prices, every_owner: LimitSet, by: Actor, id: str, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Change limits of an owner; those that are not named stay, and those that are None end. ValueError for
-    what is no limit; NotFound, OwnerArchived."""
+    """Change limits of an owner; those that are not named stay, and those that are None end. Returns what
+    `limits` does. ValueError for what is no limit; NotFound, OwnerArchived."""
     after = changed(load_limits((await storage.get_owner(id)).limits), changes)
     entry = by.did("rate_limit.updated", id, id, limits=dict(changes))
     await storage.limit_owner(id, after.dump(), entry=entry)
-    return await limits(storage, prices, id)
+    return await limits(storage, prices, every_owner, id)
 
 
 async def limit_model(
-    storage: Storage, by: Actor, id: str, model: str, official: Mapping[str, int | None]
+    storage: Storage,
+    every_owner: LimitSet,
+    by: Actor,
+    id: str,
+    model: str,
+    official: Mapping[str, int | None],
 ) -> dict[str, Any]:
     """Change what an owner may use of one model; `official`: names of RATE_LIMIT_FIELDS. Returns the official
     object. NotFound, OwnerArchived."""
     changes = {RATE_LIMIT_FIELDS[name]: value for name, value in official.items()}
     after = changed(load_limits((await storage.get_owner(id)).limits), {"models": {model: changes}})
     entry = by.did("rate_limit.updated", f"{RATE_LIMIT_ID}{model}", id, **official)
-    return rate_limit(await storage.limit_owner(id, after.dump(), entry=entry), model)
+    return rate_limit(await storage.limit_owner(id, after.dump(), entry=entry), model, every_owner)
 
 
 async def list_all(storage: Storage) -> dict[str, Any]:
-    """All owners, archived ones included, oldest first."""
-    return {"object": "list", "data": [project(owner) for owner in await every_owner(storage)]}
+    """All owners with their limits, archived ones included, oldest first."""
+    found = [
+        {**project(owner), "limits": load_limits(owner.limits).given()}
+        for owner in await every_owner(storage)
+    ]
+    return {"object": "list", "data": found}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -116,10 +134,10 @@ def project_key(key: StoredKey, owner: StoredOwner) -> dict[str, Any]:
     }
 
 
-def rate_limit(owner: StoredOwner, model: str) -> dict[str, Any]:
+def rate_limit(owner: StoredOwner, model: str, every_owner: LimitSet) -> dict[str, Any]:
     """The official object of what a project may use of one model; null is no limit. max_tokens_per_1_day:
-    besides."""
-    found = load_limits(owner.limits)
+    besides. every_owner: as for `limits`."""
+    found = load_limits(owner.limits).over(every_owner)
     own = found.models.get(model, found)
     return {
         "object": "project.rate_limit",
@@ -217,19 +235,27 @@ def _archive(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 def _limits(config: Config, options: argparse.Namespace) -> Iterator[str]:
     changes, id, prices = limits_of(options), known_owner_id(config, options.id), Prices(config)
+    every = changed(NONE, parse_limits(config.owner_limit))
     path = f"{PATH}/{id}/limits"
     if changes is None:
-        found = carry_out(config, lambda storage: limits(storage, prices, id), "GET", path)
+        found = carry_out(config, lambda storage: limits(storage, prices, every, id), "GET", path)
     else:
         found = carry_out(
             config,
-            lambda storage: limit(storage, prices, OPERATOR, id, changes),
+            lambda storage: limit(storage, prices, every, OPERATOR, id, changes),
             "POST",
             path,
             {"limits": changes},
         )
-    yield f"{id} has these limits:" if found["limits"] else f"{id} has no limits of its own"
-    yield from shown_limits(found["limits"], found["used"])
+    if options.json:
+        yield orjson.dumps({"id": id, **found}, option=orjson.OPT_INDENT_2).decode()
+        return
+    yield f"{id} has these limits:" if found["in_force"] else f"{id} has no limits"
+    own = dict(limit_words(found["limits"]))
+    for name, value in limit_words(found["in_force"]):
+        spent = f" ({shown_value(found['used'][name])} used)" if name in found["used"] else ""
+        whose = "" if name in own else ", of every owner by the setting owner_limit"
+        yield f"  {name}={value}{spent}{whose}"
 
 
 COLUMNS: Columns = {
@@ -237,5 +263,6 @@ COLUMNS: Columns = {
     "STATE": lambda owner: owner["status"],
     "CREATED": shown_time,
     "NAME": lambda owner: owner["name"],
+    "LIMITS": shown_limits,
 }
 _VERBS = {"create": _create, "list": _list, "rename": _rename, "archive": _archive, "limits": _limits}

@@ -1,4 +1,4 @@
-"""`antiphon usage`: what was used, in sums by owner, key, model or day."""
+"""`antiphon usage`: what was used, in sums by owner, key, model, tier or day."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from storage import Counts
 
 PATH = "/v1/organization/usage/completions"
 DAY, _, MOST = WIDTHS["1d"]
-GROUP_BY = ("project_id", "api_key_id", "model")
+GROUP_BY = ("project_id", "api_key_id", "model", "service_tier")
+BY = ("owner", "key", "model", "tier")
+"""The same, as the command calls them."""
 SINCE = "30d"
 
 COUNTED = {
@@ -121,7 +123,7 @@ def _summed(buckets: Iterator[dict[str, Any]], by: tuple[str, ...], prices: Pric
     for bucket in buckets:
         day = datetime.fromtimestamp(bucket["start_time"], UTC).strftime("%Y-%m-%d")
         for result in bucket["results"]:
-            of = {"owner": result["project_id"], "key": result["api_key_id"], "model": result["model"]}
+            of = {name: result[field] for name, field in zip(BY, GROUP_BY, strict=True)}
             key = tuple({**of, "day": day}[name] or "" for name in by)
             counts = Counts(**{name: result[field] for name, field in COUNTED.items()})
             total, cost = sums.get(key, (Counts(), Decimal(0)))

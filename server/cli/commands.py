@@ -337,7 +337,8 @@ def _add_limit(parser: argparse.ArgumentParser, examples: str) -> None:
         action="append",
         default=[],
         metavar="NAME=NUMBER",
-        help=f"what may be used, {examples} (repeatable, or with commas; none ends a limit)",
+        help=f"what may be used, {examples} (repeatable, or with commas; none ends a limit; "
+        "concurrent_... hold at each server by itself)",
     )
 
 
@@ -391,6 +392,7 @@ def _add_owners(parser: argparse.ArgumentParser) -> None:
     archive = verbs.add_parser("archive", help="revoke all keys of an owner for good; its data stays")
     limits = verbs.add_parser("limits", help="show what an owner may use, or change it")
     _add_limit(limits, "such as tokens_per_minute=90000 or stored_bytes=none")
+    limits.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
     for verb in (rename, archive, limits):
         verb.add_argument("id", help="the owner's id or name, as `antiphon owners list` shows it")
     for verb in (create, rename):
@@ -468,7 +470,7 @@ def _add_usage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         action="append",
-        choices=("owner", "key", "model", "day"),
+        choices=("owner", "key", "model", "tier", "day"),
         help="a sum for each of these (repeatable; default: owner and model)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access import ADMIN, ADMIN_READS, THE_OPERATOR, EndedKey, Principal, unauthorized
-from server.http.proxies import from_this_machine
+from server.http.proxies import ThisMachine
 from server.http.request import actor
 from server.limits import Standing
 
@@ -53,6 +53,7 @@ class Admission:
         """routes: all that the application has, in the order in which it asks them."""
         self._app = app
         self._life = life
+        self._here = ThisMachine(life.config.trusted_proxy)
         self._plain: dict[tuple[str, str], str] = {}
         self._patterns: dict[str, list[tuple[re.Pattern[str], str, str]]] = {}
         # A WebSocket needs what a POST to its path needs. One at a path without any is for nobody.
@@ -100,7 +101,7 @@ class Admission:
         path = scope["path"]
         return scope["type"] == "http" and (
             path in OPEN_PATHS
-            or (path == METRICS_PATH and self._life.config.loopback and from_this_machine(scope))
+            or (path == METRICS_PATH and self._life.config.loopback and self._here.has_client(scope))
         )
 
     async def _principal(self, scope: Scope) -> Principal:

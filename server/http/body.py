@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 from starlette.requests import Request
 
-from server.config import THREADED_BYTES
+from server.config import THREADED_BYTES, nearest
 from server.errors import ApiError
 from server.http.request import life
 from server.schema import shorten
@@ -63,9 +63,29 @@ class Body:
         raise ApiError(400, "The request has no body; a JSON object is needed.", code="invalid_json")
 
 
-async def read_body(request: Request, *, allow_empty: bool = False) -> dict[str, Any]:
-    """The body as a JSON object; see `read_as`."""
-    return await read_as(request, lambda body: body, allow_empty=allow_empty)
+async def read_body(
+    request: Request, *, allow_empty: bool = False, only: Collection[str] | None = None
+) -> dict[str, Any]:
+    """The body as a JSON object; see `read_as`.
+
+    only: its members; another one is a 400 `unknown_parameter`. Elsewhere such a member is ignored and named
+    in a header. Of what administrators ask, it may be a misspelt `scopes` or `limits`, and a key without them
+    may do more than whoever made it wanted.
+    """
+    body = await read_as(request, lambda body: body, allow_empty=allow_empty)
+    if only is not None:
+        for member in body:
+            if member not in only:
+                raise _unknown(member, only)
+    return body
+
+
+def _unknown(member: str, known: Collection[str]) -> ApiError:
+    meant = nearest(member, known)
+    there = f"The fields are {', '.join(known)}." if known else "No field is taken here."
+    hint = f"Did you mean '{meant}'?" if meant else there
+    message = f"There is no field '{shorten(member)}'. {hint}"
+    return ApiError(400, message, code="unknown_parameter", param=member)
 
 
 async def read_as(

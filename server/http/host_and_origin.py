@@ -11,6 +11,7 @@ gets 403.
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import re
 from typing import TYPE_CHECKING
@@ -19,12 +20,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError
-from server.http.authentication import ADMIN_PATHS
-from server.http.proxies import from_this_machine
+from server.http.authentication import ADMIN_PATHS, presented_key
+from server.http.proxies import ThisMachine
 from server.http.refusal import tell
 
 if TYPE_CHECKING:
     from server.config import Config
+    from server.http.state import ServerState
 
 PROBES = frozenset({"/health", "/ping", "/ready"})
 """What asks these may know the server by its address only, as a kubelet does, or by no name at all."""
@@ -39,8 +41,11 @@ MAX_SHOWN = 100
 class HostAndOrigin:
     """ASGI: lets a request or a WebSocket pass if its name, its origin and its transport are in order."""
 
-    def __init__(self, app: ASGIApp, config: Config) -> None:
+    def __init__(self, app: ASGIApp, life: ServerState) -> None:
+        config = life.config
         self._app = app
+        self._admin_token = life.admin_token.encode()
+        self._here = ThisMachine(config.trusted_proxy)
         self._names = OwnNames(config)
         self._origins = frozenset(config.cors_origin)
         self._tls_only = config.require_tls
@@ -50,7 +55,9 @@ class HostAndOrigin:
         """Pass on, or answer: 421 `host_not_allowed`, 403 `origin_not_allowed`, 403 `tls_required`."""
         if scope["type"] != "lifespan":
             headers = Headers(scope=scope)
-            error = self._host(scope, headers) or self._transport(scope) or self._origin(scope, headers)
+            error = (
+                self._host(scope, headers) or self._transport(scope, headers) or self._origin(scope, headers)
+            )
             if error is not None:
                 await tell(error, scope, receive, send)
                 return
@@ -69,13 +76,15 @@ class HostAndOrigin:
         )
         return ApiError(421, message, code="host_not_allowed", param="Host")
 
-    def _transport(self, scope: Scope) -> ApiError | None:
+    def _transport(self, scope: Scope, headers: Headers) -> ApiError | None:
         if not self._tls_only or scope["scheme"] in ("https", "wss"):
             return None
-        if self._loopback and from_this_machine(scope):  # nothing of it was on any network
+        if self._loopback and self._here.has_client(scope):  # nothing of it was on any network
             return None
         # An operator's commands find the server by a file on its own machine, and do not leave the machine.
         if scope["path"] in PROBES or scope["path"].startswith(ADMIN_PATHS):
+            return None
+        if hmac.compare_digest((presented_key(headers) or "").encode(), self._admin_token):
             return None
         message = "This server is for HTTPS only; a key that was sent just now was sent in the clear."
         return ApiError(403, message, code="tls_required")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -24,17 +25,32 @@ def trusted_hosts(networks: Iterable[str]) -> list[str]:
     return found
 
 
-def from_this_machine(scope: Scope) -> bool:
-    """Whether a request's client is on this machine, as far as is believed: by the address that a trusted
-    proxy gave, else by the connection's own."""
-    client = scope.get("client")
-    if client is None:  # the connection has no address, so it is none of a network
-        return True
-    try:
-        address = ipaddress.ip_address(client[0])
-    except ValueError:
-        return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+class ThisMachine:
+    """Tells whether a request's client is on this machine, as far as is believed: by the address that a
+    trusted proxy gave, else by the connection's own.
+
+    A connection from the address of a trusted proxy that does not say whom it speaks for may be anybody's, so
+    its client is taken to be elsewhere.
+    """
+
+    def __init__(self, trusted: Iterable[str]) -> None:
+        """trusted: networks of proxies."""
+        self._trusted = tuple(map(ipaddress.ip_network, trusted))
+
+    def has_client(self, scope: Scope) -> bool:
+        """Whether the client of a request is here; `scope` as ProxyHeadersMiddleware left it."""
+        client = scope.get("client")
+        if client is None:  # the connection has no address, so it is none of a network
+            return True
+        try:
+            read = ipaddress.ip_address(client[0])
+        except ValueError:
+            return False
+        address = getattr(read, "ipv4_mapped", None) or read
+        if not address.is_loopback:
+            return False
+        named = any(value.strip() for value in Headers(scope=scope).getlist("x-forwarded-for"))
+        return named or not any(address in network for network in self._trusted)
 
 
 class RootPath:

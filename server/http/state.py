@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from server.model_registry import Models
     from server.quota import Quota
     from server.runs import Runs
+    from server.stateless import LiveCompletions
     from server.telemetry import Telemetry
     from server.usage import Meter
     from storage import Storage
@@ -40,6 +41,7 @@ class Context:
     quota: Quota
     meter: Meter
     limiter: Limiter
+    completions: LiveCompletions
 
 
 class ServerState(Protocol):

@@ -89,6 +89,11 @@ class LimitSet(ModelLimits, ServiceShape):
         return changed(defaults, self.given())
 
 
+_A_MODELS = (
+    'expected an object of limits by the name of the model, such as {"NAME": {"tokens_per_minute": 1000}}; '
+    "null ends a single limit"
+)
+
 NONE = LimitSet()
 """No limits at all."""
 
@@ -106,6 +111,8 @@ def read_limits(value: Any) -> LimitSet:
             if known is ModelLimits and path[-1] in LimitSet.model_fields.keys() - {"models"}:
                 raise ValueError(_not_of_a_model(path[-1])) from None
             raise ValueError(_unknown(path[-1], list(known.model_fields))) from None
+        if path[:1] == ["models"] and len(path) < 3:
+            raise ValueError(f"{name}: {_A_MODELS}") from None
         raise ValueError(f"{name or 'limits'}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
 
 
@@ -157,7 +164,8 @@ def parse_limits(words: Sequence[str]) -> dict[str, Any]:
 
 def _number(word: str, value: str, *, whole: bool) -> int | float:
     if not (_WHOLE if whole else _DECIMAL).fullmatch(value):
-        raise ValueError(f"{word!r}: {value!r} is no {'whole ' if whole else ''}number, and not 'none'")
+        wanted = "whole number from 1 on" if whole else "number above 0"
+        raise ValueError(f"{word!r}: {value!r} is no {wanted}, and not 'none'")
     return int(value) if whole else float(value)
 
 
@@ -167,6 +175,9 @@ def _not_of_a_model(name: str) -> str:
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
+    if name in ServiceShape.model_fields:
+        flag = name.replace("_", "-")
+        return f"{name!r} is no limit on use: `antiphon tiers ID --{flag} ...` sets it"
     nearest = difflib.get_close_matches(name, known, n=1)
     meant = f"; did you mean {nearest[0]!r}?" if nearest else f": there are {', '.join(sorted(known))}"
     return f"there is no limit {name!r}{meant}"

@@ -155,11 +155,15 @@ class Limiter:
         """defaults: of owners, where they have none of their own. refused: told each limit that refuses."""
         self.meters = meters
         self._budgets = budgets
-        self._defaults = defaults
-        self._any_defaults = bool(defaults.given())
         self._refused = refused
         self._at_once: Counter[str] = Counter()
         self._answers: dict[str, deque[int]] = {}
+        self.set_defaults(defaults)
+
+    def set_defaults(self, defaults: LimitSet) -> None:
+        """Have other limits hold for owners that have none of their own; what was used of them stays used."""
+        self.defaults = defaults
+        self._any_defaults = bool(defaults.given())
         self._merged: dict[int, tuple[LimitSet, LimitSet]] = {}
 
     # -- admitting -------------------------------------------------------------------------------------------
@@ -306,7 +310,7 @@ class Limiter:
         if known is None or known[0] is not limits:
             if len(self._merged) >= MAX_OWNERS:
                 self._merged.clear()
-            known = self._merged[id(limits)] = limits, limits.over(self._defaults)
+            known = self._merged[id(limits)] = limits, limits.over(self.defaults)
         return known[1]
 
 

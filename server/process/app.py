@@ -55,7 +55,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
             *([proxies] if config.trusted_proxy else []),
             *([Middleware(RootPath, root_path=config.root_path)] if config.root_path else []),
             Middleware(Envelope, life=life),
-            Middleware(HostAndOrigin, config=config),
+            Middleware(HostAndOrigin, life=life),
             *([cors] if config.cors_origin else []),
             Middleware(Boundary, life=life),
             Middleware(Admission, life=life, routes=routes),

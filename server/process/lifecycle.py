@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from engine import Engine
 from server.access import LOCAL_OWNER, Accesses, Keys
@@ -28,6 +28,7 @@ from server.process.retention import Retention
 from server.process.settings_audit import note_settings
 from server.process.tools_registry import enforceable, read_registry
 from server.quota import Quota
+from server.stateless import LiveCompletions
 from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Tracing
 from server.usage import Meter, Prices
 from server.webhooks import Deliveries
@@ -86,7 +87,6 @@ class ServerLifecycle:
         self._meters: Meters | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._noting: asyncio.Task[None] | None = None
-        self._every_owner = NONE  # what holds for all, by the settings
         self._drained = False
         self._num_posts = 0
         self._quiet = asyncio.Event()
@@ -127,10 +127,10 @@ class ServerLifecycle:
             self.telemetry.limited,
         )
         self._meters = Meters(self._storage)
-        self._every_owner = changed(NONE, parse_limits(self.config.owner_limit))
         prices = Prices(self.config)
         budgets = Budgets(self._storage, prices.cost, prices.currency)
-        limiter = Limiter(self._meters, budgets, self._every_owner, self.telemetry.limited)
+        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
+        limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
         self._meter = Meter(self._storage)
         self._meter.start()
         runs = Runs(
@@ -145,7 +145,16 @@ class ServerLifecycle:
             limiter,
         )
         context = Context(
-            self.config, self._storage, models, sealing, runs, self.telemetry, quota, self._meter, limiter
+            self.config,
+            self._storage,
+            models,
+            sealing,
+            runs,
+            self.telemetry,
+            quota,
+            self._meter,
+            limiter,
+            LiveCompletions(),
         )
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
@@ -162,8 +171,13 @@ class ServerLifecycle:
         if self.phase == "starting":
             self.phase = "ready"
 
-    def keys_changed(self) -> None:
-        """The settings give other keys than before."""
+    def limit_owners(self, words: Sequence[str]) -> None:
+        """Have other limits hold for every owner, as the setting `owner_limit` has them."""
+        if self.context is not None:
+            self.context.limiter.set_defaults(changed(NONE, parse_limits(words)))
+
+    def settings_changed(self) -> None:
+        """The settings give other keys than before, or other limits."""
         if self.context is not None:
             self._noting = asyncio.create_task(self._note_settings(), name="note-settings")
 
@@ -176,7 +190,7 @@ class ServerLifecycle:
                 models=self.context.models,
                 mcp=self.config.mcp,
                 api_keys=self.keys.given,
-                limits=self._every_owner.given(),
+                limits=self.context.limiter.defaults.given(),
             )
         except StorageUnavailable as error:
             log.warning("the audit log was not told what has changed of the settings: %s", error)

@@ -233,10 +233,10 @@ class _Process:
         done = [
             *self._reload_certificates(new),
             *self._reload_log_level(new),
-            *(keys := [*self._reload_keys(new, life)]),
+            *(given := [*self._reload_keys(new, life), *self._reload_limits(new, life)]),
         ]
-        if keys:
-            life.keys_changed()
+        if given:
+            life.settings_changed()
         taken = {"log_level", "api_key"}
         waiting = [
             name
@@ -277,6 +277,12 @@ class _Process:
                 yield "the file of keys was read again"
         except KeyFileError as error:
             log.error("SIGHUP: the keys stay as they were: %s", error)
+
+    def _reload_limits(self, new: Config, life: ServerLifecycle) -> Iterator[str]:
+        if new.owner_limit != self._config.owner_limit:
+            life.limit_owners(new.owner_limit)
+            yield f"owner_limit is now {', '.join(new.owner_limit) or 'empty'}"
+            self._config = self._config.model_copy(update={"owner_limit": new.owner_limit})
 
     def _signalled(self, number: int) -> None:
         now = time.monotonic()

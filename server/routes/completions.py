@@ -115,6 +115,7 @@ async def _answer(
         visit.used = completion.usage.limited
         visit.bring(place, completion.tokens()[0])
         await visit.reserve(*completion.tokens(), answers=len(completion.requests))
+        stack.enter_context(here.completions.enter(completion))
         if not asked.stream:
             return json_reply(await while_connected(request, completion.whole(whole)))
         frames = completion.frames(chunk, include_usage=asked.stream_options.include_usage)

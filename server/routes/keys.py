@@ -17,9 +17,8 @@ from server.access import OPERATOR_ONLY
 from server.admin import keys
 from server.errors import invalid_value
 from server.http import actor, context, json_reply, life, read_body
-from server.ignored import unread
 from server.routes.documented import needs
-from server.routes.limit_changes import read_limit_changes
+from server.routes.limit_changes import read_limit_changes, require_values
 from server.shapes import array, label, text, whole
 
 router = APIRouter(prefix="/admin/keys", include_in_schema=False)
@@ -30,8 +29,9 @@ MAX_NAME = 256
 @router.post("", **needs(OPERATOR_ONLY))
 async def create_key(request: Request) -> Response:
     """Make a key."""
-    body = await read_body(request, allow_empty=True)
-    unread(body, ("name", "owner", "scopes", "expires_in_s", "limits"))
+    body = await read_body(
+        request, allow_empty=True, only=("name", "owner", "scopes", "expires_in_s", "limits")
+    )
     asked = {
         "name": _text(body, "name") or "",
         "owner": _text(body, "owner") or None,
@@ -58,8 +58,8 @@ async def list_keys(request: Request) -> Response:
 @router.post("/{key_id}", **needs(OPERATOR_ONLY))
 async def update_key(request: Request, key_id: str) -> Response:
     """Change a key's name, scopes or end."""
-    body = await read_body(request, allow_empty=True)
-    unread(body, ("name", "scopes", "expires_in_s", "limits"))
+    body = await read_body(request, allow_empty=True, only=("name", "scopes", "expires_in_s", "limits"))
+    require_values(body, "name", "scopes", "limits")
     asked = {
         "name": _text(body, "name"),
         "scopes": _scopes(body),
@@ -78,8 +78,7 @@ async def update_key(request: Request, key_id: str) -> Response:
 @router.post("/{key_id}/rotate", **needs(OPERATOR_ONLY))
 async def rotate_key(request: Request, key_id: str) -> Response:
     """Make a key's successor, and let the key itself be accepted a while longer."""
-    body = await read_body(request, allow_empty=True)
-    unread(body, ("grace_s", "expires_in_s"))
+    body = await read_body(request, allow_empty=True, only=("grace_s", "expires_in_s"))
     grace_s = _seconds(body, "grace_s", least=0)
     made = await keys.succeed(
         context(request).storage,
@@ -107,7 +106,7 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
 
 def _scopes(body: Mapping[str, Any]) -> list[str] | None:
     value = body.get("scopes")
-    return None if value is None else array(text(1))(value, "scopes")
+    return None if value is None else array(text(1), 1)(value, "scopes")
 
 
 def _seconds(body: Mapping[str, Any], name: str, least: int = 1) -> int | None:

@@ -1,4 +1,4 @@
-"""Reads the changes of limits that administrators ask for."""
+"""Reads what administrators ask to change of a key, and the changes of limits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from server.config import nearest
 from server.errors import invalid_value
 from server.http import context
 from server.limits import read_limits
+
+
+def require_values(body: Mapping[str, Any], *names: str) -> None:
+    """Refuse null for the members `names` of a change: ApiError 400. It could mean that a member stays, that
+    all of it ends, or, of scopes, that everything is allowed."""
+    for name in names:
+        if name in body and body[name] is None:
+            ends = ' To end limits, name each of them: {"requests_per_minute": null}.'
+            message = f"Invalid '{name}': null. Leave it out to keep it as it is, or give what it is to be."
+            raise invalid_value(name, message + (ends if name == "limits" else ""))
 
 
 def read_limit_changes(request: Request, body: Mapping[str, Any]) -> Mapping[str, Any] | None:

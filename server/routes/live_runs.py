@@ -13,7 +13,6 @@ from starlette.responses import Response
 from server.access import ADMIN, OPERATOR_ONLY
 from server.admin import live_runs
 from server.http import actor, context, json_reply, read_body
-from server.ignored import unread
 from server.routes.documented import documented, needs
 
 router = APIRouter()
@@ -22,7 +21,8 @@ router = APIRouter()
 @router.get(live_runs.PATH, **needs(OPERATOR_ONLY), include_in_schema=False)
 @router.get(live_runs.ORGANIZATION_PATH, **documented("LiveRuns", ADMIN))
 async def list_live_runs(request: Request) -> Response:
-    """The runs in flight: those of the database, and those of this process that are stored nowhere."""
+    """The runs in flight: those of the database, and those of this process that are stored nowhere, chat and
+    text completions among them."""
     here = context(request)
     found = await live_runs.listed(here.storage)
     for plan, num_tokens in here.runs.unstored():
@@ -39,12 +39,33 @@ async def list_live_runs(request: Request) -> Response:
                 "node": here.storage.runner,
             }
         )
+    for completion in here.completions:
+        found["data"].append(
+            {
+                "id": completion.head["id"],
+                "owner": completion.account.owner,
+                "model": completion.head["model"],
+                "state": "running",
+                "background": False,
+                "created_at": completion.head["created"],
+                "output_tokens": completion.usage.num_tokens,
+                "attempt": 1,
+                "node": here.storage.runner,
+            }
+        )
     return json_reply(orjson.dumps(found))
 
 
 @router.post(f"{live_runs.ORGANIZATION_PATH}/{{run_id}}/cancel", **documented("CancelledRun", ADMIN))
 async def cancel_live_run(request: Request, run_id: str) -> Response:
     """Cancel a run of any owner, whichever server carries it on (extension); what it has made stays."""
-    unread(await read_body(request, allow_empty=True), ())
-    await context(request).runs.cancel_any(run_id, actor(request))
-    return json_reply(orjson.dumps(live_runs.cancelled(run_id, over=True)))
+    await read_body(request, allow_empty=True, only=())
+    here, over = context(request), True
+    if (completion := here.completions.get(run_id)) is not None:
+        entry = actor(request).did("run.cancelled", run_id, completion.account.owner)
+        await here.storage.add_audit(entry)
+        if over := completion.cancellation.cancel():
+            await completion.cancellation.over.wait()
+    else:
+        await here.runs.cancel_any(run_id, actor(request))
+    return json_reply(orjson.dumps(live_runs.cancelled(run_id, over=over)))

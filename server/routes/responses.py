@@ -184,23 +184,40 @@ async def _result(here: Context, started: Started, who: str | None) -> bytes:
     if events is not None:
         body = terminal_response(events.bodies[-1])
         if events.bodies[-1].startswith(b'{"type":"response.failed"'):
-            output = orjson.loads(body)["output"]
-            require_servers(output)
-            # Other servers' tools were known only then; else the request would have been refused at once.
-            listed = bool(output) and output[-1]["type"] == "mcp_list_tools"
-            if listed and (refusal := started.failure()) is not None and refusal.status == 400:
-                raise refusal
+            _require_begun(orjson.loads(body), started.failure())
         return body
     if who is not None:
         await here.runs.get(who, started.response_id)  # raises NotFound when it was deleted
     raise interrupted(started.response_id)
 
 
+def _require_begun(response: Mapping[str, Any], failure: ApiError | None = None) -> None:
+    """Raise ApiError where a response has failed before its model was asked, by what other servers said of
+    their tools: 424 where one could not list them, 400 for a request that does not fit them. Had this been
+    known at once, the request would have been refused, and there would be no response.
+
+    failure: why it has failed, where this process knows more than the response tells.
+    """
+    output, error = response["output"], response["error"]
+    require_servers(output)
+    if not output or output[-1]["type"] != "mcp_list_tools":
+        return
+    if failure is None and error["code"] == "invalid_prompt":
+        failure = ApiError(400, error["message"], code=error["code"])
+    if failure is not None and failure.status == 400:
+        raise failure
+
+
 async def _again(request: Request, response_id: str, *, stream: bool) -> Response:
-    """Answer the repeat of a request with what it started."""
+    """Answer the repeat of a request with what it started, or with the refusal that it got."""
     runs, who = context(request).runs, owner(request)
     if not stream:
-        return _reply(await while_connected(request, runs.answer(who, response_id)))
+        found = await while_connected(request, runs.answer(who, response_id))
+        if b'"status":"failed"' in found.body:
+            response = orjson.loads(found.body)
+            if response["status"] == "failed" and not response["background"]:
+                _require_begun(response)
+        return _reply(found)
     with ExitStack() as stack:
         stack.enter_context(context(request).limiter.stream(principal(request).subjects))
         reader, stored = await runs.follow(who, response_id, hidden=True)

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from server.access import OPERATOR_ONLY
 from server.admin import sealing_keys
 from server.http import actor, context, json_reply, read_body
-from server.ignored import unread
 from server.routes.documented import needs
 
 router = APIRouter(prefix=sealing_keys.PATH, include_in_schema=False)
@@ -28,6 +27,6 @@ async def list_sealing_keys(request: Request) -> Response:
 @router.post("", **needs(OPERATOR_ONLY))
 async def make_sealing_key(request: Request) -> Response:
     """Have a new key seal from now on."""
-    unread(await read_body(request, allow_empty=True), ())
+    await read_body(request, allow_empty=True, only=())
     key = await context(request).sealing.rotate(actor(request))
     return json_reply(orjson.dumps(sealing_keys.as_json(key, seals=True)))

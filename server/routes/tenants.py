@@ -15,7 +15,6 @@ from server.admin import UnknownOwner, backup, projects, tenants, tiers
 from server.clock import now_us
 from server.errors import ApiError, invalid_value
 from server.http import actor, context, json_reply, life, query_text, read_body
-from server.ignored import unread
 from server.routes.documented import needs
 from server.schema import boolean, missing
 from server.shapes import label, whole
@@ -39,8 +38,7 @@ async def show_tiers(request: Request, id: str) -> Response:
 @router.post("/tiers/{id}", **needs(OPERATOR_ONLY))
 async def change_tiers(request: Request, id: str) -> Response:
     """Change how the requests of an owner or a key are served."""
-    body = await read_body(request)
-    unread(body, tiers.MEMBERS)
+    body = await read_body(request, only=tiers.MEMBERS)
     changes = {name: value for name, value in body.items() if name in tiers.MEMBERS}
     try:
         changed = await tiers.change(context(request).storage, actor(request), id, **changes)
@@ -53,8 +51,7 @@ async def change_tiers(request: Request, id: str) -> Response:
 @router.post("/backups", **needs(OPERATOR_ONLY))
 async def note_backup(request: Request) -> Response:
     """Write down that the command copies the database, which it does by itself."""
-    body = await read_body(request)
-    unread(body, ("file",))
+    body = await read_body(request, only=("file",))
     file = label(1)(body.get("file") or missing("file"), "file")
     return json_reply(orjson.dumps(await backup.note(context(request).storage, actor(request), file)))
 
@@ -73,8 +70,7 @@ async def export(request: Request) -> Response:
 @router.post("/purge", **needs(OPERATOR_ONLY))
 async def purge(request: Request) -> Response:
     """Remove an owner's everything; where that takes long, only a part, and the reply says so."""
-    body = await read_body(request)
-    unread(body, ("owner", "before", "keys"))
+    body = await read_body(request, only=("owner", "before", "keys"))
     owner = label(1)(body.get("owner", ""), "owner")
     before = whole(0, (1 << 63) - 1)(body.get("before", now_us()), "before")
     with_keys = boolean(body.get("keys", False), "keys")

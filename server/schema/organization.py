@@ -168,7 +168,14 @@ def _limits() -> dict[str, Schema]:
         ),
         "RateLimits": _page("RateLimit"),
         "RateLimitChange": of({}, _OF_A_MODEL),
-        "ProjectLimits": of({"object": {"const": "project.limits"}, "limits": ref("Limits"), "used": _USED}),
+        "ProjectLimits": of(
+            {
+                "object": {"const": "project.limits"},
+                "limits": ref("Limits"),
+                "in_force": ref("Limits"),
+                "used": _USED,
+            }
+        ),
         "ProjectLimitsChange": of({"limits": ref("Limits")}),
     }
 

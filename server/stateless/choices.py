@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import orjson
@@ -21,6 +21,7 @@ from server.errors import ApiError, to_api_error
 from server.model_registry import ServedModel
 from server.schema import Search, num_requests
 from server.sse_frame import frame
+from server.stateless.cancellation import Cancellation
 from server.telemetry import Asked, Telemetry, current
 from server.threads import THREADED_PARTS, aside, in_large_request
 from server.usage import Meter
@@ -68,6 +69,11 @@ class Usage:
         if not silent:
             self._completion += len(chunk.token_ids)
             self._reasoning += chunk.reasoning_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._completion
 
     def spend(self, tokens: int) -> None:
         """Count output tokens that no choice shows."""
@@ -137,6 +143,7 @@ class Completion:
     search: Search | None = None
     operation: Literal["chat", "text_completion"] = "chat"
     messages: Callable[[], list[dict[str, Any]]] | None = None
+    cancellation: Cancellation = field(default_factory=Cancellation)
 
     def tokens(self) -> tuple[int, int]:
         """Of all prompts together, each counted once, and the most that one answer may have."""
@@ -146,14 +153,18 @@ class Completion:
     async def parts(self) -> AsyncGenerator[list[Part]]:
         """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them
         all."""
+        cancellation = self.cancellation
         try:
-            async with aclosing(self._chunks()) as chunks:
-                async for choice, chunk in chunks:
-                    self.usage.add(choice, chunk, silent=self.silent)
-                    much = len(chunk.prompt_logprobs or ()) > THREADED_PARTS
-                    parts = await aside(much, self.writers[choice].write, chunk)
-                    if parts:
-                        yield parts
+            with cancellation.at_work():
+                async with aclosing(self._chunks()) as chunks:
+                    async for choice, chunk in chunks:
+                        self.usage.add(choice, chunk, silent=self.silent)
+                        much = len(chunk.prompt_logprobs or ()) > THREADED_PARTS
+                        parts = await aside(much, self.writers[choice].write, chunk)
+                        if parts:
+                            cancellation.rest()
+                            yield parts
+                            cancellation.wait()
         except ConstraintError as error:
             raise self.named(error) from None
         finally:

@@ -136,6 +136,31 @@ def test_a_fault_names_the_setting_and_its_source(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# a comment\nhost = '::1'\nport = 'x'\n", 3),
+        ("\nprot = 1\n", 2),
+        ("host = '::1'\nport = \n", 2),
+        ("tick_s = 1\n\n[mcp.servers.desk]\ncommand = ['a']\ntrust = 'perhaps'\n\n[web]\n", 5),
+        ("[mcp.servers.desk]\ntrust = true\n", 1),
+        ("[mcp.servers]\ndesk = { command = ['a'], trust = 'perhaps' }\n", 2),
+    ],
+)
+def test_a_fault_of_the_file_is_told_with_its_line(
+    env: dict[str, str], tmp_path: Path, text: str, line: int
+) -> None:
+    (tmp_path / "antiphon.toml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"antiphon\.toml.*\bline {line}\b"):
+        load({}, env)
+
+
+def test_what_wins_over_the_file_is_not_blamed_on_it(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "antiphon.toml").write_text("port = 1\n")
+    with pytest.raises(ConfigError, match=r"^port \(flag --port\): "):
+        load({"port": "x"}, env)
+
+
 @pytest.mark.parametrize("text", ["prot = 1", "data = '/x'", "port = ", "port = 'x'"])
 def test_a_faulty_file_is_named(env: dict[str, str], tmp_path: Path, text: str) -> None:
     (tmp_path / "antiphon.toml").write_text(text)

@@ -30,8 +30,7 @@ async def list_admin_keys(request: Request) -> Response:
 @router.post("", **documented("MadeAdminKey", ADMIN, body="CreateAdminKey"))
 async def create_admin_key(request: Request) -> Response:
     """Make a key that may administer and nothing else; the reply is the only place of its value."""
-    body = await read_body(request)
-    asked.only(body, ("name", "expires_in_seconds"))
+    body = await read_body(request, only=("name", "expires_in_seconds"))
     made = await keys.make(
         context(request).storage,
         actor(request),

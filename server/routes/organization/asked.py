@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -11,31 +11,12 @@ from starlette.responses import Response
 
 from server.access import read_scopes
 from server.admin import keys
-from server.config import nearest
-from server.errors import ApiError, invalid_value
+from server.errors import invalid_value
 from server.http import MAX_PAGE, choice, integer, json_reply, page_json, query_text
 from server.ignored import queried
 from server.shapes import array, label, missing, text, whole
 
 MAX_NAME = 256
-
-
-def only(body: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a body with another member than those `known`: ApiError 400 `unknown_parameter`.
-
-    Elsewhere such a member is ignored and named in a header. Here it may be a misspelt `scopes` or `limits`,
-    and a key without them may do more than whoever made it wanted."""
-    for member in body:
-        if member not in known:
-            meant = nearest(member, known)
-            there = f"The fields are {', '.join(known)}." if known else "No field is taken here."
-            hint = f"Did you mean '{meant}'?" if meant else there
-            raise ApiError(
-                400,
-                f"There is no field '{member[:MAX_NAME]}'. {hint}",
-                code="unknown_parameter",
-                param=member,
-            )
 
 
 def name(body: Mapping[str, Any]) -> str:
@@ -58,11 +39,12 @@ def seconds(body: Mapping[str, Any], field: str, *, least: int = 1) -> int | Non
 
 
 def scopes(body: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The `scopes`, an empty list being `all`; None where there are none. Raises ApiError 400."""
+    """The `scopes`; None where there are none. Raises ApiError 400, also for an empty list, by which somebody
+    may mean a key that may do nothing."""
     if body.get("scopes") is None:
         return None
     try:
-        return read_scopes(array(text(1))(body["scopes"], "scopes"))
+        return read_scopes(array(text(1), 1)(body["scopes"], "scopes"))
     except ValueError as error:
         raise invalid_value("scopes", str(error)) from None
 

@@ -31,12 +31,13 @@ router = APIRouter(prefix="/v1/organization/projects/{project_id}")
 @router.get("/rate_limits", **documented("RateLimits", ADMIN, query=("limit:all", "after", "before")))
 async def list_rate_limits(request: Request, project_id: str) -> Response:
     """One page, in the order in which the models are served. A model without limits of its own shows those of
-    the whole project."""
+    the whole project, or of every owner."""
     query = request.query_params
     limit = integer(query, "limit", minimum=1, maximum=MAX_PAGE) or MAX_PAGE
     after, before = asked.after(query), query_text(query, "before")
-    owner = await context(request).storage.get_owner(project_id)
-    found = [projects.rate_limit(owner, model) for model in _models(request, owner)]
+    here = context(request)
+    owner = await here.storage.get_owner(project_id)
+    found = [projects.rate_limit(owner, model, here.limiter.defaults) for model in _models(request, owner)]
     ids = [each["id"] for each in found]
     for cursor in (after, before):
         if cursor is not None and cursor not in ids:
@@ -52,9 +53,8 @@ async def list_rate_limits(request: Request, project_id: str) -> Response:
 @router.post("/rate_limits/{rate_limit_id:path}", **documented("RateLimit", ADMIN, body="RateLimitChange"))
 async def update_rate_limit(request: Request, project_id: str, rate_limit_id: str) -> Response:
     """Change what a project may use of one model; null ends a limit."""
-    body = await read_body(request)
-    asked.only(body, tuple(projects.RATE_LIMIT_FIELDS))
-    storage = context(request).storage
+    body = await read_body(request, only=tuple(projects.RATE_LIMIT_FIELDS))
+    storage, every_owner = context(request).storage, context(request).limiter.defaults
     model = rate_limit_id.removeprefix(projects.RATE_LIMIT_ID)
     if model == rate_limit_id or model not in _models(request, await storage.get_owner(project_id)):
         raise NotFound("rate limit", rate_limit_id)
@@ -63,29 +63,31 @@ async def update_rate_limit(request: Request, project_id: str, rate_limit_id: st
         if official in body:
             _check(official, name, body[official])
             changes[official] = body[official]
-    after = await projects.limit_model(storage, actor(request), project_id, model, changes)
+    after = await projects.limit_model(storage, every_owner, actor(request), project_id, model, changes)
     life(request).keys.forget()
     return json_reply(orjson.dumps(after))
 
 
 @router.get("/limits", **documented("ProjectLimits", ADMIN))
 async def get_limits(request: Request, project_id: str) -> Response:
-    """Everything that limits a project, and what it has used of budgets (extension)."""
+    """What limits a project, itself and together with the setting `owner_limit` (`in_force`), and what it has
+    used of budgets (extension)."""
     here = context(request)
     await here.meter.flush()
-    return json_reply(orjson.dumps(await projects.limits(here.storage, Prices(here.config), project_id)))
+    prices, every_owner = Prices(here.config), here.limiter.defaults
+    return json_reply(orjson.dumps(await projects.limits(here.storage, prices, every_owner, project_id)))
 
 
 @router.post("/limits", **documented("ProjectLimits", ADMIN, body="ProjectLimitsChange"))
 async def update_limits(request: Request, project_id: str) -> Response:
     """Change limits of a project (extension): those that are not named stay, and null ends one."""
-    body = await read_body(request)
-    asked.only(body, ("limits",))
+    body = await read_body(request, only=("limits",))
     if (changes := read_limit_changes(request, body)) is None:
         missing("limits")
     here = context(request)
     await here.meter.flush()
-    changed = await projects.limit(here.storage, Prices(here.config), actor(request), project_id, changes)
+    prices, every_owner = Prices(here.config), here.limiter.defaults
+    changed = await projects.limit(here.storage, prices, every_owner, actor(request), project_id, changes)
     life(request).keys.forget()
     return json_reply(orjson.dumps(changed))
 

@@ -16,7 +16,7 @@ from server.admin import keys, projects
 from server.http import actor, choice, context, json_reply, life, read_body
 from server.limits import used_by
 from server.routes.documented import documented
-from server.routes.limit_changes import read_limit_changes
+from server.routes.limit_changes import read_limit_changes, require_values
 from server.routes.organization import asked
 from server.routes.organization.projects import account
 from server.usage import Prices
@@ -54,8 +54,7 @@ async def create_account_key(request: Request, project_id: str, account_id: str)
 
 
 async def _made(request: Request, owner: StoredOwner) -> Response:
-    body = await read_body(request, allow_empty=True)
-    asked.only(body, ("name", "scopes", "expires_in_seconds", "limits"))
+    body = await read_body(request, allow_empty=True, only=("name", "scopes", "expires_in_seconds", "limits"))
     made = await keys.make(
         context(request).storage,
         actor(request),
@@ -84,10 +83,10 @@ async def get_key(request: Request, project_id: str, key_id: str) -> Response:
 
 @router.post("/api_keys/{key_id}", **documented("ProjectKey", ADMIN, body="ProjectKeyChange"))
 async def update_key(request: Request, project_id: str, key_id: str) -> Response:
-    """Change a key's name, scopes, limits or end. An empty list of scopes is `all`; an end that is null is
-    taken away."""
-    body = await read_body(request)
-    asked.only(body, ("name", "scopes", "expires_in_seconds", "limits"))
+    """Change a key's name, scopes, limits or end; what is left out stays. An end that is null is taken away,
+    and so is a single limit; null for anything else is refused."""
+    body = await read_body(request, only=("name", "scopes", "expires_in_seconds", "limits"))
+    require_values(body, "name", "scopes", "limits")
     storage = context(request).storage
     await _key(storage, project_id, key_id)
     changed = await keys.change(
@@ -109,8 +108,7 @@ async def update_key(request: Request, project_id: str, key_id: str) -> Response
 )
 async def rotate_key(request: Request, project_id: str, key_id: str) -> Response:
     """Make a key's successor (extension); the key itself is accepted for `grace_seconds` more."""
-    body = await read_body(request, allow_empty=True)
-    asked.only(body, ("grace_seconds", "expires_in_seconds"))
+    body = await read_body(request, allow_empty=True, only=("grace_seconds", "expires_in_seconds"))
     storage = context(request).storage
     await _key(storage, project_id, key_id)
     grace_s = asked.seconds(body, "grace_seconds", least=0)

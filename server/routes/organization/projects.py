@@ -33,8 +33,7 @@ async def list_projects(request: Request) -> Response:
 @router.post("", **documented("Project", ADMIN, body="ProjectName"))
 async def create_project(request: Request) -> Response:
     """Make an owner that has no key yet."""
-    body = await read_body(request)
-    asked.only(body, ("name",))
+    body = await read_body(request, only=("name",))
     made = await projects.create(context(request).storage, actor(request), name=asked.name(body))
     return json_reply(orjson.dumps(made))
 
@@ -48,8 +47,7 @@ async def get_project(request: Request, project_id: str) -> Response:
 @router.post("/{project_id}", **documented("Project", ADMIN, body="ProjectName"))
 async def update_project(request: Request, project_id: str) -> Response:
     """Give an owner another name."""
-    body = await read_body(request)
-    asked.only(body, ("name",))
+    body = await read_body(request, only=("name",))
     storage = context(request).storage
     changed = await projects.rename(storage, actor(request), project_id, name=asked.name(body))
     return json_reply(orjson.dumps(changed))
@@ -58,7 +56,7 @@ async def update_project(request: Request, project_id: str) -> Response:
 @router.post("/{project_id}/archive", **documented("Project", ADMIN))
 async def archive_project(request: Request, project_id: str) -> Response:
     """Revoke an owner's keys, for good; its data stays."""
-    asked.only(await read_body(request, allow_empty=True), ())
+    await read_body(request, allow_empty=True, only=())
     archived = await projects.archive(context(request).storage, actor(request), project_id)
     life(request).keys.forget()
     return json_reply(orjson.dumps(archived))

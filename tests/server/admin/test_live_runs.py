@@ -96,6 +96,47 @@ async def test_an_administrator_cancels_runs_of_any_owner(
         assert {log["project"]["id"] for log in told} == {"local"}
 
 
+async def test_completions_are_listed_and_cancelled_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "hold"))
+    said = {"messages": [{"role": "user", "content": "say one two\nhold\nsay three"}], "n": 2}
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+        operator = {"authorization": f"Bearer {server.life.admin_token}"}
+        streamed = asyncio.create_task(client.post("/v1/chat/completions", json={**said, "stream": True}))
+        await until(lambda: engine.stats().running == 2)
+        whole = asyncio.create_task(client.post("/v1/completions", json={"prompt": "hold"}))
+        await until(lambda: engine.stats().running == 3)
+        runs = (await client.get("/v1/organization/runs", headers=operator)).json()["data"]
+        chat, text = [run["id"] for run in runs]
+        assert (chat.partition("-")[0], text.partition("-")[0]) == ("chatcmpl", "cmpl")
+        assert runs[0]["model"] == "antiphon-scripted" and runs[0]["owner"] == "local"
+        assert runs[0]["node"] == server.context.storage.runner and not runs[0]["background"]
+        assert (await client.get(f"/v1/responses/{chat}")).status_code == 404
+
+        data = ["--data", str(tmp_path)]
+        assert await asyncio.to_thread(main, ["runs", *data]) == 0
+        assert chat in capsys.readouterr().out
+        assert await asyncio.to_thread(main, ["runs", "cancel", text, *data]) == 0
+        assert capsys.readouterr().out == f"{text} is cancelled\n"
+        refused = await whole
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "response_interrupted")
+        assert refused.headers["x-should-retry"] == "false"
+        reply = await client.post(f"/v1/organization/runs/{chat}/cancel", headers=operator)
+        assert (reply.status_code, reply.json()["cancelled"]) == (200, True)
+        last = (await streamed).text.strip().split("\n\n")[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "response_interrupted"
+        assert engine.stats().running == 0
+        assert (await client.get("/v1/organization/runs", headers=operator)).json()["data"] == []
+        gone = await client.post(f"/v1/organization/runs/{chat}/cancel", headers=operator)
+        assert gone.status_code == 404
+        logs = "/v1/organization/audit_logs?event_types[]=run.cancelled"
+        told = (await client.get(logs, headers=operator)).json()["data"]
+        assert [log["run.cancelled"]["id"] for log in told] == [chat, text]
+
+
 async def test_a_run_that_no_server_carries_on_is_cancelled_by_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,5 +148,4 @@ async def test_a_run_that_no_server_carries_on_is_cancelled_by_the_next(
     assert await asyncio.to_thread(main, ["runs", "cancel", id, "--data", str(tmp_path)]) == 0
     assert f"{id} will be cancelled by the server" in capsys.readouterr().out
     async with live_app(tmp_path) as server, http_client(server) as client:
-        ended = (await client.get(f"/v1/responses/{id}?wait=20")).json()
-        assert ended["status"] == "cancelled"
+        assert (await Api(client).ended(id))["status"] == "cancelled"

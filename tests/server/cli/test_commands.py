@@ -278,6 +278,47 @@ def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], t
     assert "was revoked already" in capsys.readouterr().out
 
 
+def test_limits_in_force_are_shown_as_commands_take_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = ["--data", str(tmp_path)]
+    (tmp_path / "antiphon.toml").write_text(
+        'owner_limit = ["requests_per_minute=9", "tokens_per_day=100"]\nprice = ["*=1/1/1"]\n'
+    )
+
+    def ran(*argv: str) -> list[str]:
+        assert main([*argv, *data]) == 0, argv
+        return capsys.readouterr().out.splitlines()
+
+    [team] = ran("owners", "create", "Sales")
+    ran("tiers", team, "--weight", "2.5", "--service-tiers", "flex,default")
+    changed = ran("owners", "limits", team, "--limit", "tokens_per_day=5,total_cost=0.00005")
+    assert changed == [
+        f"{team} has these limits:",
+        "  weight=2.5",
+        "  service_tiers=flex,default",
+        "  requests_per_minute=9, of every owner by the setting owner_limit",
+        "  tokens_per_day=5",
+        "  total_cost=0.00005 (0 used)",
+    ]
+    told = json.loads("\n".join(ran("owners", "limits", "Sales", "--json")))
+    assert told["id"] == team and told["in_force"]["requests_per_minute"] == 9
+    assert "requests_per_minute" not in told["limits"] and told["used"]["total_tokens"] == 0
+    ran("keys", "create", "--owner", team, "--name", "laptop", "--limit", "requests_per_minute=3")
+    own = "weight=2.5 service_tiers=flex,default tokens_per_day=5 total_cost=0.00005"
+    assert ran("owners", "list")[-1].endswith(f"Sales  {own}")
+    assert ran("keys", "list")[-1].endswith("laptop  requests_per_minute=3")
+    [local] = [line for line in ran("owners", "list") if line.startswith("local ")] or ["-"]
+    assert local.endswith("-")
+    for wrong, hint in (
+        (["owners", "limits", team, "--limit", "weight=2"], "antiphon tiers ID --weight"),
+        (["owners", "limits", team, "--limit", "tokens_per_day=-5"], "no whole number from 1 on"),
+        (["keys", "create", "--owner", team, "--scope", ""], "--scope names no scope"),
+    ):
+        assert main([*wrong, *data]) == 2
+        assert hint in capsys.readouterr().err
+
+
 def test_limits_of_keys_and_owners(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     data = ["--data", str(tmp_path)]
 
@@ -286,7 +327,7 @@ def test_limits_of_keys_and_owners(capsys: pytest.CaptureFixture[str], tmp_path:
         return capsys.readouterr().out.splitlines()
 
     [team] = ran("owners", "create", "Sales")
-    assert ran("owners", "limits", team) == [f"{team} has no limits of its own"]
+    assert ran("owners", "limits", team) == [f"{team} has no limits"]
     changes = "tokens_per_day=5,m:x:requests_per_minute=2"
     assert main(["owners", "limits", team, "--limit", changes, *data]) == 0
     out, err = capsys.readouterr()
@@ -387,7 +428,8 @@ def test_usage_is_shown_with_and_without_a_server(capsys: pytest.CaptureFixture[
             ("bob", None, "m", today),
         ):
             counts = Counts(1, 1_000_000, 400_000, 10, 3)
-            await storage.add_usage([Spent(at, Account(owner, key, model, "default"), counts)])
+            tier = "flex" if model == "n" else "default"
+            await storage.add_usage([Spent(at, Account(owner, key, model, tier), counts)])
         await storage.close()
 
     asyncio.run(write())
@@ -397,7 +439,7 @@ def test_usage_is_shown_with_and_without_a_server(capsys: pytest.CaptureFixture[
         return capsys.readouterr().out
 
     def sums(*args: str) -> list[tuple[object, ...]]:
-        names = ("owner", "key", "model", "day", "requests")
+        names = ("owner", "key", "model", "tier", "day", "requests")
         return [tuple(row[name] for name in names if name in row) for row in json.loads(ran(*args, "--json"))]
 
     lines = ran().splitlines()
@@ -406,6 +448,7 @@ def test_usage_is_shown_with_and_without_a_server(capsys: pytest.CaptureFixture[
     assert len(lines) == 4
     assert sums("--by", "owner", "--since", "60d") == [("ann", 2), ("bob", 2)]
     assert sums("--by", "key", "--owner", "bob") == [(None, 1)]
+    assert sums("--by", "tier") == [("default", 2), ("flex", 1)]
     shown = datetime.fromtimestamp(today / 1e6, UTC).strftime("%Y-%m-%d")
     assert sums("--by", "day", "--by", "model", "--since", shown) == [("m", shown, 2)]
     assert sums("--by", "model", "--until", shown) == [("n", 1)]

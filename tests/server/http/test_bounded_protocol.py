@@ -584,7 +584,10 @@ async def test_sighup_reloads_and_harms_nothing(tmp_path: Path) -> None:
         async with client.stream("POST", "/v1/responses", json=body, headers=kept) as stream:
             chunks = stream.aiter_bytes()
             seen = await anext(chunks)
-            settings.write_text('api_key = ["new-key", "kept-key"]\ntick_s = 0.05\nlog_level = "debug"\n')
+            settings.write_text(
+                'api_key = ["new-key", "kept-key"]\ntick_s = 0.05\nlog_level = "debug"\n'
+                'owner_limit = ["tokens_per_day=9"]\n'
+            )
             server.signal(signal.SIGHUP)
             told = await server.logs("SIGHUP")
             async for chunk in chunks:
@@ -592,6 +595,9 @@ async def test_sighup_reloads_and_harms_nothing(tmp_path: Path) -> None:
         assert b"event: response.completed" in seen
         assert "log_level is now debug" in told and "1 added, 1 removed" in told
         assert "-key" not in told
+        assert "owner_limit is now tokens_per_day=9" in told and "restart" not in told
+        body = {"input": "count 40"}
+        assert (await client.post("/v1/responses", json=body, headers=kept)).status_code == 429
         assert await status("old-key") == 401 and await status("new-key") == 200
         settings.write_text("api_key = 7\n")
         server.signal(signal.SIGHUP)

@@ -247,6 +247,10 @@ async def test_plain_http_is_refused_where_tls_is_required(tmp_path: Path) -> No
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).status_code == 200
         assert (await client.get("/admin/keys")).status_code == 401  # an operator's commands, by their token
+        operator = {"authorization": f"Bearer {running.life.admin_token}"}
+        projects = "/v1/organization/projects"  # some of these commands ask here
+        assert (await client.get(projects, headers=operator)).status_code == 200
+        refusal(await client.get(projects), 403, "tls_required")
         behind = {"x-forwarded-proto": "https"}
         assert (await client.get("/v1/models", headers=behind)).status_code == 200
     async with running_app(tmp_path, **settings) as running, http_client(running, **KEY) as client:
@@ -258,13 +262,20 @@ async def test_on_loopback_tls_is_not_required(tmp_path: Path) -> None:
         assert (await client.get("/v1/models")).status_code == 200
 
 
+async def test_who_is_no_trusted_proxy_is_where_the_connection_comes_from(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"trusted_proxy": "10.0.0.0/8", "api_key": (KEY["authorization"].split()[1],)}
+    async with running_app(tmp_path, **settings) as running, http_client(running) as client:
+        assert (await client.get("/metrics")).status_code == 200
+
+
 async def test_a_client_that_a_proxy_names_is_where_the_proxy_says(tmp_path: Path) -> None:
     """What is freer on loopback is so for clients on this machine."""
     key = KEY["authorization"].split()[1]
     elsewhere = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "http"}
     settings: dict[str, Any] = {"trusted_proxy": "127.0.0.0/8", "api_key": (key,)}
     async with running_app(tmp_path, **settings) as running, http_client(running) as client:
-        assert (await client.get("/metrics")).status_code == 200
+        for unsaid in ({}, {"x-forwarded-for": " "}):  # the proxy does not say for whom it asks
+            assert (await client.get("/metrics", headers=unsaid)).status_code == 401
         assert (await client.get("/metrics", headers=elsewhere)).status_code == 401
         assert (await client.get("/metrics", headers={**elsewhere, **KEY})).status_code == 200
         assert (await client.get("/metrics", headers={"x-forwarded-for": "unknown"})).status_code == 401
@@ -275,7 +286,8 @@ async def test_a_client_that_a_proxy_names_is_where_the_proxy_says(tmp_path: Pat
     async with running_app(tmp_path, **settings) as running, http_client(running, **KEY) as client:
         refusal(await client.get("/v1/models", headers=elsewhere), 403, "tls_required")
         assert (await client.get("/health", headers=elsewhere)).status_code == 200
-        assert (await client.get("/v1/models")).status_code == 200
+        refusal(await client.get("/v1/models"), 403, "tls_required")
+        assert (await client.get("/v1/models", headers={"x-forwarded-for": "127.0.0.1"})).status_code == 200
         by_tls = {**elsewhere, "x-forwarded-proto": "https"}
         assert (await client.get("/v1/models", headers=by_tls)).status_code == 200
 

@@ -16,7 +16,7 @@ from engine.backends.script import Step, obey
 from server.access import OPERATOR
 from server.admin import keys, projects
 from server.errors import ApiError
-from server.limits import LimitSet, Subject
+from server.limits import NONE, LimitSet, Subject
 from server.usage import Prices
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
@@ -250,6 +250,21 @@ async def test_a_day_s_allowance_that_is_spent(tmp_path: Path) -> None:
         refused(await client.post("/v1/responses", json={"input": "say hi"}), "insufficient_quota")
 
 
+async def test_limits_of_every_owner_change_while_the_server_runs(tmp_path: Path) -> None:
+    async with (
+        running_app(tmp_path, owner_limit=("concurrent_requests=5", "requests_per_day=2")) as server,
+        http_client(server) as client,
+    ):
+        assert (await client.post("/v1/responses", json={"input": "say hi"})).status_code == 200
+        server.life.limit_owners(("requests_per_day=4",))  # what SIGHUP does; half of it is used, as before
+        more = await client.post("/v1/responses", json={"input": "say hi"})
+        assert (more.status_code, more.headers["x-ratelimit-limit-requests"]) == (200, "4")
+        assert (await client.post("/v1/responses", json={"input": "say hi"})).status_code == 200
+        refused(await client.post("/v1/responses", json={"input": "say hi"}), "insufficient_quota")
+        server.life.limit_owners(())
+        assert (await client.post("/v1/responses", json={"input": "say hi"})).status_code == 200
+
+
 async def test_keys_owners_and_models_each_have_their_limits(tmp_path: Path) -> None:
     async with running_app(
         tmp_path, owner_limit=("requests_per_minute=3",), served_model_name=("a", "b")
@@ -401,7 +416,8 @@ async def test_a_refusal_says_whose_limit_it_is(
     async with running_app(tmp_path, **settings) as server:
         storage = server.context.storage
         made = await keys.make(storage, OPERATOR, name="", owner="team", limits=of_key)
-        await projects.limit(storage, Prices(server.context.config), OPERATOR, "team", of_owner)
+        prices = Prices(server.context.config)
+        await projects.limit(storage, prices, NONE, OPERATOR, "team", of_owner)
         server.life.keys.forget()
         async with http_client(server, authorization=f"Bearer {made.key}") as client, asyncio.timeout(10):
             while (reply := await client.post("/v1/responses", json={"input": "say hi"})).status_code == 200:

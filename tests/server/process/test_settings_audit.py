@@ -70,7 +70,7 @@ async def test_servers_keys_and_limits_of_the_settings_are_told_without_secrets(
             "files": "mcp-files",
         }
         running.life.keys.give(("sk-given-1", "sk-given-2"))  # what SIGHUP does
-        running.life.keys_changed()
+        running.life.settings_changed()
         assert running.life._noting is not None
         await running.life._noting
         newest, *_ = await told(running)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 
 from storage import AuditFilter
-from tests.support.running import Running
+from tests.support.running import Running, http_client, running_app
 from tests.support.wire import Json
 
 ROOT = "/v1/organization"
@@ -33,6 +35,14 @@ PROJECT = f"{ROOT}/projects/local"
         (f"{PROJECT}/archive", {"project": "x"}, "No field"),
         (f"{ROOT}/projects", {"name": "x", "nmae": "y"}, "name"),
         (f"{ROOT}/admin_api_keys", {"name": "x", "expires_in": 1}, "expires_in_seconds"),
+        (f"{ROOT}/runs/resp_1/cancel", {"reason": "x"}, "No field"),
+        ("/admin/keys", {"scope": ["responses"]}, "scopes"),
+        ("/admin/keys/KEY", {"limit": {}}, "limits"),
+        ("/admin/keys/KEY/rotate", {"grace": 1}, "grace_s"),
+        ("/admin/tiers/KEY", {"service_tier": ["flex"]}, "service_tiers"),
+        ("/admin/webhooks", {"url": "https://a.example", "events": ["x"]}, "event_types"),
+        ("/admin/purge", {"owner": "local", "key": True}, "keys"),
+        ("/admin/sealing_keys", {"name": "x"}, "No field"),
     ],
 )
 async def test_an_unknown_field_is_refused_and_changes_nothing(
@@ -52,6 +62,50 @@ async def test_an_unknown_field_is_refused_and_changes_nothing(
     assert (reply.status_code, error["code"], error["param"]) == (400, "unknown_parameter", [*body][-1])
     assert meant in error["message"]
     assert await written() == before
+
+
+@pytest.mark.parametrize("path", [f"{PROJECT}/api_keys/KEY", "/admin/keys/KEY"])
+@pytest.mark.parametrize(
+    ("field", "value"), [("name", None), ("scopes", None), ("scopes", []), ("limits", None)]
+)
+async def test_what_a_change_might_mean_is_not_guessed(
+    server_app: Running, client: httpx.AsyncClient, path: str, field: str, value: object
+) -> None:
+    headers = {"authorization": f"Bearer {server_app.life.admin_token}"}
+    body = {"name": "x", "scopes": ["responses"], "limits": {"requests_per_minute": 1}}
+    made = (await client.post(f"{PROJECT}/api_keys", json=body, headers=headers)).json()
+    path = path.replace("KEY", made["id"])
+    reply = await client.post(path, json={field: value}, headers=headers)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, field), reply.text
+    after = (await client.get(f"{PROJECT}/api_keys/{made['id']}", headers=headers)).json()
+    assert {name: after[name] for name in body} == body
+    if value == []:  # who makes a key with no scopes does not mean one with all
+        new = await client.post(f"{PROJECT}/api_keys", json={"scopes": []}, headers=headers)
+        assert (new.status_code, new.json()["error"]["param"]) == (400, "scopes")
+
+
+@pytest.mark.parametrize("models", [None, {"antiphon-scripted": None}, {"antiphon-scripted": 3}])
+async def test_limits_of_models_that_are_no_objects_are_explained(
+    server_app: Running, client: httpx.AsyncClient, models: object
+) -> None:
+    headers = {"authorization": f"Bearer {server_app.life.admin_token}"}
+    reply = await client.post(f"{PROJECT}/limits", json={"limits": {"models": models}}, headers=headers)
+    assert reply.status_code == 400 and "null ends a single limit" in reply.json()["error"]["message"]
+
+
+async def test_limits_in_force_are_told_with_those_of_every_owner(tmp_path: Path) -> None:
+    every = ("requests_per_minute=9", "tokens_per_day=100")
+    async with running_app(tmp_path, owner_limit=every) as running, http_client(running) as client:
+        headers = {"authorization": f"Bearer {running.life.admin_token}"}
+        changes = {"limits": {"tokens_per_day": 5, "stored_bytes": 7}}
+        changed = (await client.post(f"{PROJECT}/limits", json=changes, headers=headers)).json()
+        assert changed["limits"] == {"tokens_per_day": 5, "stored_bytes": 7}
+        assert changed["in_force"] == {"requests_per_minute": 9, "tokens_per_day": 5, "stored_bytes": 7}
+        assert (await client.get(f"{PROJECT}/limits", headers=headers)).json() == changed
+        rates = (await client.get(f"{PROJECT}/rate_limits", headers=headers)).json()["data"]
+        assert [(rate["max_requests_per_1_minute"], rate["max_tokens_per_1_day"]) for rate in rates] == [
+            (9, 5)
+        ]
 
 
 @pytest.mark.parametrize(

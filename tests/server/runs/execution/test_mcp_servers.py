@@ -278,6 +278,25 @@ async def test_a_server_that_cannot_be_reached_fails_the_response(tmp_path: Path
     assert "'desk'" in error["message"] and refused.headers["x-should-retry"] == "false"
 
 
+async def test_a_repeat_of_a_refused_request_is_refused_too(tmp_path: Path) -> None:
+    async with (
+        mcp_server(Seen()) as url,
+        running_app(
+            tmp_path, **settings(desk={"url": url}, gone={"url": "http://127.0.0.1:9/mcp"})
+        ) as server,
+        http_client(server) as client,
+    ):
+        unknown = {**DESK, "allowed_tools": ["lok_up"]}
+        for number, (tool, status) in enumerate(
+            ((unknown, 400), ({**DESK, "server_url": "builtin:gone"}, 424))
+        ):
+            body = {"input": "say hi", "tools": [tool]}
+            key = {"Idempotency-Key": f"turn-{number}"}
+            first, again = [await client.post("/v1/responses", json=body, headers=key) for _ in range(2)]
+            assert (first.status_code, again.status_code) == (status, status), again.text
+            assert first.json()["error"]["message"] == again.json()["error"]["message"]
+
+
 async def test_a_server_without_tools_is_listed_once(tmp_path: Path) -> None:
     async with (
         serving(noting(MCPServer("bare").streamable_http_app(), seen := Seen())) as url,
