@@ -156,7 +156,7 @@ class Models:
 
     def digest(self) -> str:
         """Of names and fingerprints: equal where two processes serve the same."""
-        served = {**self._table, **self._pooled}
+        served: dict[str, ServedModel | PooledModel] = {**self._table, **self._pooled}
         lines = sorted(f"{name}={model.info.fingerprint}" for name, model in served.items())
         return blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
@@ -272,6 +272,8 @@ def build_pooling(config: Config) -> list[PoolingEngine]:
         *(("rerank", each) for each in config.rerank_model),
         *(("classification", each) for each in config.classification_model),
     ]
+    if not asked:
+        return []
     taken = {*served_names(config), *_adapters(config)}
     engines = []
     for kind, each in asked:

@@ -14,9 +14,12 @@ from engine.late import late
 from engine.pooling.values import PoolingConfig, PoolingInfo, PoolingKind, PoolingStats
 
 if TYPE_CHECKING:
-    from engine.pooling.engine import PoolingEngine, TextInput
+    from engine.pooling.engine import PoolingEngine
+    from engine.pooling.texts import TextInput
 else:
-    __getattr__ = late(__name__, {"engine.pooling.engine": ("PoolingEngine", "TextInput")})
+    __getattr__ = late(
+        __name__, {"engine.pooling.engine": ("PoolingEngine",), "engine.pooling.texts": ("TextInput",)}
+    )
 
 __all__ = [
     "PoolingConfig",

@@ -101,15 +101,12 @@ def parse_embeddings(body: Mapping[str, Any]) -> EmbeddingsRequest:
             message = f"Unknown parameter: '{shorten(name)}'. This endpoint takes {', '.join(known)}."
             refuse(shorten(name), message, "unknown_parameter")
     inputs, single = _inputs(body)
-    form = body.get("encoding_format") or "float"
-    if form not in ("float", "base64"):
-        refuse("encoding_format", "Invalid 'encoding_format': expected 'float' or 'base64'.")
     _text(body, "user")
     return EmbeddingsRequest(
         _text(body, "model"),
         inputs,
         single,
-        form,
+        _format(body),
         _whole(body, "dimensions", least=1),
         _purpose(body),
         _whole(body, "truncate_prompt_tokens", least=-1),
@@ -241,6 +238,14 @@ def _documents(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
             mistyped(path, "a string or an object with a text", each)
         found.append(each)
     return tuple(found)
+
+
+def _format(body: Mapping[str, Any]) -> Format:
+    value = body.get("encoding_format") or "float"
+    if value == "float" or value == "base64":
+        form: Format = value
+        return form
+    refuse("encoding_format", "Invalid 'encoding_format': expected 'float' or 'base64'.")
 
 
 def _purpose(body: Mapping[str, Any]) -> tuple[str, str] | None:

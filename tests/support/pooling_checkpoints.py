@@ -45,6 +45,13 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...],
     ),
     "nomic_bert": ("nomic_bert", {}, {"pooling_mode": "mean"}, ("Normalize",), "Model"),
     "electra": ("electra", {"embedding_size": 64}, {"pooling_mode": "weightedmean"}, (), "Model"),
+    "t5": (
+        "t5",
+        {"d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "d_kv": 16},
+        {"pooling_mode": "mean"},
+        ("Dense", "Normalize"),
+        "EncoderModel",
+    ),
     "gemma3_text": (
         "gemma3_text",
         {"num_key_value_heads": 2, "head_dim": 16, "use_bidirectional_attention": True},
@@ -148,17 +155,16 @@ def _write_model(kind: str, changes: dict[str, Any], end: str, folder: Path) -> 
     torch.manual_seed(3)
     vocab = len(SPECIAL) + len(WORDS) + 26
     fields = {**_SIZES, "vocab_size": vocab, "bos_token_id": 2, "eos_token_id": 3, **changes}
-    if kind == "distilbert":
-        fields = {
-            key: value for key, value in fields.items() if key not in ("hidden_size", "intermediate_size")
-        }
-    loader: Any = getattr(transformers, {"Model": "AutoModel"}.get(end, "AutoModel" + end))
-    if end.startswith("For"):
-        loader = getattr(transformers, {"ForCausalLM": "AutoModelForCausalLM"}.get(end, f"AutoModel{end}"))
+    if kind in ("distilbert", "t5"):  # which call them otherwise
+        fields = {key: value for key, value in fields.items() if key not in _SIZES or key == "pad_token_id"}
+        fields.update(changes)
+    names = {"Model": "AutoModel", "EncoderModel": "T5EncoderModel"}
+    loader: Any = getattr(transformers, names.get(end, f"AutoModel{end}"))
+    make: Any = loader if end == "EncoderModel" else loader.from_config
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = AutoConfig.for_model(kind, **fields)
-        model = loader.from_config(config, dtype=torch.float32).eval()
+        model = make(config).to(torch.float32).eval()
         for name, parameter in model.named_parameters():  # norms and biases too: a dropped one must show
             if parameter.ndim == 1:
                 torch.nn.init.normal_(parameter, 1.0 if name.endswith("norm.weight") else 0.1, 0.2)

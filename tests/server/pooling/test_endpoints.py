@@ -262,6 +262,19 @@ async def test_documents_are_ranked_for_clients_of_jina_cohere_and_vllm(client: 
     assert set(ignored.headers["x-antiphon-ignored"].split(",")) == {"instruction", "colour"}
 
 
+async def test_every_route_names_what_it_does_not_read(client: httpx.AsyncClient) -> None:
+    pairs, ranked = {"text_1": "a", "text_2": "a"}, {"query": "a", "documents": ["a"]}
+    bodies: dict[str, Any] = {"/v1/score": pairs, "/score": pairs}
+    bodies |= {"/v1/rerank": ranked, "/rerank": ranked, "/v2/rerank": ranked}
+    bodies |= {path: {"input": "a"} for path in ("/v1/classify", "/classify", "/pooling")}
+    for path, body in bodies.items():
+        reply = await client.post(path, json={**body, "unheard_of": 1}, params={"unheard_of": ""})
+        assert reply.status_code == 200, (path, reply.text)
+        assert reply.headers["x-antiphon-ignored"] == "unheard_of,?unheard_of", path
+    reply = await client.post("/v1/embeddings", json={"input": "a"}, params={"unheard_of": ""})
+    assert reply.headers["x-antiphon-ignored"] == "?unheard_of"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "code", "param"),
     [
@@ -300,7 +313,6 @@ async def test_texts_get_labels_and_pooling_gives_what_the_model_makes(client: h
 async def test_tokens_count_for_limits_usage_and_metrics(server: Running, client: httpx.AsyncClient) -> None:
     text = "the river and the boat and the tree and the cat and the dog and the house and the water"
     began = int(time.time()) - 60
-    usage = {"start_time": began, "group_by": "model", "models": "small"}
 
     async def counted() -> tuple[int, int]:
         await server.context.meter.flush()
@@ -311,7 +323,6 @@ async def test_tokens_count_for_limits_usage_and_metrics(server: Running, client
         ]
         return (found[0].requests, found[0].input_tokens) if found else (0, 0)
 
-    assert usage["models"] == "small"
     requests, tokens = await counted()
     reply = await client.post("/v1/embeddings", json={"model": "small", "input": [text, text]})
     used = reply.json()["usage"]["prompt_tokens"]
@@ -320,6 +331,8 @@ async def test_tokens_count_for_limits_usage_and_metrics(server: Running, client
     assert limit == 100000 and int(reply.headers["x-ratelimit-remaining-tokens"]) <= limit - used
     metrics = (await client.get("/metrics")).text
     assert 'antiphon_pooling_texts_total{model="small"}' in metrics
+    assert 'antiphon_pooling_texts_total{model="decoder"}' in metrics
+    assert metrics.count("# TYPE antiphon_pooling_texts_total ") == 1
 
 
 def _embeddings(since_s: int) -> Any:
