@@ -14,6 +14,7 @@ from engine.backends import check_request
 from engine.config import EngineConfig
 from engine.interface import Engine
 from engine.late import late
+from engine.pooling import PoolingConfig, PoolingInfo, PoolingKind, PoolingStats
 from engine.search import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
 from engine.types import (
     CACHED_TOKEN,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from engine.benchmark import SIZES, describe_machine, write_random_model
     from engine.llm import LLM, Call, Result
     from engine.llm_options import Options
+    from engine.pooling import PoolingEngine, TextInput
     from engine.structured import Unheeded, closed_schema, unheeded
 else:
     __getattr__ = late(
@@ -75,6 +77,7 @@ else:
             "engine.benchmark": ("SIZES", "describe_machine", "write_random_model"),
             "engine.llm": ("LLM", "Call", "Result"),
             "engine.llm_options": ("Options",),
+            "engine.pooling": ("PoolingEngine", "TextInput"),
             "engine.structured": ("Unheeded", "closed_schema", "unheeded"),
         },
     )
@@ -111,6 +114,11 @@ __all__ = [
     "Options",
     "Picked",
     "Place",
+    "PoolingConfig",
+    "PoolingEngine",
+    "PoolingInfo",
+    "PoolingKind",
+    "PoolingStats",
     "Prompt",
     "PromptTooLong",
     "QueueFull",
@@ -127,6 +135,7 @@ __all__ = [
     "ScriptedEngine",
     "Shape",
     "Text",
+    "TextInput",
     "Tick",
     "Timing",
     "TokenLogprob",

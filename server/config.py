@@ -341,6 +341,15 @@ class Config(BaseModel):
         "model NAME, and PATH is a folder or a Hugging Face id",
         engines=_LOCAL,
     )
+    embedding_model: Names = _setting(
+        (),
+        "a model for /v1/embeddings beside the model (repeatable): a folder or a Hugging Face id, or "
+        "NAME=FOLDER where it is to have another name than the last part of that",
+    )
+    rerank_model: Names = _setting(
+        (), "the same for /v1/rerank and /v1/score: a cross-encoder, or Qwen3-Reranker"
+    )
+    classification_model: Names = _setting((), "the same for /v1/classify: a sequence classifier")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto",
         "type that it computes in; auto: float32 for small models on a CPU, else the checkpoint's",

@@ -14,7 +14,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from engine import Engine, EngineConfig, LoadError, ModelInfo
+from engine import (
+    Engine,
+    EngineConfig,
+    LoadError,
+    ModelInfo,
+    PoolingConfig,
+    PoolingEngine,
+    PoolingInfo,
+    PoolingKind,
+)
 from server.config import SHIPPED_MODEL, Config
 from server.errors import ApiError
 from server.limits import Caps
@@ -38,6 +47,25 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledModel:
+    """A model that makes vectors, scores or labels of texts, as `info.kind` says. `created`: unix seconds."""
+
+    name: str
+    engine: PoolingEngine
+    info: PoolingInfo
+    created: int
+    caps: Caps = field(default_factory=Caps)
+
+
+USED_AT: Mapping[PoolingKind, tuple[str, str]] = {
+    "embedding": ("embeddings", "/v1/embeddings"),
+    "rerank": ("scores of documents", "/v1/rerank"),
+    "classification": ("labels of texts", "/v1/classify"),
+}
+"""Kinds of models that generate nothing: what they make, and where they are asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """How much the engines have to do. kv_cache_usage: the share of their KV caches in use, 0 to 1."""
 
@@ -55,6 +83,7 @@ class Models:
 
     def __init__(self) -> None:
         self._table: dict[str, ServedModel] = {}
+        self._pooled: dict[str, PooledModel] = {}
 
     def add(self, engine: Engine, names: Sequence[str] = (), caps: Caps | None = None) -> None:
         """Serve a started engine under `names`, by default the model's own, and adapters under theirs; the
@@ -68,14 +97,55 @@ class Models:
             own = replace(info, name=name, fingerprint=fingerprint)
             self._table[name] = ServedModel(name, engine, own, created, names[0], adapter=name, caps=caps)
 
+    def add_pooled(self, engine: PoolingEngine, caps: Caps | None = None) -> None:
+        """Serve a started engine for vectors or scores under its name."""
+        info = engine.info
+        self._pooled[info.name] = PooledModel(info.name, engine, info, int(time.time()), caps or Caps())
+
+    @property
+    def pooled(self) -> tuple[PooledModel, ...]:
+        """The models that generate nothing."""
+        return tuple(self._pooled.values())
+
+    @property
+    def names(self) -> list[str]:
+        """All names that a request may give, the default model's first."""
+        return [*self._table, *self._pooled]
+
+    def get_pooled(self, name: str | None, *kinds: PoolingKind) -> PooledModel:
+        """The model of that name, or the first of these kinds for None. ApiError 404 `model_not_found`, and
+        400 `unsupported_model` for a model of another kind."""
+        fit = [model for model in self._pooled.values() if model.info.kind in kinds]
+        makes, _ = USED_AT[kinds[0]]
+        if name is None and fit:
+            return fit[0]
+        if name is not None and (found := self._pooled.get(name)) in fit:
+            assert found is not None
+            return found
+        named = ", ".join(f"'{model.name}'" for model in fit[:MAX_NAMED])
+        instead = f"Models for it here: {named}." if fit else f"This server has no model for {makes}."
+        if name is not None and name in self._pooled:
+            _, other = USED_AT[self._pooled[name].info.kind]
+            instead += f" '{name}' is for {other}."
+        elif name is not None and name not in self._table:
+            message = f"The model '{name}' does not exist or you do not have access to it. {instead}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+        message = f"The model '{name}' makes no {makes}. {instead}" if name is not None else instead
+        raise ApiError(400, message, code="unsupported_model", param="model")
+
     def get(self, name: str | None) -> ServedModel:
-        """The model of that name, or the default for None; ApiError 404 `model_not_found`, 503 while it
-        loads."""
+        """The model of that name, or the default for None; ApiError 404 `model_not_found`, 400
+        `unsupported_model` for one that does not generate, 503 while it loads."""
         if not self._table:
             raise ApiError(503, "The model is still loading.", code="not_ready", headers={"retry-after": "1"})
         if name is None:
             return next(iter(self._table.values()))
         model = self._table.get(name)
+        if model is None and name in self._pooled:
+            makes, path = USED_AT[self._pooled[name].info.kind]
+            message = f"The model '{name}' generates no text: it makes {makes}, at {path}."
+            message += f" For text there is '{next(iter(self._table))}'."
+            raise ApiError(400, message, code="unsupported_model", param="model")
         if model is None:
             listed = ", ".join(f"'{each}'" for each in [*self._table][:MAX_NAMED])
             more = ", ..." if len(self._table) > MAX_NAMED else ""
@@ -86,7 +156,8 @@ class Models:
 
     def digest(self) -> str:
         """Of names and fingerprints: equal where two processes serve the same."""
-        lines = sorted(f"{name}={model.info.fingerprint}" for name, model in self._table.items())
+        served: dict[str, ServedModel | PooledModel] = {**self._table, **self._pooled}
+        lines = sorted(f"{name}={model.info.fingerprint}" for name, model in served.items())
         return blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
     def load(self) -> Load:
@@ -104,6 +175,9 @@ class Models:
         """Raise QueueFull where the engine of the model that a request's body names takes no more of an
         owner. It costs nothing, and so comes before the body is read any further."""
         name = body.get("model")
+        if isinstance(name, str) and (pooled := self._pooled.get(name)) is not None:
+            pooled.engine.admission.require_room(owner, weight)
+            return
         model = self._table.get(name) if isinstance(name, str) else next(iter(self._table.values()), None)
         if model is not None:
             model.engine.admission.require_room(owner, weight)
@@ -186,6 +260,45 @@ def build_engine(config: Config) -> Engine:
 
     own = {"model": model, "name": name, "lora": lora, "chat_template": chat_template(config)}
     return LocalEngine(EngineConfig(**{**_engine_settings(config), **own}))
+
+
+def build_pooling(config: Config) -> list[PoolingEngine]:
+    """The engines for vectors and scores that the configuration asks for, not yet started.
+
+    Raises LoadError where a name could mean two models.
+    """
+    asked: list[tuple[PoolingKind, str]] = [
+        *(("embedding", each) for each in config.embedding_model),
+        *(("rerank", each) for each in config.rerank_model),
+        *(("classification", each) for each in config.classification_model),
+    ]
+    if not asked:
+        return []
+    taken = {*served_names(config), *_adapters(config)}
+    engines = []
+    for kind, each in asked:
+        name, equals, where = each.partition("=")
+        if not equals or "/" in name:  # a folder may have an equals sign in its name
+            name, where = Path(each).name, each
+        if name in taken:
+            setting = f"--{kind}-model"
+            raise LoadError(f"two models are named {name!r}; give one another name: {setting} NAME={where}")
+        taken.add(name)
+        engines.append(
+            PoolingEngine(
+                PoolingConfig(
+                    model=where,
+                    kind=kind,
+                    name=name,
+                    device=config.device,
+                    max_waiting=config.max_waiting,
+                    max_waiting_tokens=config.max_waiting_tokens,
+                    num_threads=config.num_threads,
+                    cpu_kernels=config.cpu_kernels,
+                )
+            )
+        )
+    return engines
 
 
 def _engine_settings(config: Config) -> dict[str, Any]:

@@ -39,7 +39,8 @@ ORDERS = {
     "engine": (
         *("late", "types", "admission", "interface", "config", "step", "model_folder", "search"),
         *("dialects", "tokenizer", "parsing", "structured", "tiny"),
-        *("kernels", "models", "executor", "core", "benchmark", "backends", "llm_options", "llm"),
+        *("kernels", "models", "executor", "core", "benchmark", "pooling", "backends"),
+        *("llm_options", "llm"),
     ),
     "storage": (
         *("private_files", "records", "tables", "drivers", "files", "backup", "queries", "migrate"),
@@ -65,7 +66,7 @@ ORDERS = {
         ),
         "model_registry",
         *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "access"),
-        *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
+        *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "pooling", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),
     ),
     "server.runs": ("events", "planning", "execution", "cluster", "runner"),

@@ -76,6 +76,7 @@ class Forward:
         assert isinstance(model.head, Panels)
         self._library = model.head.library
         self._model = model
+        self._num_outputs = model.head.outputs
         self._deterministic = deterministic
         self._kept: list[Any] = []  # what the structures point to
         self._most_ranks = 0
@@ -104,7 +105,7 @@ class Forward:
         is done, in seconds of the monotonic clock.
         """
         residual = self._model.embed(torch.from_numpy(plan.token_ids))
-        logits = torch.empty(len(plan.logits_at), self._model.spec.vocab_size)
+        logits = torch.empty(len(plan.logits_at), self._num_outputs)
         held: list[NDArray[np.generic]] = []
 
         def at(array: NDArray[np.generic]) -> int:

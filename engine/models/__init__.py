@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.models.checkpoint import Checkpoint
 from engine.models.compiled import Mapped
 from engine.models.decoder import NativeDecoder
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed, parse
@@ -9,15 +10,17 @@ from engine.models.fp8 import Fp8
 from engine.models.interface import Attention, Model, ModelSpec
 from engine.models.layers import Layer, run_layers
 from engine.models.linear import Linear, Plain
-from engine.models.loader import load_model
+from engine.models.loader import F32_BELOW, is_pooled_natively, load_model, load_pooled
 from engine.models.lora import Adapted, Adapters, Stack, unadapted
 
 __all__ = [
+    "F32_BELOW",
     "LAYER_PACKING",
     "MODEL_PACKING",
     "Adapted",
     "Adapters",
     "Attention",
+    "Checkpoint",
     "DecoderShape",
     "Fp8",
     "Layer",
@@ -29,7 +32,9 @@ __all__ = [
     "Packed",
     "Plain",
     "Stack",
+    "is_pooled_natively",
     "load_model",
+    "load_pooled",
     "parse",
     "run_layers",
     "unadapted",

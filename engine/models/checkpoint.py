@@ -31,12 +31,15 @@ class Checkpoint:
     Raises LoadError when the folder holds none, or when its index names a file that is not there.
     """
 
-    def __init__(self, folder: Path, files: Sequence[Path] | None = None) -> None:
-        """`files` of the folder; None: those of its model."""
+    def __init__(self, folder: Path, files: Sequence[Path] | None = None, *, within: str = "") -> None:
+        """`files` of the folder; None: those of its model. within: what the names of the tensors begin with
+        where they stand in a larger model; a checkpoint of the inner model alone is read as if they did."""
         self.folder = folder
         self.files = files or _safetensors_files(folder)
         self._handles = {path: safe_open(path, framework="pt") for path in self.files}
         self._where = {name: path for path, handle in self._handles.items() for name in handle.keys()}  # noqa: SIM118
+        self._prefix = "" if any(name.startswith(within) for name in self._where) else within
+        self._where = {self._prefix + name: path for name, path in self._where.items()}
         self._unread = set(self._where)
 
     def __contains__(self, name: str) -> bool:
@@ -48,12 +51,13 @@ class Checkpoint:
         if path is None:
             raise LoadError(f"{self.folder} has no tensor {name!r}")
         self._unread.discard(name)
-        tensor: Tensor = self._handles[path].get_tensor(name)
+        tensor: Tensor = self._handles[path].get_tensor(name.removeprefix(self._prefix))
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor, without reading it."""
-        return tuple(self._handles[self._where[name]].get_slice(name).get_shape())
+        stored = name.removeprefix(self._prefix)
+        return tuple(self._handles[self._where[name]].get_slice(stored).get_shape())
 
     def unread(self) -> list[str]:
         """Names of tensors that were not read: a loader that leaves some has misunderstood the model."""
@@ -69,7 +73,7 @@ class Checkpoint:
         """The stored dtype that holds the most elements."""
         sizes: dict[str, int] = {}
         for name, path in self._where.items():
-            part = self._handles[path].get_slice(name)
+            part = self._handles[path].get_slice(name.removeprefix(self._prefix))
             sizes[part.get_dtype()] = sizes.get(part.get_dtype(), 0) + _elements(tuple(part.get_shape()))
         largest = max(sizes, key=lambda dtype: sizes[dtype])
         known = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

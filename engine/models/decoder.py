@@ -68,8 +68,12 @@ class NativeDecoder:
         quantization: Quantization = "none",
         stored: Stored = AS_NUMBERS,
         library: Library | None = None,
+        head: Tensor | None = None,
     ) -> NativeDecoder:
         """Read and pack the weights; raises LoadError when a tensor is missing, misshapen or left over.
+
+        head [outputs, hidden_size]: computed in the place of the language head, which is not read then; its
+        weights are never quantized.
 
         A quantization is of the layers' matrices. The head, which few bits would cost most, is int8 with int8
         and int4, and an embedding that is one with it too; with fp8 it stays as it is. `library`: as in
@@ -93,22 +97,26 @@ class NativeDecoder:
         workspace = Workspace()
         layers = []
         for i in range(len(shape.windows)):
-            rows = (row for row in LAYER_PACKING if row.name not in shape.absent)
-            packed = {row.name: pack(row, f"model.layers.{i}.") for row in rows}
+            present = (row for row in LAYER_PACKING if row.name not in shape.absent)
+            packed = {row.name: pack(row, f"model.layers.{i}.") for row in present}
             layers.append(_layer(shape, packed, quantization, workspace, library))
-        tied = shape.tied or "lm_head.weight" not in checkpoint
-        weights = {row.name: pack(row) for row in MODEL_PACKING if not (tied and row.name == "head")}
+        tied = head is None and (shape.tied or "lm_head.weight" not in checkpoint)
+        unread = tied or head is not None
+        weights = {row.name: pack(row) for row in MODEL_PACKING if not (unread and row.name == "head")}
         embedding: Tensor | Int8 | Panels = weights["embedding"]
-        of_head: Quantization = "int8" if quantization in ("int8", "int4") else "none"
-        head = make_linear(weights.get("head", weights["embedding"]), None, of_head, workspace, library)
-        if tied and isinstance(head, Int8 | Panels):
-            embedding = head
-        elif tied and isinstance(head, Blocked):
+        of_head: Quantization = "int8" if quantization in ("int8", "int4") and head is None else "none"
+        rows = weights.get("head", weights["embedding"])
+        if head is not None:
+            rows = head.to(device=device, dtype=dtype).contiguous()
+        last = make_linear(rows, None, of_head, workspace, library)
+        if tied and isinstance(last, Int8 | Panels):
+            embedding = last
+        elif tied and isinstance(last, Blocked):
             twice = weights["embedding"].nbytes / 2**20
             log.info("the embedding is held twice, the second time as the head reads it: %.0f MiB", twice)
         if quantization == "int4":
             _say_what_is_not_int4(layers)
-        _check_all_used(shape, checkpoint, tied)
+        _check_all_used(shape, checkpoint, unread)
         spec = ModelSpec(
             architecture=shape.architecture,
             vocab_size=shape.vocab_size,
@@ -119,7 +127,7 @@ class NativeDecoder:
             fingerprint=checkpoint.fingerprint() + (b"" if quantization == "none" else quantization.encode()),
         )
         final_norm = weights["final_norm"]
-        return cls(spec, shape, layers, embedding=embedding, final_norm=final_norm, head=head)
+        return cls(spec, shape, layers, embedding=embedding, final_norm=final_norm, head=last)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor
@@ -266,11 +274,11 @@ def _groups(shape: DecoderShape) -> tuple[LayerGroup, ...]:
     )
 
 
-def _check_all_used(shape: DecoderShape, checkpoint: Checkpoint, tied: bool) -> None:
+def _check_all_used(shape: DecoderShape, checkpoint: Checkpoint, headless: bool) -> None:
     """Refuse a checkpoint with a tensor that was not used: the family's row does not describe the model,
     whose tokens would be wrong without an error.
     """
-    ignored = {"lm_head.weight"} if tied else set()
+    ignored = {"lm_head.weight"} if headless else set()
     left = [name for name in checkpoint.unread() if name not in ignored and not name.endswith(UNUSED)]
     if left:
         raise LoadError(

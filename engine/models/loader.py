@@ -6,7 +6,8 @@ A native family (`families`) is computed by `decoder`; any other transformers de
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,44 @@ def load_model(config: EngineConfig, device: torch.device) -> Model:
     if config.lora:
         attach(model, config.lora, device=device, deterministic=config.deterministic)
     return model
+
+
+def is_pooled_natively(fields: dict[str, Any]) -> bool:
+    """Whether a native decoder computes the hidden states of this config.json: one of a family that is served
+    natively, with or without a head, whose tokens see those before them alone."""
+    named = _as_decoder(fields)
+    causal = fields.get("is_causal", True) is not False and not fields.get("use_bidirectional_attention")
+    return causal and families.is_native(named)
+
+
+def load_pooled(config: EngineConfig, device: torch.device, head: Callable[[Checkpoint], Tensor]) -> Model:
+    """Load the decoder of the folder `config.model` with another head [outputs, hidden_size] than that of its
+    language, read by `head`; `is_pooled_natively` was asked before.
+
+    Of the configuration it reads `dtype`, `max_model_len`, `quantization` and `cpu_kernels`. Raises
+    LoadError, in one line, for what cannot be served.
+    """
+    fields = _as_decoder(read_config(Path(config.model)))
+    checkpoint = Checkpoint(Path(config.model), within="model.")
+    compute = _compute_dtype(config.dtype, checkpoint, config.quantization)
+    library = open_library() if config.cpu_kernels and device.type == "cpu" else None
+    return NativeDecoder.load(
+        families.parse(fields, config.max_model_len),
+        checkpoint,
+        compute,
+        device,
+        config.quantization,
+        how_stored(fields, _architecture(fields)),
+        library,
+        head(checkpoint),
+    )
+
+
+def _as_decoder(fields: dict[str, Any]) -> dict[str, Any]:
+    """A config.json as the decoder with a language head would have it: of its architecture only the end
+    differs where the checkpoint has another head, or none."""
+    name = re.sub(r"(Model|ForSequenceClassification)$", "ForCausalLM", _architecture(fields))
+    return fields | {"architectures": [name]}
 
 
 def _load_general(

@@ -27,7 +27,7 @@ from server import __version__
 from server.admin import address_file
 from server.config import FILE_NAME, Config, masked
 from server.mcp_servers import server_of
-from server.model_registry import build_engine
+from server.model_registry import build_engine, build_pooling
 from storage import StorageError, inspect_database
 from tools import (
     BUILTIN,
@@ -334,6 +334,21 @@ async def _model(config: Config) -> Finding:
     return "note" if loose else "ok", told + "".join(reasons)
 
 
+async def _texts(config: Config) -> Finding:
+    told = []
+    try:
+        for engine in await asyncio.to_thread(build_pooling, config):
+            try:
+                info = await engine.start()
+            finally:
+                await engine.close()
+            how = f"{'+'.join(info.pooling)} ({info.pooling_source})"
+            told.append(f"{info.name} for {info.kind}: {how}, {info.max_model_len} tokens")
+    except (EngineError, ImportError) as exc:
+        return "FAIL", str(exc)
+    return "ok", "; ".join(told) or "no model for vectors, scores or labels is configured"
+
+
 async def _device(config: Config) -> Finding:
     # What torch sees is the engine's business; it says so in the model's line. Only its version is asked
     # here.
@@ -359,4 +374,5 @@ CHECKS: dict[str, Check] = {
     "documents": _documents,
     "images": _images,
     "model": _model,
+    "texts": _texts,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.limits.budgets import Budgets, used_by
+from server.limits.budgets import PAID_KINDS, Budgets, used_by
 from server.limits.caps import Caps
 from server.limits.limit_set import (
     DAY,
@@ -24,6 +24,7 @@ __all__ = [
     "DAY",
     "MINUTE",
     "NONE",
+    "PAID_KINDS",
     "Budgets",
     "Caps",
     "Charge",

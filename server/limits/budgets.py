@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Cost = Callable[[str, Counts], Decimal]
 """From a model and what was used of it to what that costs."""
 
+PAID_KINDS = ("completions", "embeddings")
+"""Kinds of usage that count tokens: they are paid for, and budgets are spent on them."""
+
 FRESH_S = 1.0
 """How long a reading is believed."""
 
@@ -62,12 +65,13 @@ async def used_by(
     before: int = ALL_TIME,
 ) -> Used:
     """What an owner used, by these keys or by all, from `since` to before `before`, in microseconds."""
-    wanted = UsageFilter("completions", since, before, owners=(owner,), key_ids=key_ids)
     found = Used()
-    for one in await storage.usage_sums(wanted, ("model",), ALL_TIME):
-        counts = one.counts
-        tokens = counts.input_tokens - counts.cached_tokens + counts.output_tokens
-        found += Used(tokens, cost(str(one.by["model"]), counts))
+    for kind in PAID_KINDS:
+        wanted = UsageFilter(kind, since, before, owners=(owner,), key_ids=key_ids)
+        for one in await storage.usage_sums(wanted, ("model",), ALL_TIME):
+            counts = one.counts
+            tokens = counts.input_tokens - counts.cached_tokens + counts.output_tokens
+            found += Used(tokens, cost(str(one.by["model"]), counts))
     return found
 
 

@@ -14,7 +14,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from engine import Engine
+from engine import Engine, PoolingEngine
 from server.access import LOCAL_OWNER, Accesses, Keys
 from server.clock import now_us
 from server.config import Config
@@ -22,7 +22,7 @@ from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
 from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
-from server.model_registry import Models, build_engine, caps_of, served_names
+from server.model_registry import Models, build_engine, build_pooling, caps_of, served_names
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.process.settings_audit import note_settings
@@ -77,6 +77,7 @@ class ServerLifecycle:
         self.cause: BaseException | None = None
         self.died = asyncio.Event()
         self._engine = engine
+        self._pooling: list[PoolingEngine] = []
         self._registry = registry
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
@@ -117,6 +118,8 @@ class ServerLifecycle:
         assert self._storage is not None and self._engine is not None
         models = Models()
         models.add(self._engine, served_names(self.config), caps_of(self.config))
+        for pooling in self._pooling:
+            models.add_pooled(pooling, caps_of(self.config))
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         self._retention = Retention(self._storage, self.config)
         quota = Quota(
@@ -159,6 +162,10 @@ class ServerLifecycle:
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
+            *(
+                asyncio.create_task(self._watch(f"model {each.info.name}", each.dead()), name="watch-pooling")
+                for each in self._pooling
+            ),
         ]
         self._meters.start()
         await runs.start()
@@ -218,6 +225,12 @@ class ServerLifecycle:
     async def _start_engine(self) -> None:
         if self._engine is None:
             self._engine = await asyncio.to_thread(build_engine, self.config)
+        # First, because the model that generates takes most of a GPU's memory that it finds free.
+        for pooling in await asyncio.to_thread(build_pooling, self.config):
+            self._pooling.append(pooling)
+            info = await pooling.start()
+            how = f"{'+'.join(info.pooling)} ({info.pooling_source})"
+            log.info("%s is served for %s: %s, %d tokens", info.name, info.kind, how, info.max_model_len)
         await self._engine.start()
 
     async def prepare(self) -> None:
@@ -252,6 +265,10 @@ class ServerLifecycle:
         yield Reading("engine", self._engine_rates.read(stats), model)
         yield Reading("engine", {"waiting_tokens": self._engine.admission.num_waiting_tokens}, model)
         yield Reading("gpu", self._engine.gpu(), model)
+        for pooled in self.context.models.pooled:
+            waiting = {"waiting_requests": pooled.engine.admission.num_waiting}
+            yield Reading("pooling", pooled.engine.stats(), {"model": pooled.name})
+            yield Reading("pooling", waiting, {"model": pooled.name})
         yield Reading("storage", _commit_numbers(self._storage.commit_stats()))
         yield Reading("sse", {"readers": self.num_streams})
         yield Reading("http", {"connections": self.num_connections()})
@@ -332,6 +349,8 @@ class ServerLifecycle:
             await self._meters.close()
         if self._deliveries is not None:
             await self._deliveries.close()
+        for pooling in self._pooling:
+            await pooling.close()
         if self._engine is not None:
             await self._engine.close()
         await self.keys.close()

@@ -42,7 +42,11 @@ def _given(
     models: Models, mcp: McpSettings, api_keys: Mapping[str, str], limits: Any
 ) -> Iterator[tuple[AuditType, str, Any]]:
     """Each kind of setting: the type of its entries, what it is called in them, and what there is of it."""
-    yield "models.updated", "models", {served.name: served.info.fingerprint for served in models}
+    yield (
+        "models.updated",
+        "models",
+        {served.name: served.info.fingerprint for served in (*models, *models.pooled)},
+    )
     servers = {name: _shown(server) for name, server in mcp.servers.items()}
     yield "mcp_servers.updated", "mcp_servers", servers
     yield "given_keys.updated", "api_keys", dict(api_keys)

@@ -19,6 +19,7 @@ from server.routes import (
     webhooks,
 )
 from server.routes.organization import ROUTERS as ORGANIZATION
+from server.routes.pooling import ROUTERS as POOLING
 
 ROUTERS: tuple[APIRouter, ...] = (
     *(
@@ -28,6 +29,7 @@ ROUTERS: tuple[APIRouter, ...] = (
             *(keys, webhooks, sealing, tenants, live_runs),
         )
     ),
+    *POOLING,
     *ORGANIZATION,
 )
 

@@ -33,7 +33,7 @@ def read_limit_changes(request: Request, body: Mapping[str, Any]) -> Mapping[str
         wanted = read_limits(found)
     except ValueError as error:
         raise invalid_value("limits", str(error)) from None
-    served = [model.name for model in context(request).models]
+    served = context(request).models.names
     for model, limits in wanted.models.items():
         if model not in served and limits.given():
             meant = nearest(model, served)

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from server.access import require_use
 from server.http import context, principal
-from server.model_registry import ServedModel
+from server.model_registry import PooledModel, ServedModel
 from server.routes.documented import documented
 
 router = APIRouter(prefix="/v1")
@@ -30,17 +30,47 @@ def model_object(model: ServedModel) -> dict[str, Any]:
     }
 
 
+def pooled_object(model: PooledModel) -> dict[str, Any]:
+    """The Model object of a model that makes vectors, scores or labels, with what its checkpoint says."""
+    info = model.info
+    embeds = info.kind == "embedding"
+    pooling = {
+        "modes": info.pooling,
+        "source": info.pooling_source,
+        "normalized": info.normalized if embeds else None,
+        "attention": "causal" if info.causal else "bidirectional",
+        "activation": info.activation,
+    }
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "antiphon",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": info.max_model_len,
+        "used_for": info.kind,
+        "architecture": info.architecture,
+        "engine": info.engine,
+        "pooling": {name: value for name, value in pooling.items() if value is not None},
+        **({"dimensions": info.default_dimensions} if embeds else {"labels": info.labels}),
+        **({"prompts": dict(info.prompts), "default_prompt": info.default_prompt} if embeds else {}),
+    }
+
+
 @router.get("/models", **documented("Models", "models.read"))
 async def list_models(request: Request) -> Response:
     """Every name that the key may use, the default model first."""
-    scopes = principal(request).scopes
-    usable = [model for model in context(request).models if scopes.allow(f"model:{model.name}")]
-    return JSONResponse({"object": "list", "data": [model_object(model) for model in usable]})
+    scopes, models = principal(request).scopes, context(request).models
+    usable = [model_object(model) for model in models if scopes.allow(f"model:{model.name}")]
+    usable += [pooled_object(model) for model in models.pooled if scopes.allow(f"model:{model.name}")]
+    return JSONResponse({"object": "list", "data": usable})
 
 
 @router.get("/models/{model_id:path}", **documented("Model", "models.read"))
 async def get_model(model_id: str, request: Request) -> Response:
     """One model; ids may hold slashes."""
-    model = context(request).models.get(model_id)
-    require_use(principal(request), model.name)
-    return JSONResponse(model_object(model))
+    models = context(request).models
+    pooled = next((model for model in models.pooled if model.name == model_id), None)
+    require_use(principal(request), model_id if pooled is not None else models.get(model_id).name)
+    return JSONResponse(pooled_object(pooled) if pooled is not None else model_object(models.get(model_id)))

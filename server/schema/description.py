@@ -224,6 +224,7 @@ def _requests() -> dict[str, Schema]:
             },
         ),
         "Detokenize": of({"tokens": listed(INTEGER)}, {"model": STRING}),
+        **_pooling_requests(),
         "Nothing": OBJECT,
         "Tool": schema_of(normalize_tool),
         "ToolChoice": {"anyOf": [{"enum": ["none", "auto", "required"]}, of({"type": STRING})]},
@@ -271,6 +272,44 @@ def _requests() -> dict[str, Schema]:
 STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
 
 
+def _pooling_requests() -> dict[str, Schema]:
+    """Requests for vectors, scores and labels of texts."""
+    ids = listed({**INTEGER, "minimum": 0}, minItems=1)
+    texts: Schema = {"anyOf": [STRING, listed(STRING, minItems=1, maxItems=2048)]}
+    inputs: Schema = {"anyOf": [*texts["anyOf"], ids, listed(ids, minItems=1, maxItems=2048)]}
+    truncate: dict[str, Schema] = {"truncate_prompt_tokens": {**INTEGER, "minimum": -1}}
+    of_vectors: dict[str, Schema] = {
+        "model": STRING,
+        "encoding_format": {"enum": ["float", "base64"]},
+        "dimensions": {**INTEGER, "minimum": 1},
+        "user": STRING,
+        "input_type": STRING,
+        "task": STRING,
+        "prompt_name": STRING,
+        **truncate,
+    }
+    document: Schema = {"anyOf": [STRING, of({"text": STRING})]}
+    documents: Schema = listed(document, minItems=1, maxItems=2048)
+    of_pairs: dict[str, Schema] = {"model": STRING, "instruction": STRING, **truncate}
+    return {
+        "CreateEmbedding": {**of({"input": inputs}, of_vectors), "additionalProperties": False},
+        "CreatePooling": of({"input": inputs}, of_vectors),
+        "CreateClassification": of({"input": inputs}, {"model": STRING, **truncate}),
+        "CreateReranking": of(
+            {"query": STRING, "documents": {"anyOf": [STRING, documents]}},
+            {
+                **of_pairs,
+                "top_n": {**INTEGER, "minimum": 1},
+                "return_documents": BOOLEAN,
+                "max_tokens_per_doc": {**INTEGER, "minimum": 1},
+            },
+        ),
+        "CreateScores": of(
+            {}, {**dict.fromkeys(("text_1", "text_2", "queries", "documents"), texts), **of_pairs}
+        ),
+    }
+
+
 def _page(items: Schema) -> Schema:
     ends = {"first_id": or_null(STRING), "last_id": or_null(STRING), "has_more": BOOLEAN}
     return of({"object": {"const": "list"}, "data": listed(items), **ends})
@@ -305,7 +344,37 @@ _FINISH = or_null({"enum": ["stop", "length", "tool_calls", "content_filter"]})
 _HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": STRING}
 _CHAT_TEXT = {"content": or_null(STRING), "reasoning": STRING, "reasoning_content": STRING}
 
+_VECTOR: Schema = {"anyOf": [listed(NUMBER), STRING]}
+_POOLED_HEAD: Mapping[str, Schema] = {
+    "object": {"const": "list"},
+    "model": STRING,
+    "usage": of({"prompt_tokens": INTEGER, "total_tokens": INTEGER}),
+}
+
+
+def _pooled(kind: str, entry: Mapping[str, Schema]) -> Schema:
+    """A list of what was made of each text."""
+    row = of({"object": {"const": kind}, "index": INTEGER, **entry})
+    head = _POOLED_HEAD if kind == "embedding" else {"id": STRING, "created": INTEGER, **_POOLED_HEAD}
+    return of({**head, "data": listed(row)})
+
+
 _REPLIES: Mapping[str, Schema] = {
+    "Embeddings": _pooled("embedding", {"embedding": _VECTOR}),
+    "Pooled": _pooled("pooling", {"data": _VECTOR}),
+    "Scores": _pooled("score", {"score": NUMBER}),
+    "Classes": _pooled("classification", {"label": STRING, "probs": listed(NUMBER), "num_classes": INTEGER}),
+    "Reranking": of(
+        {
+            "id": STRING,
+            "created": INTEGER,
+            **_POOLED_HEAD,
+            "results": listed(
+                of({"index": INTEGER, "relevance_score": NUMBER}, {"document": of({"text": STRING})})
+            ),
+            "meta": OBJECT,
+        }
+    ),
     "Error": of(
         {"error": of({"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)})}
     ),
@@ -423,7 +492,20 @@ _REPLIES: Mapping[str, Schema] = {
             "root": STRING,
             "parent": or_null(STRING),
             "max_model_len": INTEGER,
-        }
+        },
+        {
+            "used_for": {"enum": ["embedding", "rerank", "classification"]},
+            "architecture": STRING,
+            "engine": STRING,
+            "dimensions": INTEGER,
+            "labels": listed(STRING),
+            "prompts": {"type": "object", "additionalProperties": STRING},
+            "default_prompt": STRING,
+            "pooling": of(
+                {"modes": listed(STRING), "source": STRING, "attention": STRING},
+                {"normalized": BOOLEAN, "activation": STRING},
+            ),
+        },
     ),
     "Models": of({"object": {"const": "list"}, "data": listed(ref("Model"))}),
     "Items": _page(ref("Item")),

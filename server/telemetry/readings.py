@@ -48,11 +48,17 @@ class Readings(Collector):
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        """One family for each number."""
+        """One family for each number, with a sample for each reading that has it, such as of several
+        models."""
+        families: dict[str, Metric] = {}
         for reading in self._read():
             for name, value in _numbers(reading.numbers).items():
                 if isinstance(value, Distribution | int | float):
-                    yield _family(reading, name, value)
+                    family = _family(reading, name, value)
+                    known = families.setdefault(family.name, family)
+                    if known is not family:
+                        known.samples += family.samples
+        return families.values()
 
 
 def _numbers(reading: object) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
+from server.limits import PAID_KINDS
 from server.usage.prices import Prices
 from storage import Dimension, Storage, UsageFilter, UsageSum
 
@@ -164,9 +165,10 @@ async def usage_page(storage: Storage, kind: str, asked: Asked) -> dict[str, Any
 async def costs_page(storage: Storage, prices: Prices, asked: Asked) -> dict[str, Any]:
     """A page of what was used, at the prices of today."""
     by = tuple(DIMENSIONS[name] for name in asked.group_by if name in DIMENSIONS)
-    found: Sequence[UsageSum] = ()
+    found: list[UsageSum] = []
     if prices and not asked.nothing:
-        found = await storage.usage_sums(asked.filter("completions"), (*by, "model"), asked.width * SECOND)
+        for kind in PAID_KINDS:
+            found += await storage.usage_sums(asked.filter(kind), (*by, "model"), asked.width * SECOND)
     lines: dict[tuple[Any, ...], _Line] = {}
     for one in found:
         model = str(one.by["model"])

@@ -101,5 +101,5 @@ def _check(official: str, name: str, value: Any) -> None:
 
 def _models(request: Request, owner: StoredOwner) -> list[str]:
     """The models that are served, and those that the owner has limits of all the same."""
-    served = (model.name for model in context(request).models)
+    served = context(request).models.names
     return list(dict.fromkeys((*served, *load_limits(owner.limits).models)))

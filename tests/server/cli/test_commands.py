@@ -515,6 +515,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "documents",
         "images",
         "model",
+        "texts",
     ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
     assert "FAIL  model" in capsys.readouterr().out

@@ -1,0 +1,56 @@
+"""Vectors, scores and labels of texts: what a request for them says, doing it, and how it is answered.
+
+`Embedder` and `Reranker` are for the server's own use.
+"""
+
+from __future__ import annotations
+
+from server.pooling.answers import (
+    classes_json,
+    embeddings_json,
+    pooling_json,
+    rerank_json,
+    scores_json,
+)
+from server.pooling.own_use import Embedder, Reranker, embedder_of, relevance, reranker_of
+from server.pooling.requests import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    parse_classify,
+    parse_embeddings,
+    parse_pooling,
+    parse_rerank,
+    parse_score,
+)
+from server.pooling.work import Done, Work, cut_of, cut_vectors, prompt_of
+
+__all__ = [
+    "ClassifyRequest",
+    "Done",
+    "Embedder",
+    "EmbeddingsRequest",
+    "PoolingRequest",
+    "RerankRequest",
+    "Reranker",
+    "ScoreRequest",
+    "Work",
+    "classes_json",
+    "cut_of",
+    "cut_vectors",
+    "embedder_of",
+    "embeddings_json",
+    "parse_classify",
+    "parse_embeddings",
+    "parse_pooling",
+    "parse_rerank",
+    "parse_score",
+    "pooling_json",
+    "prompt_of",
+    "relevance",
+    "rerank_json",
+    "reranker_of",
+    "scores_json",
+]

@@ -1,0 +1,102 @@
+"""POST /v1/embeddings, /v1/classify and /classify, and /pooling.
+
+A client that leaves ends its work.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.http import context, json_reply, limited, principal, read_as, while_connected
+from server.model_registry import PooledModel
+from server.pooling import (
+    Work,
+    classes_json,
+    cut_of,
+    cut_vectors,
+    embeddings_json,
+    parse_classify,
+    parse_embeddings,
+    parse_pooling,
+    pooling_json,
+    prompt_of,
+)
+from server.routes.documented import documented
+from server.threads import aside
+
+router = APIRouter()
+
+MANY_NUMBERS = 100_000
+"""Numbers of a reply above this are written in a thread; each takes some 0.1 us."""
+
+
+def work_of(request: Request, served: PooledModel) -> Work:
+    """What a request asks of a model, for whoever makes it."""
+    here = context(request)
+    return Work(
+        served,
+        principal(request),
+        limited(request, served.name),
+        here.limiter,
+        here.meter,
+        partial(while_connected, request),
+    )
+
+
+@router.post("/v1/embeddings", **documented("Embeddings", "embeddings.write", body="CreateEmbedding"))
+async def create_embeddings(request: Request) -> Response:
+    """A vector for each input."""
+    asked = await read_as(request, parse_embeddings)
+    served = context(request).models.get_pooled(asked.model, "embedding")
+    prompt, cut = prompt_of(served.info, asked.purpose), cut_of(served.info, asked.truncate)
+    cut_vectors([], served.info, asked.dimensions)  # refused before anything is computed
+    done = await work_of(request, served).do(asked.inputs, asked.path, prompt=prompt, cut=cut)
+    much = len(done.rows) * served.info.dimensions > MANY_NUMBERS
+
+    def write() -> bytes:
+        rows = cut_vectors(done.rows, served.info, asked.dimensions)
+        return embeddings_json(rows, served.name, asked.encoding_format, done.num_tokens)
+
+    return json_reply(await aside(much, write))
+
+
+@router.post("/v1/classify", **documented("Classes", "embeddings.write", body="CreateClassification"))
+@router.post("/classify", **documented("Classes", "embeddings.write", body="CreateClassification"))
+async def classify(request: Request) -> Response:
+    """The likeliest label of each input, and the probabilities of all labels."""
+    asked = await read_as(request, parse_classify)
+    served = context(request).models.get_pooled(asked.model, "classification")
+
+    def path(index: int) -> str:
+        return "input" if asked.single else f"input[{index}]"
+
+    cut = cut_of(served.info, asked.truncate)
+    done = await work_of(request, served).do(asked.inputs, path, cut=cut)
+    return json_reply(classes_json(done.rows, served.info.labels, served.name, done.num_tokens))
+
+
+@router.post("/pooling", **documented("Pooled", "embeddings.write", body="CreatePooling"))
+async def create_pooling(request: Request) -> Response:
+    """What the model makes of each input: a vector, or the probabilities of its labels."""
+    pooling = await read_as(request, parse_pooling)
+    asked, models = pooling.asked, context(request).models
+    if pooling.task == "classify":
+        served = models.get_pooled(asked.model, "classification")
+    elif pooling.task == "embed":
+        served = models.get_pooled(asked.model, "embedding")
+    else:
+        served = models.get_pooled(asked.model, "embedding", "classification")
+    prompt, cut = prompt_of(served.info, asked.purpose), cut_of(served.info, asked.truncate)
+    cut_vectors([], served.info, asked.dimensions)
+    done = await work_of(request, served).do(asked.inputs, asked.path, prompt=prompt, cut=cut)
+    much = len(done.rows) * max(served.info.dimensions, 1) > MANY_NUMBERS
+
+    def write() -> bytes:
+        rows = cut_vectors(done.rows, served.info, asked.dimensions)
+        return pooling_json(rows, served.name, asked.encoding_format, done.num_tokens)
+
+    return json_reply(await aside(much, write))

@@ -1,0 +1,85 @@
+"""POST /v1/rerank, /rerank and /v2/rerank, as Jina, Cohere and vLLM have it, and /v1/score and /score."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine import PoolingInfo
+from server.http import context, json_reply, read_as
+from server.ignored import ignore
+from server.pooling import (
+    RerankRequest,
+    cut_of,
+    parse_rerank,
+    parse_score,
+    relevance,
+    rerank_json,
+    scores_json,
+)
+from server.routes.documented import documented
+from server.routes.pooling.embeddings import work_of
+
+router = APIRouter()
+
+
+@router.post("/v1/rerank", **documented("Reranking", "embeddings.write", body="CreateReranking"))
+@router.post("/rerank", **documented("Reranking", "embeddings.write", body="CreateReranking"))
+async def rerank(request: Request) -> Response:
+    """The documents that answer a query best, best first, with their texts."""
+    return await _rerank(request, returns=True)
+
+
+@router.post("/v2/rerank", **documented("Reranking", "embeddings.write", body="CreateReranking"))
+async def rerank_without_texts(request: Request) -> Response:
+    """The same as clients of Cohere's second version ask it: documents come back by their index alone."""
+    return await _rerank(request, returns=False)
+
+
+async def _rerank(request: Request, *, returns: bool) -> Response:
+    asked = await read_as(request, partial(parse_rerank, returns=returns))
+    served = context(request).models.get_pooled(asked.model, "rerank")
+    cut = await _cut(asked, served.info, request)
+    done = await work_of(request, served).do(
+        [(asked.query, document) for document in asked.documents],
+        lambda index: f"documents[{index}]",
+        prompt=_instruction(asked.instruction, served.info),
+        cut=cut,
+    )
+    return json_reply(rerank_json(relevance(done.rows, served), asked, served.name, done.num_tokens))
+
+
+async def _cut(asked: RerankRequest, info: PoolingInfo, request: Request) -> int | None:
+    """The tokens that a pair is cut to."""
+    if not asked.per_document or asked.truncate is None:
+        return cut_of(info, asked.truncate)
+    engine = context(request).models.get_pooled(asked.model, "rerank").engine
+    [query] = await engine.encode([(asked.query, "")], prompt=_instruction(asked.instruction, info))
+    return min(info.max_model_len, len(query.ids) + asked.truncate)
+
+
+@router.post("/v1/score", **documented("Scores", "embeddings.write", body="CreateScores"))
+@router.post("/score", **documented("Scores", "embeddings.write", body="CreateScores"))
+async def score(request: Request) -> Response:
+    """How well the second text of each pair answers the first, as the checkpoint itself counts it."""
+    asked = await read_as(request, parse_score)
+    served = context(request).models.get_pooled(asked.model, "rerank")
+    done = await work_of(request, served).do(
+        asked.pairs,
+        lambda index: asked.field if asked.single else f"{asked.field}[{index}]",
+        prompt=_instruction(asked.instruction, served.info),
+        cut=cut_of(served.info, asked.truncate),
+    )
+    return json_reply(scores_json(done.rows, served.name, done.num_tokens))
+
+
+def _instruction(asked: str, info: PoolingInfo) -> str:
+    """The instruction of a reranker that takes one; of another it is named as ignored."""
+    if asked and info.instructed:
+        return asked
+    if asked:
+        ignore("instruction")
+    return ""

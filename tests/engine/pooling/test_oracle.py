@@ -1,0 +1,156 @@
+"""Vectors and scores are those of sentence-transformers and transformers, of the same folders."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import PoolingConfig, PoolingEngine, PoolingInfo
+from tests.support.pooling_checkpoints import EMBEDDERS, make_classifier, make_embedder, make_judge
+
+TEXTS = (
+    "the river bank is green",
+    "a dog",
+    "where is the money of the bank and what is in the water of the river " * 4,
+    "cat",
+    "unknownwords yes",
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_threads() -> Any:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+async def _vectors(
+    folder: Path, texts: Any, *, prompt: str = "", kind: Any = "embedding", **settings: Any
+) -> tuple[Any, PoolingInfo, PoolingEngine]:
+    """The vectors of texts, in the order of the texts, by an engine that is closed again."""
+    engine = PoolingEngine(PoolingConfig(folder, kind, **settings))
+    info = await engine.start()
+    try:
+        vectors, _ = await engine.pool(await engine.encode(texts, prompt=prompt))
+    finally:
+        await engine.close()
+    return np.stack(vectors), info, engine
+
+
+def _sentence_transformer(folder: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers import SentenceTransformer
+
+        return SentenceTransformer(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+@pytest.mark.filterwarnings("ignore")
+async def test_vectors_are_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
+    folder = make_embedder(name, tmp_path / name)
+    oracle = _sentence_transformer(folder)
+    # steps of 32 tokens: long texts are computed in pieces, and short ones together
+    found, info, _ = await _vectors(folder, TEXTS, max_num_batched_tokens=32)
+    np.testing.assert_allclose(found, oracle.encode(list(TEXTS)), atol=2e-5)
+    assert info.dimensions == found.shape[1]
+    assert info.pooling_source == "1_Pooling/config.json"
+    paged = name in ("qwen3", "qwen3-with-head", "mistral", "qwen2", "llama")
+    assert info.engine == ("paged" if paged else "transformers")
+    prompted, _, _ = await _vectors(folder, TEXTS[:2], prompt=info.prompts["query"])
+    np.testing.assert_allclose(prompted, oracle.encode_query(list(TEXTS[:2])), atol=2e-5)
+    assert abs(prompted - found[:2]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("name", "mode"), [("bert", "mean"), ("qwen3-with-head", "lasttoken")])
+@pytest.mark.filterwarnings("ignore")
+async def test_a_folder_without_modules_pools_as_sentence_transformers_would(
+    name: str, mode: str, tmp_path: Path
+) -> None:
+    folder = make_embedder(name, tmp_path / name, modules=False)
+    found, info, _ = await _vectors(folder, TEXTS)
+    np.testing.assert_allclose(found, _sentence_transformer(folder).encode(list(TEXTS)), atol=2e-5)
+    assert info.pooling == (mode,) and "default" in info.pooling_source
+
+
+async def test_bodies_of_torch_give_the_vectors_of_the_cpu_kernels(tmp_path: Path) -> None:
+    folder = make_embedder("qwen3", tmp_path / "m")
+    fast, _, _ = await _vectors(folder, TEXTS)
+    plain, _, _ = await _vectors(folder, TEXTS, cpu_kernels=False)
+    np.testing.assert_allclose(fast, plain, atol=2e-5)
+
+
+PAIRS = [("what is the river", TEXTS[0]), ("where", TEXTS[2]), ("a dog", "a cat")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("bert", {}),
+        ("xlm-roberta", {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}),
+        ("modernbert", {"local_attention": 16, "global_attn_every_n_layers": 2}),
+        ("qwen3", {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+async def test_scores_are_those_of_a_cross_encoder(kind: str, changes: Any, tmp_path: Path) -> None:
+    folder = make_classifier(kind, tmp_path / kind, 1, **changes)
+    found, info, _ = await _vectors(folder, PAIRS, kind="rerank")
+    from sentence_transformers import CrossEncoder
+
+    oracle = CrossEncoder(str(folder), device="cpu")
+    np.testing.assert_allclose(found[:, 0], oracle.predict(PAIRS), atol=2e-5)
+    assert info.activation == ("identity" if changes.get("sentence_transformers") else "sigmoid")
+    assert info.engine == ("paged" if kind == "qwen3" else "transformers")
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_a_judge_scores_by_yes_and_no(tmp_path: Path) -> None:
+    """The two logits of the model card of Qwen3-Reranker, of the text that it shows."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = make_judge(tmp_path / "m")
+    found, info, _ = await _vectors(folder, PAIRS, kind="rerank")
+    assert info.engine == "paged" and found.min() > 0 and found.max() < 1
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    for (query, document), score in zip(PAIRS, found[:, 0], strict=True):
+        text = (
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+            'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+            "<|im_start|>user\n"
+            "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+            f"<Query>: {query}\n<Document>: {document}"
+            "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        )
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+        with torch.inference_mode():
+            logits = model(ids).logits[0, -1]
+        words = tokenizer.convert_tokens_to_ids(["no", "yes"])
+        assert score == pytest.approx(logits[words].softmax(dim=0)[1].item(), abs=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "llama"])
+@pytest.mark.filterwarnings("ignore")
+async def test_classes_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    sizes = {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4} if kind == "distilbert" else {}
+    folder = make_classifier(kind, tmp_path / kind, 3, **sizes)
+    found, info, _ = await _vectors(folder, TEXTS, kind="classification")
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    for text, probabilities in zip(TEXTS, found, strict=True):
+        with torch.inference_mode():
+            logits = model(**tokenizer(text, return_tensors="pt")).logits[0]
+        np.testing.assert_allclose(probabilities, logits.softmax(dim=0).numpy(), atol=2e-5)
+    assert info.labels == ("label-0", "label-1", "label-2")

@@ -1,0 +1,383 @@
+"""The endpoints for vectors, scores and labels, on a server with one tiny model of each kind."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from engine import TextInput
+from server.config import Config
+from server.model_registry import build_pooling
+from server.pooling import Embedder, Reranker, embedder_of, reranker_of
+from tests.support.pooling_checkpoints import make_classifier, make_embedder
+from tests.support.running import Running, http_client, live_app
+from tests.support.wire import validate, validate_error
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TEXTS = ["the river bank is green", "a dog", "where is the money of the bank"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The decoder embedder says that its vectors can be cut; the encoder does not."""
+    import json
+
+    folder = tmp_path_factory.mktemp("models")
+    made = {
+        "embedding": make_embedder("qwen3", folder / "decoder"),
+        "encoder": make_embedder("bert", folder / "bert"),
+        "rerank": make_classifier("bert", folder / "cross", 1),
+        "classification": make_classifier(
+            "distilbert", folder / "classes", 3, dim=64, hidden_dim=96, n_layers=2, n_heads=4
+        ),
+    }
+    config = made["embedding"] / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"is_matryoshka": True}))
+    return made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(
+    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Running]:
+    async with live_app(
+        tmp_path_factory.mktemp("data"),
+        embedding_model=(str(folders["embedding"]), f"small={folders['encoder']}"),
+        rerank_model=(str(folders["rerank"]),),
+        classification_model=(str(folders["classification"]),),
+        api_key=("sk-one",),
+        owner_limit=("tokens_per_minute=100000",),
+        num_threads=1,
+    ) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(server: Running) -> AsyncIterator[httpx.AsyncClient]:
+    async with http_client(server, authorization="Bearer sk-one") as client:
+        yield client
+
+
+async def _error(client: httpx.AsyncClient, path: str, **body: Any) -> tuple[int, str, str | None]:
+    reply = await client.post(path, json=body)
+    error = validate_error(reply.json())
+    return reply.status_code, error["code"], error["param"]
+
+
+async def test_the_official_sdk_gets_vectors(server: Running, client: httpx.AsyncClient) -> None:
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="sk-one") as sdk:
+        default = await sdk.embeddings.create(model="decoder", input=TEXTS)  # in base64, which it decodes
+        floats = await sdk.embeddings.create(model="decoder", input=TEXTS, encoding_format="float")
+    assert [row.index for row in default.data] == [0, 1, 2]
+    for one, other in zip(default.data, floats.data, strict=True):
+        assert np.linalg.norm(one.embedding) == pytest.approx(1.0, abs=1e-5)
+        np.testing.assert_allclose(one.embedding, other.embedding, atol=1e-7)
+    # words, and the end that the tokenizer adds to each text
+    assert default.usage.prompt_tokens == default.usage.total_tokens == 6 + 3 + 8
+    raw = (await client.post("/v1/embeddings", json={"model": "decoder", "input": TEXTS})).json()
+    validate("CreateEmbeddingResponse", raw)
+    coded = {"model": "decoder", "input": TEXTS[0], "encoding_format": "base64"}
+    vector = (await client.post("/v1/embeddings", json=coded)).json()["data"][0]["embedding"]
+    np.testing.assert_array_equal(
+        np.frombuffer(base64.b64decode(vector), "<f4"), np.float32(raw["data"][0]["embedding"])
+    )
+
+
+async def test_langchain_gets_vectors(server: Running) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
+    # token ids of another model's tokenizer would be sent otherwise
+    made: Any = OpenAIEmbeddings
+    embeddings = made(
+        model="small", base_url=f"{server.base_url}/v1", api_key="sk-one", check_embedding_ctx_length=False
+    )
+    found = await embeddings.aembed_documents(TEXTS)
+    assert len(found) == 3 and len(found[0]) == 64
+    assert await embeddings.aembed_query(TEXTS[1]) == pytest.approx(found[1], abs=1e-5)
+    await embeddings.async_client._client.close()
+    embeddings.client._client.close()
+
+
+async def test_token_ids_are_taken_as_they_are(client: httpx.AsyncClient) -> None:
+    async def vectors(**body: Any) -> Any:
+        reply = await client.post("/v1/embeddings", json={"model": "decoder", **body})
+        return [row["embedding"] for row in reply.json()["data"]]
+
+    ids = [9, 15, 3]  # "the is", and the end
+    assert await vectors(input=[ids, [9]]) == [*(await vectors(input=ids)), *(await vectors(input=[[9]]))]
+    [text] = await vectors(input="the is")
+    np.testing.assert_allclose((await vectors(input=ids))[0], text, atol=1e-6)
+
+
+async def test_dimensions_are_cut_and_have_the_length_1_again(client: httpx.AsyncClient) -> None:
+    whole = (await client.post("/v1/embeddings", json={"model": "decoder", "input": "a dog"})).json()
+    cut = (
+        await client.post("/v1/embeddings", json={"model": "decoder", "input": "a dog", "dimensions": 16})
+    ).json()
+    expected = np.array(whole["data"][0]["embedding"][:16])
+    np.testing.assert_allclose(cut["data"][0]["embedding"], expected / np.linalg.norm(expected), atol=1e-6)
+    asked = {"model": "small", "input": "a dog"}
+    assert (await client.post("/v1/embeddings", json={**asked, "dimensions": 64})).status_code == 200
+    assert await _error(client, "/v1/embeddings", **asked, dimensions=16) == (
+        400,
+        "invalid_value",
+        "dimensions",
+    )
+    assert await _error(client, "/v1/embeddings", model="decoder", input="a", dimensions=65) == (
+        *(400, "invalid_value"),
+        "dimensions",
+    )
+
+
+async def test_prompts_are_put_before_a_text_only_where_they_are_asked_for(client: httpx.AsyncClient) -> None:
+    async def vector(text: str, **fields: Any) -> Any:
+        reply = await client.post("/v1/embeddings", json={"model": "small", "input": text, **fields})
+        return reply.json()["data"][0]["embedding"]
+
+    plain = await vector("search query : a dog")
+    for asked in ({"input_type": "search_query"}, {"task": "retrieval.query"}, {"prompt_name": "query"}):
+        np.testing.assert_allclose(await vector("a dog", **asked), plain, atol=1e-5)
+    assert abs(np.array(await vector("a dog")) - plain).max() > 1e-3
+    assert await _error(client, "/v1/embeddings", model="small", input="a", input_type="poem") == (
+        *(400, "invalid_value"),
+        "input_type",
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({}, "missing_required_parameter", "input"),
+        ({"input": ""}, "empty_string", "input"),
+        ({"input": []}, "empty_array", "input"),
+        ({"input": ["a", ""]}, "empty_string", "input[1]"),
+        ({"input": [[]]}, "empty_array", "input[0]"),
+        ({"input": [1.5]}, "invalid_type", "input[0]"),
+        ({"input": [True]}, "invalid_type", "input[0]"),
+        ({"input": [3, -1]}, "invalid_value", "input[1]"),
+        ({"input": [3, 70000]}, "invalid_value", "input"),
+        ({"input": [[3], [10**12]]}, "invalid_value", "input[1][0]"),
+        ({"input": ["a"] * 2049}, "array_above_max_length", "input"),
+        ({"input": ["a", "a " * 200]}, "context_length_exceeded", "input[1]"),
+        ({"input": 7}, "invalid_type", "input"),
+        ({"input": "a", "encoding_format": "int8"}, "invalid_value", "encoding_format"),
+        ({"input": "a", "dimensions": 0}, "invalid_value", "dimensions"),
+        ({"input": "a", "dimensions": "8"}, "invalid_type", "dimensions"),
+        ({"input": "a", "colour": 1}, "unknown_parameter", "colour"),
+        ({"input": "a", "truncate_prompt_tokens": 4000}, "invalid_value", "truncate_prompt_tokens"),
+        ({"input": "a", "task": "query", "input_type": "query"}, "mutually_exclusive_parameters", "task"),
+    ],
+    ids=str,
+)
+async def test_bad_input_is_a_400(client: httpx.AsyncClient, body: Any, code: str, param: str) -> None:
+    assert await _error(client, "/v1/embeddings", model="decoder", **body) == (400, code, param)
+
+
+async def test_broken_json_is_a_400(client: httpx.AsyncClient) -> None:
+    for broken in (b'{"input": [NaN]}', b'{"input": "\\ud800"}'):
+        reply = await client.post(
+            "/v1/embeddings", content=broken, headers={"content-type": "application/json"}
+        )
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_a_long_text_is_cut_where_that_is_asked_for(client: httpx.AsyncClient) -> None:
+    body = {"model": "decoder", "input": "a " * 200, "truncate_prompt_tokens": -1}
+    assert (await client.post("/v1/embeddings", json=body)).json()["usage"]["prompt_tokens"] == 120
+    reply = await client.post("/v1/embeddings", json={**body, "truncate_prompt_tokens": 7})
+    assert reply.json()["usage"]["prompt_tokens"] == 7
+
+
+async def test_a_model_of_another_kind_is_a_400_that_says_what_would_help(client: httpx.AsyncClient) -> None:
+    for path, body, model, instead in (
+        ("/v1/embeddings", {"input": "a"}, "antiphon-scripted", "'decoder', 'small'"),
+        ("/v1/embeddings", {"input": "a"}, "cross", "/v1/rerank"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "small", "'cross'"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "small", "/v1/embeddings"),
+        ("/v1/responses", {"input": "a"}, "cross", "antiphon-scripted"),
+    ):
+        reply = await client.post(path, json={"model": model, **body})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (400, "unsupported_model", "model")
+        assert instead in error["message"]
+    assert await _error(client, "/v1/embeddings", model="none", input="a") == (
+        404,
+        "model_not_found",
+        "model",
+    )
+
+
+async def test_models_say_what_they_are_for(client: httpx.AsyncClient) -> None:
+    models = {model["id"]: model for model in (await client.get("/v1/models")).json()["data"]}
+    assert next(iter(models)) == "antiphon-scripted"
+    assert models["decoder"]["pooling"] == {
+        "modes": ["lasttoken"],
+        "source": "1_Pooling/config.json",
+        "normalized": True,
+        "attention": "causal",
+    }
+    assert (models["decoder"]["engine"], models["small"]["engine"]) == ("paged", "transformers")
+    assert (models["small"]["dimensions"], models["small"]["max_model_len"]) == (64, 120)
+    assert models["small"]["prompts"]["query"] == "search query : "
+    assert (models["cross"]["used_for"], models["cross"]["labels"]) == ("rerank", ["label-0"])
+    assert (await client.get("/v1/models/cross")).json() == models["cross"]
+
+
+async def test_documents_are_ranked_for_clients_of_jina_cohere_and_vllm(client: httpx.AsyncClient) -> None:
+    body = {
+        "model": "cross",
+        "query": "where is the bank",
+        "documents": [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]],
+    }
+    whole = (await client.post("/v1/rerank", json=body)).json()
+    assert sorted(row["index"] for row in whole["results"]) == [0, 1, 2]
+    scores = [row["relevance_score"] for row in whole["results"]]
+    assert scores == sorted(scores, reverse=True) and min(scores) > 0 and max(scores) < 1
+    for row in whole["results"]:
+        assert row["document"]["text"] == TEXTS[row["index"]]
+    second = (await client.post("/v2/rerank", json={**body, "top_n": 2, "max_tokens_per_doc": 50})).json()
+    assert second["results"] == [
+        {"index": row["index"], "relevance_score": row["relevance_score"]} for row in whole["results"][:2]
+    ]
+    pairs = {"model": "cross", "text_1": body["query"], "text_2": TEXTS}
+    scored = (await client.post("/score", json=pairs)).json()
+    by_index = {row["index"]: row["relevance_score"] for row in whole["results"]}
+    assert [row["score"] for row in scored["data"]] == pytest.approx(
+        [by_index[i] for i in range(3)], abs=1e-6
+    )
+    assert scored["usage"] == whole["usage"]
+    ignored = await client.post("/rerank", json={**body, "instruction": "x", "colour": 1})
+    assert set(ignored.headers["x-antiphon-ignored"].split(",")) == {"instruction", "colour"}
+
+
+async def test_every_route_names_what_it_does_not_read(client: httpx.AsyncClient) -> None:
+    pairs, ranked = {"text_1": "a", "text_2": "a"}, {"query": "a", "documents": ["a"]}
+    bodies: dict[str, Any] = {"/v1/score": pairs, "/score": pairs}
+    bodies |= {"/v1/rerank": ranked, "/rerank": ranked, "/v2/rerank": ranked}
+    bodies |= {path: {"input": "a"} for path in ("/v1/classify", "/classify", "/pooling")}
+    for path, body in bodies.items():
+        reply = await client.post(path, json={**body, "unheard_of": 1}, params={"unheard_of": ""})
+        assert reply.status_code == 200, (path, reply.text)
+        assert reply.headers["x-antiphon-ignored"] == "unheard_of,?unheard_of", path
+    reply = await client.post("/v1/embeddings", json={"input": "a"}, params={"unheard_of": ""})
+    assert reply.headers["x-antiphon-ignored"] == "?unheard_of"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code", "param"),
+    [
+        ("/v1/rerank", {"documents": ["a"]}, "missing_required_parameter", "query"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "empty_array", "documents"),
+        ("/v1/rerank", {"query": "a", "documents": [{}]}, "missing_required_parameter", "documents[0].text"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "invalid_value", "top_n"),
+        (
+            "/v1/rerank",
+            {"query": "a", "documents": ["a", "a " * 200]},
+            "context_length_exceeded",
+            "documents[1]",
+        ),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "invalid_value", "text_2"),
+        ("/classify", {"input": ""}, "empty_string", "input"),
+        ("/pooling", {"input": "a", "task": "token_embed"}, "invalid_value", "task"),
+    ],
+)
+async def test_bad_pairs_are_a_400(
+    client: httpx.AsyncClient, path: str, body: Any, code: str, param: str
+) -> None:
+    assert await _error(client, path, **body) == (400, code, param)
+
+
+async def test_texts_get_labels_and_pooling_gives_what_the_model_makes(client: httpx.AsyncClient) -> None:
+    [one, two] = (await client.post("/classify", json={"input": TEXTS[:2]})).json()["data"]
+    assert one["label"] == f"label-{int(np.argmax(one['probs']))}" and one["num_classes"] == 3
+    assert sum(two["probs"]) == pytest.approx(1.0, abs=1e-5)
+    [pooled] = (await client.post("/pooling", json={"model": "classes", "input": TEXTS[0]})).json()["data"]
+    assert pooled["data"] == pytest.approx(one["probs"], abs=1e-6)
+    [vector] = (await client.post("/pooling", json={"model": "small", "input": TEXTS[0]})).json()["data"]
+    same = (await client.post("/v1/embeddings", json={"model": "small", "input": TEXTS[0]})).json()
+    assert vector["data"] == pytest.approx(same["data"][0]["embedding"], abs=1e-6)
+
+
+async def test_tokens_count_for_limits_usage_and_metrics(server: Running, client: httpx.AsyncClient) -> None:
+    text = "the river and the boat and the tree and the cat and the dog and the house and the water"
+    began = int(time.time()) - 60
+
+    async def counted() -> tuple[int, int]:
+        await server.context.meter.flush()
+        found = [
+            row
+            for one in (await server.context.storage.usage_sums(_embeddings(began), ("model",), 1 << 62))
+            if one.by["model"] == "small" and (row := one.counts)
+        ]
+        return (found[0].requests, found[0].input_tokens) if found else (0, 0)
+
+    requests, tokens = await counted()
+    reply = await client.post("/v1/embeddings", json={"model": "small", "input": [text, text]})
+    used = reply.json()["usage"]["prompt_tokens"]
+    assert await counted() == (requests + 1, tokens + used)
+    limit = int(reply.headers["x-ratelimit-limit-tokens"])
+    assert limit == 100000 and int(reply.headers["x-ratelimit-remaining-tokens"]) <= limit - used
+    metrics = (await client.get("/metrics")).text
+    assert 'antiphon_pooling_texts_total{model="small"}' in metrics
+    assert 'antiphon_pooling_texts_total{model="decoder"}' in metrics
+    assert metrics.count("# TYPE antiphon_pooling_texts_total ") == 1
+
+
+def _embeddings(since_s: int) -> Any:
+    from storage import UsageFilter
+
+    return UsageFilter("embeddings", (since_s - since_s % 60) * 1_000_000, 1 << 62)
+
+
+async def test_a_key_without_the_scope_is_refused(server: Running) -> None:
+    async with http_client(server, authorization="Bearer wrong") as stranger:
+        assert (await stranger.post("/v1/embeddings", json={"input": "a"})).status_code == 401
+
+
+async def test_the_servers_own_embedder_and_reranker(server: Running) -> None:
+    models = server.context.models
+    embedder, reranker = embedder_of(models), reranker_of(models)
+    assert isinstance(embedder, Embedder) and isinstance(reranker, Reranker)
+    assert (embedder.model, embedder.dimensions) == ("decoder", 64)
+    vectors = await embedder.embed(["", "a " * 500, "a dog"], "document")
+    again = await embedder.embed(["a dog"], "document")
+    np.testing.assert_allclose(vectors[2], again[0], atol=1e-6)
+    assert vectors[0].dtype == np.float32 and all(np.isfinite(vector).all() for vector in vectors)
+    assert abs((await embedder.embed(["a dog"], "query"))[0] - again[0]).max() > 1e-3
+    scores = await reranker.rerank("where is the bank", [*TEXTS, "a " * 500])
+    assert len(scores) == 4 and all(0 <= score <= 1 for score in scores)
+
+
+async def test_texts_of_whoever_left_are_dropped(server: Running) -> None:
+    engine = server.context.models.get_pooled("small", "embedding").engine
+    long = [TextInput(np.full(120, 9, np.int32))] * 2000
+    work = asyncio.ensure_future(engine.pool(long))
+    await asyncio.sleep(0)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    before = engine.stats().steps_total
+    await engine.pool([TextInput(np.array([9], np.int32))])
+    assert engine.stats().texts_waiting == 0
+    assert engine.stats().steps_total - before < 20  # not the hundred that all would have taken
+
+
+async def test_two_models_of_one_name_are_refused() -> None:
+    from engine import LoadError
+
+    with pytest.raises(LoadError, match="two models are named 'm'; give one another name"):
+        build_pooling(Config(embedding_model=("/a/m", "/b/m")))
+    with pytest.raises(LoadError, match="two models are named 'antiphon-tiny'"):
+        build_pooling(Config(rerank_model=("antiphon-tiny=/b/m",)))
