@@ -81,6 +81,7 @@ from storage.records import (
     UsageSum,
     WaitingInputs,
 )
+from storage.vector_stores import VectorStores
 
 T = TypeVar("T")
 
@@ -100,6 +101,9 @@ class Storage:
         self._readers = Readers(database)
         self._writer = Writer(database, writing, loop, self._dead.set_result, self._hints.tell)
         self._writer.start()
+        self.vector_stores = VectorStores(
+            self._read, self._write, self._write_late, runner, shared=database.shared
+        )
         self.announced = asyncio.Event()  # set whenever a run has ended with a notice: deliveries may be due
 
     @classmethod

@@ -42,7 +42,8 @@ ORDERS = {
         *("kernels", "models", "executor", "core", "benchmark", "backends", "llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "records", "backup", "tables", "drivers", "queries", "migrate", "inspection"),
+        *("private_files", "records", "backup", "vector_store_records", "tables", "drivers"),
+        *("vector_stores", "queries", "migrate", "inspection"),
         "storage",
     ),
     "tools": (

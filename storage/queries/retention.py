@@ -37,7 +37,14 @@ from storage.queries import conversations as talk
 from storage.queries import events, idempotency, items
 from storage.queries import responses as stored
 from storage.records import TERMINAL_STATUSES, Limits, Swept, Usage
-from storage.tables import conversations, records, responses, run_inputs, segments
+from storage.tables import (
+    conversations,
+    records,
+    responses,
+    run_inputs,
+    segments,
+    vector_store_files,
+)
 
 T = TypeVar("T")
 
@@ -119,7 +126,8 @@ def num_bytes(conn: Connection) -> int:
         responses.c.deleted_at.is_not(None)
     )
     said = select(func.coalesce(func.sum(conversations.c.num_bytes), 0))
-    return sum(int(conn.execute(query).scalar_one()) for query in (ended, gone, said))
+    chunks = select(func.coalesce(func.sum(vector_store_files.c.num_bytes), 0))
+    return sum(int(conn.execute(query).scalar_one()) for query in (ended, gone, said, chunks))
 
 
 def _held(owner: ColumnElement[str]) -> ColumnElement[int]:
@@ -129,7 +137,10 @@ def _held(owner: ColumnElement[str]) -> ColumnElement[int]:
         deleted.c.owner == owner, deleted.c.deleted_at.is_not(None)
     )
     said = select(func.coalesce(func.sum(conversations.c.num_bytes), 0)).where(conversations.c.owner == owner)
-    return needed.scalar_subquery() + said.scalar_subquery()
+    chunks = select(func.coalesce(func.sum(vector_store_files.c.num_bytes), 0)).where(
+        vector_store_files.c.owner == owner
+    )
+    return needed.scalar_subquery() + said.scalar_subquery() + chunks.scalar_subquery()
 
 
 def _left_of(conn: Connection, owner: str, limits: Limits) -> Limits:

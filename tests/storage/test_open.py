@@ -104,7 +104,12 @@ async def test_a_migrated_database_has_the_tables_of_the_code(storage: Storage) 
     from alembic.migration import MigrationContext
 
     def compare(connection: Connection) -> None:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        # Each database has the index of words in its own form, which the code has no table for.
+        opts = {
+            "compare_type": True,
+            "include_name": lambda name, *_: not str(name).startswith("vector_words"),
+        }
+        context = MigrationContext.configure(connection, opts=opts)
         assert compare_metadata(context, metadata) == []
         assert context.get_current_revision() == HEAD
 
@@ -124,7 +129,9 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
 
 
 def back_to_0009(database_url: str) -> None:
-    """Take away what revision 0010 added."""
+    """Take away what revisions after 0009 added."""
+    for table in ("stores", "store_files", "store_batches", "chunks", "words"):
+        query(database_url, f"DROP TABLE vector_{table}")
     query(database_url, "DROP TABLE queue_shares")
     query(database_url, "DROP INDEX runs_queued")
     query(database_url, "ALTER TABLE runs DROP COLUMN cost")
