@@ -430,10 +430,11 @@ vector_stores = Table(
 )
 
 # A file in a store, and the work of reading it. number: its own within the store, never given twice. status:
-# in_progress, completed, failed or cancelled. attributes: a JSON object, or null. chunk_tokens: of one chunk,
-# chunk_overlap: that it has of the one before. num_bytes: of its chunks. runner: who reads it now; fence: of its latest claim; attempt: how
-# often it was claimed without a clean end of the process. next_position: the first chunk that is not stored
-# yet, of the chunks with this digest. erasing: its chunks go, and it goes with them where it is deleted.
+# in_progress, completed, failed or cancelled. attributes: a JSON object, or null. chunk_tokens: of one chunk;
+# chunk_overlap: those of them that are the end of the one before. num_bytes: of its chunks. runner: who reads
+# it now; fence: of its latest claim; attempt: how often it was claimed without a clean end of the process.
+# next_position: the first chunk that is not stored yet, of the chunks with this digest. erasing: its chunks
+# go, and it goes with them where it is deleted.
 vector_store_files = Table(
     "vector_store_files",
     metadata,

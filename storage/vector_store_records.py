@@ -165,6 +165,7 @@ class SearchedStore:
 
     number: int
     id: str
+    expires_at: int | None
     embedding: str | None
     dimensions: int | None
     hidden: frozenset[int]

@@ -37,14 +37,7 @@ from storage.queries import conversations as talk
 from storage.queries import events, idempotency, items
 from storage.queries import responses as stored
 from storage.records import TERMINAL_STATUSES, Limits, Swept, Usage
-from storage.tables import (
-    conversations,
-    records,
-    responses,
-    run_inputs,
-    segments,
-    vector_store_files,
-)
+from storage.tables import conversations, records, responses, run_inputs, segments
 
 T = TypeVar("T")
 
@@ -126,8 +119,7 @@ def num_bytes(conn: Connection) -> int:
         responses.c.deleted_at.is_not(None)
     )
     said = select(func.coalesce(func.sum(conversations.c.num_bytes), 0))
-    chunks = select(func.coalesce(func.sum(vector_store_files.c.num_bytes), 0))
-    return sum(int(conn.execute(query).scalar_one()) for query in (ended, gone, said, chunks))
+    return sum(int(conn.execute(query).scalar_one()) for query in (ended, gone, said))
 
 
 def _held(owner: ColumnElement[str]) -> ColumnElement[int]:
@@ -137,10 +129,7 @@ def _held(owner: ColumnElement[str]) -> ColumnElement[int]:
         deleted.c.owner == owner, deleted.c.deleted_at.is_not(None)
     )
     said = select(func.coalesce(func.sum(conversations.c.num_bytes), 0)).where(conversations.c.owner == owner)
-    chunks = select(func.coalesce(func.sum(vector_store_files.c.num_bytes), 0)).where(
-        vector_store_files.c.owner == owner
-    )
-    return needed.scalar_subquery() + said.scalar_subquery() + chunks.scalar_subquery()
+    return needed.scalar_subquery() + said.scalar_subquery()
 
 
 def _left_of(conn: Connection, owner: str, limits: Limits) -> Limits:

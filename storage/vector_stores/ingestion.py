@@ -85,6 +85,13 @@ def release(conn: Connection, runner: str) -> None:
     )
 
 
+def give_back(conn: Connection, job: Ingestion) -> None:
+    """A claim is no more, and counts as never made. IngestionLost."""
+    row = _held(conn, job)
+    left = update(_files).where(*_this(job.store_number, job.number))
+    conn.execute(left.values(runner=None, attempt=max(0, row.attempt - 1)))
+
+
 def free_all(conn: Connection) -> None:
     """Takes every file from whoever read it; only for a process that knows that it is alone."""
     conn.execute(update(_files).where(_files.c.runner.is_not(None)).values(runner=None))

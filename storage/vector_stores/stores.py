@@ -38,9 +38,6 @@ from storage.vector_stores.chunk_ids import MAX_FILES, file_key
 Columns = tuple[Any, ...]
 _stores, _files, _batches = vector_stores, vector_store_files, vector_store_batches
 
-TOUCHED_US = 60_000_000
-"""The last use of a store is written down once a minute."""
-
 
 # ------------------------------------------------------------------------------------------------------------
 # Stores
@@ -108,13 +105,14 @@ def delete(conn: Connection, owner: str, id: str, now: int) -> None:
 
 
 def touch(conn: Connection, numbers: Sequence[int], now: int) -> None:
-    """Notes that stores are used, where that was not noted within the last minute."""
-    old = (_stores.c.number.in_(list(numbers)), _stores.c.last_active_at < now - TOUCHED_US)
+    """Notes that stores are used."""
+    old = (_stores.c.number.in_(list(numbers)), _stores.c.last_active_at < now)
     conn.execute(update(_stores).where(*old).values(last_active_at=now))
 
 
 def expire(conn: Connection, now: int) -> int:
-    """Lets go of the files of stores that have expired; returns how many files that were."""
+    """Lets go of the files of stores that have expired; returns how many files that were. The stores stay,
+    and say that they have expired."""
     over = select(_stores.c.number).where(
         _stores.c.expires_after.is_not(None), _stores.c.last_active_at + _stores.c.expires_after <= now
     )
@@ -408,7 +406,12 @@ def searched(
         if attributes:
             query = select(_files.c.number, _files.c.attributes).where(mine, readable)
             shown = {file_key(row.number, number): told for number, told in conn.execute(query).all()}
-        found.append(SearchedStore(row.number, row.id, row.embedding, row.dimensions, hidden, shown))
+        expires_at = None if row.expires_after is None else row.last_active_at + row.expires_after
+        found.append(
+            SearchedStore(
+                row.number, row.id, expires_at, row.embedding, row.dimensions, hidden, shown
+            )
+        )
     return tuple(found)
 
 

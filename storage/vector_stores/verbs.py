@@ -223,6 +223,10 @@ class VectorStores:
         IngestionLost."""
         await self._write(partial(ingestion.finish, job=job, error=error))
 
+    async def give_back(self, job: Ingestion) -> None:
+        """Lets others read a file that this process has claimed. IngestionLost."""
+        await self._write(partial(ingestion.give_back, job=job))
+
     async def release(self) -> None:
         """Gives back what this process reads, because it ends."""
         await self._write(partial(ingestion.release, runner=self._runner))
