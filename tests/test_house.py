@@ -47,7 +47,8 @@ ORDERS = {
         "storage",
     ),
     "tools": (
-        *("spec", "arguments", "ranking", "egress", "runtime", "images", "mcp", "builtin", "operator", "web"),
+        *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "builtin"),
+        *("operator", "web"),
     ),
     "server": (
         *(
