@@ -88,6 +88,7 @@ from storage.records import (
 )
 from storage.vector_store_records import (
     MAX_CHUNKS,
+    Due,
     FileCounts,
     Ingestion,
     IngestionLost,
@@ -129,6 +130,7 @@ __all__ = [
     "Delivery",
     "Dimension",
     "Direction",
+    "Due",
     "DueDeliveries",
     "EventsExpired",
     "ExportedResponse",

@@ -172,6 +172,16 @@ class SearchedStore:
     shown: Mapping[int, bytes | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What there is to be done about stores: to_read: files that nobody reads; to_expire: stores that have
+    expired and still have files; to_erase: what nobody sees any more."""
+
+    to_read: bool
+    to_expire: bool
+    to_erase: bool
+
+
 class IngestionLost(StorageError):
     """The file was deleted, cancelled or claimed by another process: nothing was written."""
 

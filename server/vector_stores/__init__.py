@@ -7,7 +7,7 @@ from server.vector_stores.embedding import Embedder, Reranker
 from server.vector_stores.filters import FILTER, attributes, compiled
 from server.vector_stores.ingesting import Ingesting
 from server.vector_stores.search_tool import SEARCH_FILES, search_tools
-from server.vector_stores.searching import Asked, Hit, Searcher, merged
+from server.vector_stores.searching import Asked, Hit, Searcher, merged, usable_stores
 
 __all__ = [
     "FILTER",
@@ -23,4 +23,5 @@ __all__ = [
     "compiled",
     "merged",
     "search_tools",
+    "usable_stores",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,4 +39,6 @@ class Documents:
 
 def _cut(document: Document, max_tokens: int, overlap_tokens: int) -> list[Chunk]:
     cut = split_document(document, max_tokens=max_tokens, overlap_tokens=overlap_tokens)
-    return [chunk for chunk in islice(cut, MAX_CHUNKS + 1) if chunk.text.strip("\0 \n")]
+    # No database has to hold NUL characters.
+    clean = (replace(chunk, text=chunk.text.replace("\0", "")) for chunk in islice(cut, MAX_CHUNKS + 1))
+    return [chunk for chunk in clean if chunk.text.strip()]

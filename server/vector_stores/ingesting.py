@@ -37,11 +37,8 @@ BATCH = 16
 MAX_ATTEMPTS = 3
 """Times that a file may end the process that reads it."""
 
-LOOK_S = 2.0
-"""How often a process looks for files that other processes left."""
-
-EXPIRE_S = 60.0
-"""How often a process looks for stores that have expired."""
+LOOK_S = 5.0
+"""How often a process looks for files that other processes left, and for stores that have expired."""
 
 RETRY_S = 1.0
 """Until the database is asked again that could not be reached."""
@@ -63,7 +60,6 @@ class Ingesting:
         self._room = room
         self._embedder = embedder
         self._behind = ""  # the owner whose turn was last
-        self._expired_at = -EXPIRE_S  # when it was last looked for stores that have expired
         self._woken: list[asyncio.Event] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -110,12 +106,13 @@ class Ingesting:
 
     async def _tidy(self) -> bool:
         """Erase some of what nobody sees any more; False when there is nothing to erase."""
-        began = time.monotonic()
-        if began - self._expired_at >= EXPIRE_S:
-            self._expired_at = began
+        due = await self._stores.due(now_us())
+        if due.to_expire:
             await self._stores.expire(now_us())
-        if not await self._stores.erase():
+        elif not due.to_erase:
             return False
+        began = time.monotonic()
+        await self._stores.erase()
         await asyncio.sleep(time.monotonic() - began)
         return True
 
@@ -123,6 +120,9 @@ class Ingesting:
 
     async def _next(self) -> bool:
         """Read the next file; False where there is none."""
+        # A look costs the writing thread nothing.
+        if not (await self._stores.due(now_us())).to_read:
+            return False
         job = await self._stores.claim(self._behind)
         if job is None:
             return False

@@ -81,7 +81,8 @@ class Searcher:
     async def search(self, owner: str, asked: Asked) -> list[Hit]:
         """The best hits, the best first. Raises NotFound for a store, ApiError 400 for one that has expired.
         """
-        stores = await self.usable(owner, asked.store_ids, attributes=asked.filter is not None)
+        filtered = asked.filter is not None
+        stores = await usable_stores(self._storage, owner, asked.store_ids, attributes=filtered)
         files, only = _chosen(stores, asked.filter)
         most = max(CANDIDATES * asked.most, 50)
         ranked = await self._ranked(stores, asked, files, only, most)
@@ -97,17 +98,6 @@ class Searcher:
         await self._note_use(stores)
         hits = [_hit(chunks[id], ranked[id]) for id in best if ranked[id] >= asked.threshold]
         return hits[: asked.most]
-
-    async def usable(
-        self, owner: str, ids: Sequence[str], *, attributes: bool = False
-    ) -> tuple[SearchedStore, ...]:
-        """Stores that can be searched. Raises NotFound for a store, ApiError 400 for one that has expired."""
-        stores = await self._storage.vector_stores.searched(owner, ids, attributes=attributes)
-        now = now_us()
-        for store in stores:
-            if store.expires_at is not None and store.expires_at <= now:
-                raise ApiError(400, f"Vector store '{store.id}' has expired.", code="vector_store_expired")
-        return stores
 
     async def _note_use(self, stores: Sequence[SearchedStore]) -> None:
         now = now_us()
@@ -143,6 +133,18 @@ class Searcher:
     def _serves(self, store: SearchedStore) -> bool:
         mine = self._embedder
         return mine is not None and (store.embedding, store.dimensions) == (mine.model, mine.dimensions)
+
+
+async def usable_stores(
+    storage: Storage, owner: str, ids: Sequence[str], *, attributes: bool = False
+) -> tuple[SearchedStore, ...]:
+    """Stores that can be searched. Raises NotFound for a store, ApiError 400 for one that has expired."""
+    stores = await storage.vector_stores.searched(owner, ids, attributes=attributes)
+    now = now_us()
+    for store in stores:
+        if store.expires_at is not None and store.expires_at <= now:
+            raise ApiError(400, f"Vector store '{store.id}' has expired.", code="vector_store_expired")
+    return stores
 
 
 def _chosen(stores: Sequence[SearchedStore], filter: Filter | None) -> tuple[Collection[int], bool]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, case, delete, insert, literal_column, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, delete, insert, literal_column, or_, select, update
 
 from storage.tables import (
     runners,
@@ -20,7 +20,7 @@ from storage.tables import (
     vector_store_files,
     vector_stores,
 )
-from storage.vector_store_records import Ingestion, IngestionLost, NewChunk, StoredChunk
+from storage.vector_store_records import Due, Ingestion, IngestionLost, NewChunk, StoredChunk
 from storage.vector_stores import words
 from storage.vector_stores.chunk_ids import FILE_BITS, POSITION_BITS, chunk_id, file_key, of_file
 
@@ -35,19 +35,46 @@ ERASED = 64
 # Jobs
 
 
+def _unread(runner: str, *, shared: bool) -> ColumnElement[bool]:
+    """The files that nobody reads, and those of processes that have gone."""
+    free = _files.c.runner.is_(None)
+    if shared:
+        known = select(runners.c.id).where(runners.c.id == _files.c.runner).exists()
+        free = or_(free, and_(_files.c.runner != runner, ~known))
+    # In these words, because the index is on them.
+    return and_(_files.c.status == literal_column("'in_progress'"), _files.c.deleted_at.is_(None), free)
+
+
+def due(conn: Connection, runner: str, shared: bool, now: int) -> Due:
+    """What there is to be done."""
+    over = select(_stores.c.number).where(*expired(now), _stores.c.deleted_at.is_(None))
+    live = (_files.c.store_number.in_(over), _files.c.deleted_at.is_(None))
+    filled = select(_files.c.number).where(_files.c.store_number == _stores.c.number).exists()
+    asked = (
+        select(_files.c.number).where(_unread(runner, shared=shared)),
+        select(_files.c.number).where(*live),
+        select(_files.c.number).where(_files.c.erasing),
+        select(_stores.c.number).where(_stores.c.deleted_at.is_not(None), ~filled),
+    )
+    found = [conn.execute(query.limit(1)).first() is not None for query in asked]
+    return Due(found[0], found[1], found[2] or found[3])
+
+
+def expired(now: int) -> tuple[ColumnElement[bool], ...]:
+    """Whether a store has expired."""
+    over = _stores.c.last_active_at + _stores.c.expires_after <= now
+    return (_stores.c.expires_after.is_not(None), over)
+
+
 def claim(conn: Connection, runner: str, shared: bool, behind: str) -> Ingestion | None:
     """Takes the next file that nobody reads. Owners take turns: `behind` is the one whose turn was last.
 
     shared: other processes may read files too; those of a process that has gone are taken over.
     """
-    free = _files.c.runner.is_(None)
-    if shared:
-        known = select(runners.c.id).where(runners.c.id == _files.c.runner).exists()
-        free = or_(free, and_(_files.c.runner != runner, ~known))
     query = (
         select(_files, _stores.c.embedding, _stores.c.dimensions)
         .join_from(_files, _stores, _stores.c.number == _files.c.store_number)
-        .where(_files.c.status == "in_progress", _files.c.deleted_at.is_(None), free)
+        .where(_unread(runner, shared=shared))
         .order_by(
             case((_files.c.owner > behind, 0), else_=1), _files.c.owner, _files.c.created_at, _files.c.number
         )

@@ -113,9 +113,7 @@ def touch(conn: Connection, numbers: Sequence[int], now: int) -> None:
 def expire(conn: Connection, now: int) -> int:
     """Lets go of the files of stores that have expired; returns how many files that were. The stores stay,
     and say that they have expired."""
-    over = select(_stores.c.number).where(
-        _stores.c.expires_after.is_not(None), _stores.c.last_active_at + _stores.c.expires_after <= now
-    )
+    over = select(_stores.c.number).where(*ingestion.expired(now))
     return forget_files(conn, _files.c.store_number.in_(over), now)
 
 

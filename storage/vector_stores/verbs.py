@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from storage.records import Order, Page
 from storage.vector_store_records import (
+    Due,
     Ingestion,
     NewChunk,
     NewStoreFile,
@@ -201,6 +202,11 @@ class VectorStores:
         await self._write_late(partial(stores.touch, numbers=tuple(numbers), now=now))
 
     # -- reading files ---------------------------------------------------------------------------------------
+
+    async def due(self, now: int) -> Due:
+        """What there is to be done: files to be read, expired stores, what is to be erased."""
+        job = partial(ingestion.due, runner=self._runner, shared=self._shared, now=now)
+        return await self._read(job)
 
     async def claim(self, behind: str = "") -> Ingestion | None:
         """Takes the next file that is to be read and that nobody reads; owners take turns, and `behind` had
