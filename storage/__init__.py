@@ -1,4 +1,5 @@
-"""Storage: what survives a crash, in SQL: responses, items, conversations, runs, their events, and API keys.
+"""Storage: what survives a crash, in SQL: responses, items, conversations, runs, their events, and API keys;
+and contents of files, as blobs.
 
 The bytes of a body are stored and read back as they are; their meaning is the server's. This module is light:
 values and errors are here at once, and SQLAlchemy is imported by `open_storage`.
@@ -10,6 +11,7 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from storage.files import Blob, BlobTooLarge, StoredFile, StoredPart, StoredUpload, SweptFiles, UploadEnded
 from storage.private_files import make_private_folder
 from storage.records import (
     COMMIT_SECONDS,
@@ -105,6 +107,7 @@ from storage.vector_store_records import (
 
 if TYPE_CHECKING:
     from storage.backup import back_up, check_backup
+    from storage.files import Blobs, Files
     from storage.inspection import inspect_database
     from storage.storage import Storage
     from storage.tables import metadata
@@ -120,6 +123,9 @@ __all__ = [
     "AuditFilter",
     "AuditState",
     "BadText",
+    "Blob",
+    "BlobTooLarge",
+    "Blobs",
     "ClosedItem",
     "CommitStats",
     "ConversationFull",
@@ -135,6 +141,7 @@ __all__ = [
     "EventsExpired",
     "ExportedResponse",
     "FileCounts",
+    "Files",
     "Finish",
     "FleetView",
     "FolderHeld",
@@ -181,18 +188,23 @@ __all__ = [
     "StoredAudit",
     "StoredChunk",
     "StoredConversation",
+    "StoredFile",
     "StoredFileBatch",
     "StoredItem",
     "StoredKey",
     "StoredOwner",
+    "StoredPart",
     "StoredResponse",
     "StoredStoreFile",
+    "StoredUpload",
     "StoredVectorStore",
     "StoredWebhook",
     "Swept",
+    "SweptFiles",
     "TooManyQueued",
     "ToolOutput",
     "UnknownCall",
+    "UploadEnded",
     "Usage",
     "UsageFilter",
     "UsageSum",
@@ -224,6 +236,8 @@ async def open_storage(url: str, *, runner: str, lock: bool = True, synced: bool
 def __getattr__(name: str) -> Any:
     if name == "Storage":
         return import_module("storage.storage").Storage
+    if name in ("Blobs", "Files"):
+        return getattr(import_module("storage.files"), name)
     if name in ("back_up", "check_backup"):
         return getattr(import_module("storage.backup"), name)
     if name == "inspect_database":

@@ -1,14 +1,21 @@
-"""An online backup of an SQLite database, while a server reads and writes it.
+"""An online backup of an SQLite database and its blobs, while a server reads and writes them.
 
-The copy is one file, as the database stood at one moment. It is made over aiosqlite, on a connection that
-only reads: SQLite's own backup would begin anew at every commit of somebody else, so the connection stays in
-one read transaction for as long as the copy takes. The write-ahead log cannot be begun anew during that time,
-and grows by what is committed meanwhile.
+The copy of the database is one file, as it stood at one moment. Its blobs lie in a folder beside it; on the
+same file system they are links to the server's own, which nobody ever writes to again, and take no room.
+Blobs that are there before the copy of the database begins are taken before it, because a sweep may remove
+them meanwhile; those that came during it are taken after it.
+
+The copy of the database is made over aiosqlite, on a connection that only reads: SQLite's own backup would
+begin anew at every commit of somebody else, so the connection stays in one read transaction for as long as
+the copy takes. The write-ahead log cannot be begun anew during that time, and grows by what is committed
+meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +25,9 @@ import aiosqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from storage.drivers import INCOMING, blob_folder, sync_folder
+from storage.files import blob_columns
+from storage.private_files import make_private_folder
 from storage.records import StorageError
 
 PAGES_AT_ONCE = 2048
@@ -25,25 +35,33 @@ PAGES_AT_ONCE = 2048
 
 
 async def back_up(url: str, target: Path, progress: Callable[[int, int], None]) -> int:
-    """Copy the database of `url` to the file `target`, which must not exist; returns its size in bytes.
+    """Copy the database of `url` to the file `target`, which must not exist, and its blobs to a folder beside
+    that; returns the size of both in bytes.
 
-    progress: called with the bytes copied so far and the bytes there are. The copy is checked, synced,
-    readable by its owner alone, and takes its name when it is whole. Raises StorageError, which says what to
-    do instead where the database is PostgreSQL.
+    progress: called with the bytes of the database copied so far and the bytes there are. The copy is
+    checked, synced, readable by its owner alone, and takes its name when it is whole. Raises StorageError,
+    which says what to do instead where the database is PostgreSQL.
     """
     path = check_backup(url, target)
-    partial = target.with_name(target.name + ".partial")
+    partial, folder = target.with_name(target.name + ".partial"), blob_folder(target)
+    blobs = folder.with_name(folder.name + ".partial")
     try:
-        partial.unlink(missing_ok=True)
+        _remove(partial, blobs)
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         try:
+            await asyncio.to_thread(_take_blobs, blob_folder(path), blobs)
             await _copy(path, partial, progress)
+            size = await asyncio.to_thread(_take_blobs, blob_folder(path), blobs)
+            await asyncio.to_thread(_check_blobs, partial, blobs)
             _sync(partial)
+            if blobs.exists():
+                sync_folder(blobs)
+                blobs.rename(folder)
             partial.rename(target)
         finally:
-            partial.unlink(missing_ok=True)
-        _sync(target.parent)
-        return target.stat().st_size
+            _remove(partial, blobs)
+        sync_folder(target.parent)
+        return target.stat().st_size + size
     except (OSError, sqlite3.Error) as error:
         raise StorageError(f"{path} could not be copied to {target}: {error}") from error
 
@@ -51,9 +69,53 @@ async def back_up(url: str, target: Path, progress: Callable[[int, int], None]) 
 def check_backup(url: str, target: Path) -> Path:
     """The file that a backup of `url` to `target` would copy. StorageError for what `back_up` refuses."""
     path = _file(url)
-    if target.exists():
-        raise StorageError(f"{target} exists already; a backup never replaces a file")
+    for taken in (target, blob_folder(target)):
+        if taken.exists():
+            raise StorageError(f"{taken} exists already; a backup never replaces a file")
     return path
+
+
+def _remove(file: Path, folder: Path) -> None:
+    file.unlink(missing_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _take_blobs(source: Path, copy: Path) -> int:
+    """Link, or copy, the blobs that `copy` does not have yet; returns the bytes of all that it has then."""
+    if not source.is_dir():
+        return 0
+    make_private_folder(copy)
+    for name in os.listdir(source):
+        if name.startswith(INCOMING) or (copy / name).exists():
+            continue
+        try:
+            os.link(source / name, copy / name)
+        except FileNotFoundError:
+            continue  # no row has named it for long
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(source / name, copy / name)
+            (copy / name).chmod(0o600)
+            _sync(copy / name)
+    return sum(entry.stat().st_size for entry in os.scandir(copy))
+
+
+def _check_blobs(database: Path, blobs: Path) -> None:
+    """StorageError where a row of the copy names a blob that was not copied."""
+    connection = sqlite3.connect(database)
+    try:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        for column in blob_columns():
+            if column.table.name not in tables:
+                continue  # the database is of an older version
+            rows = connection.execute(f"SELECT DISTINCT {column.name} FROM {column.table.name}")
+            for (digest,) in rows:
+                if digest is not None and not (blobs / digest).exists():
+                    raise StorageError(
+                        f"a row of {column.table.name} names the blob {digest}, which is missing"
+                    )
+    finally:
+        connection.close()
 
 
 def _file(url: str) -> Path:
@@ -97,7 +159,7 @@ async def _copy(path: Path, partial: Path, progress: Callable[[int, int], None])
 
 
 def _sync(path: Path) -> None:
-    """Put a file, or the names in a folder, on the disk."""
+    """Put a file on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -623,8 +623,8 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes that an owner stores: in `total`, and of them in `held` what no sweep lets go of: conversations
-    with their items, and items of deleted responses that later ones need."""
+    """Bytes that an owner stores: in `total`, and of them in `held` what no sweep by bytes lets go of:
+    conversations with their items, items of deleted responses that later ones need, and files."""
 
     total: int
     held: int
@@ -639,6 +639,7 @@ class Purged:
     webhooks: int = 0
     keys: int = 0  # revoked
     runs: tuple[str, ...] = ()
+    files: int = 0
 
     def __add__(self, other: Purged) -> Purged:
         return Purged(
@@ -647,6 +648,7 @@ class Purged:
             self.webhooks + other.webhooks,
             self.keys + other.keys,
             self.runs + other.runs,
+            self.files + other.files,
         )
 
 
@@ -721,6 +723,8 @@ class StorageError(Exception):
     +- KeyEnded               the key is revoked or expired: it has no future to change
     +- OwnerArchived          the owner takes no keys any more
     +- TooManyQueued          the owner has as many runs in the queue as it may have
+    +- BlobTooLarge           more bytes come in than the caller wants
+    +- UploadEnded            an upload is completed, cancelled or expired
     +- RunLost                the fence no longer holds: somebody else owns the run, or it is gone
     +- FolderHeld             another server holds the data folder
     +- SchemaTooNew           the database was written by a newer version

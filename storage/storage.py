@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
 from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
+from storage.files import Blobs, Files
 from storage.migrate import migrated
 from storage.queries import (
     conversations,
@@ -81,13 +83,16 @@ from storage.records import (
     UsageSum,
     WaitingInputs,
 )
-from storage.vector_stores import VectorStores
+from storage.vector_stores import VectorStores, files_gone
 
 T = TypeVar("T")
 
 
 class Storage:
-    """An open database. Made by `open_storage`; closed by `close`."""
+    """An open database. Made by `open_storage`; closed by `close`.
+
+    blobs, files: the operations on contents, and on the files and uploads that name them.
+    """
 
     def __init__(self, url: str, database: Database, writing: Writing, runner: str, *, synced: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -101,6 +106,8 @@ class Storage:
         self._readers = Readers(database)
         self._writer = Writer(database, writing, loop, self._dead.set_result, self._hints.tell)
         self._writer.start()
+        self.blobs = Blobs(database, self._read)
+        self.files = Files(self._read, self._write, self.blobs, removed=(files_gone,))
         self.vector_stores = VectorStores(
             self._read, self._write, self._write_late, runner, shared=database.shared
         )
@@ -129,6 +136,7 @@ class Storage:
 
     async def close(self) -> None:
         """Commits what was submitted, checkpoints, gives the folder back. A second call does nothing."""
+        await self.blobs.close()
         await self._readers.close()
         await self._writer.close()
         await self._hints.close()
@@ -596,7 +604,7 @@ class Storage:
 
     # -- tenants ---------------------------------------------------------------------------------------------
 
-    def purge(
+    async def purge(
         self,
         owner: str,
         now: int,
@@ -614,7 +622,7 @@ class Storage:
         A purge that was stopped anywhere is simply begun again.
         """
         note = None if entry is None else partial(audit.append, entry=entry)
-        return tenants.purge(
+        rows = tenants.purge(
             self._read,
             self._write,
             owner,
@@ -623,6 +631,11 @@ class Storage:
             with_keys=with_keys,
             settle=self._settle(spending),
         )
+        async with aclosing(rows), aclosing(self.files.purge(owner, now)) as files:
+            async for gone in rows:
+                yield gone
+            async for num in files:
+                yield Purged(files=num)
 
     async def owner_known(self, owner: str) -> bool:
         """Whether a key, live or revoked, or anything that is kept belongs to the owner."""

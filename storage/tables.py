@@ -5,6 +5,11 @@ epoch. Every row has an `owner` (a tenant) or belongs to a response or conversat
 
 There are no foreign keys: rows outlive what they point to on purpose (a tombstoned response keeps its items
 while a descendant needs them), and `garbage` decides what goes.
+
+Two marks on columns are registries, and whoever adds a table uses them instead of naming it elsewhere. A text
+column with `info=NAMES_BLOB` holds the digest of a blob, or null: the blob stays for as long as any row names
+it. A column with `info=HELD_BYTES` says how many bytes a row keeps for its `owner` until somebody deletes it:
+they count among what the owner stores.
 """
 
 from __future__ import annotations
@@ -28,6 +33,9 @@ metadata = MetaData()
 
 # Text is ordered byte by byte: the same on every database, and no new version of a system library changes it.
 Text = AnyText().with_variant(AnyText(collation="C"), "postgresql")
+
+NAMES_BLOB = {"names_blob": True}
+HELD_BYTES = {"held_bytes": True}
 
 # SQLite counts up a key only if it is declared INTEGER, which holds 64 bits there.
 _COUNTED = BigInteger().with_variant(Integer, "sqlite")
@@ -112,7 +120,7 @@ conversations = Table(
     Column("head", BigInteger, nullable=False),
     Column("active_response_id", Text),
     Column("deleted_at", BigInteger),
-    Column("num_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("num_bytes", BigInteger, nullable=False, server_default="0", info=HELD_BYTES),
     Column("used_at", BigInteger, nullable=False, server_default="0"),
     Index("conversations_by_time", "owner", "created_at", "id"),
     Index("conversations_by_use", "used_at"),
@@ -405,6 +413,84 @@ commits = Table(
     Column("at", BigInteger, nullable=False),
 )
 
+# Files that clients upload, or that the server makes for them. digest: of the content, a blob. num_bytes: its
+# length. expires_at: from then on it is unknown; null where it stays until it is deleted.
+files = Table(
+    "files",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
+    Column("digest", Text, nullable=False, info=NAMES_BLOB),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Index("files_by_time", "owner", "created_at", "id"),
+    Index("files_by_digest", "digest"),
+    Index("files_by_expiry", "expires_at"),
+)
+
+# Files that come in parts. num_bytes: of the whole file, as its client announced it. status: pending,
+# completed or cancelled. file_lifetime: microseconds from the file's creation to its expiry. file_id: of the
+# file that it became.
+uploads = Table(
+    "uploads",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("mime_type", Text, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("file_lifetime", BigInteger),
+    Column("file_id", Text),
+    Index("uploads_by_owner", "owner"),
+    Index("uploads_by_expiry", "expires_at"),
+)
+
+# Parts of pending uploads, each a blob.
+upload_parts = Table(
+    "upload_parts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("upload_id", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
+    Column("digest", Text, nullable=False, info=NAMES_BLOB),
+    Column("created_at", BigInteger, nullable=False),
+    Index("upload_parts_by_upload", "upload_id"),
+    Index("upload_parts_by_owner", "owner"),
+    Index("upload_parts_by_digest", "digest"),
+)
+
+# Blobs: bytes by their SHA-256, on PostgreSQL. Where the database is a file, each blob is a file in a folder
+# beside it, and these two tables are empty. content: which parts are its bytes, because parts are written
+# before the digest is known. touched_at: when somebody last put the same bytes; seconds, by the database's
+# clock.
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("content", Text, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("touched_at", BigInteger, nullable=False),
+    Index("blobs_by_content", "content"),
+)
+
+# number: counts up from 0 within a content; every part but the last is 1 MiB.
+blob_parts = Table(
+    "blob_parts",
+    metadata,
+    Column("content", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("written_at", BigInteger, nullable=False),
+)
+
 # Stores of documents that can be searched. number: what the ids of its chunks begin with. metadata: a JSON
 # object. expires_after: microseconds after last_active_at. next_file: the number that its next file takes.
 # embedding, dimensions: the model that all of its vectors are of; null where it has none. deleted_at: nobody
@@ -452,7 +538,7 @@ vector_store_files = Table(
     Column("attributes", LargeBinary),
     Column("chunk_tokens", Integer, nullable=False),
     Column("chunk_overlap", Integer, nullable=False),
-    Column("num_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("num_bytes", BigInteger, nullable=False, server_default="0", info=HELD_BYTES),
     Column("runner", Text),
     Column("fence", BigInteger, nullable=False, server_default="0"),
     Column("attempt", Integer, nullable=False, server_default="0"),
@@ -467,7 +553,8 @@ vector_store_files = Table(
         sqlite_where=text("deleted_at IS NULL"),
         postgresql_where=text("deleted_at IS NULL"),
     ),
-    Index("vector_store_files_of_owner", "owner", "file_id"),
+    Index("vector_store_files_of_owner", "owner"),
+    Index("vector_store_files_of_file", "file_id"),
     Index("vector_store_files_by_batch", "batch_id"),
     Index(
         "vector_store_files_to_read",

@@ -42,9 +42,8 @@ ORDERS = {
         *("kernels", "models", "executor", "core", "benchmark", "backends", "llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "records", "backup", "vector_store_records", "tables", "drivers"),
-        *("vector_stores", "queries", "migrate", "inspection"),
-        "storage",
+        *("private_files", "records", "vector_store_records", "tables", "drivers", "files", "vector_stores"),
+        *("backup", "queries", "migrate", "inspection", "storage"),
     ),
     "tools": (
         *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "builtin"),

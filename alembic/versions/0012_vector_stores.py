@@ -1,6 +1,6 @@
 """Vector stores: their files, the batches that these came in, their chunks, and the index of the words.
 
-Revision 0012, after 0010. What the columns are for stands in `storage.tables`; this file never changes again.
+Revision 0012, after 0011. What the columns are for stands in `storage.tables`; this file never changes again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sqlalchemy import Text as AnyText
 from alembic import op
 
 revision = "0012"
-down_revision = "0010"
+down_revision = "0011"
 branch_labels = None
 depends_on = None
 
@@ -107,7 +107,8 @@ def _files() -> None:
         sqlite_where=live,
         postgresql_where=live,
     )
-    op.create_index("vector_store_files_of_owner", "vector_store_files", ["owner", "file_id"])
+    op.create_index("vector_store_files_of_owner", "vector_store_files", ["owner"])
+    op.create_index("vector_store_files_of_file", "vector_store_files", ["file_id"])
     op.create_index("vector_store_files_by_batch", "vector_store_files", ["batch_id"])
     op.create_index(
         "vector_store_files_to_read",

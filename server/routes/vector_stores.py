@@ -222,7 +222,8 @@ async def remove_file(request: Request, store_id: str, file_id: str) -> Response
 
 
 @router.get(
-    "/{store_id}/files/{file_id}/content", **documented("VectorStoreFileContent", READS, query=("page:chunks",))
+    "/{store_id}/files/{file_id}/content",
+    **documented("VectorStoreFileContent", READS, query=("page:chunks",)),
 )
 async def get_content(request: Request, store_id: str, file_id: str) -> Response:
     """The chunks of the file, in their order."""

@@ -78,13 +78,14 @@ _STATIC = _exactly({"max_chunk_size_tokens": whole(100, 4096), "chunk_overlap_to
 _CUTTING = tagged(
     {
         "auto": closed(record({}), "type"),
-        "static": closed(record({"static": described(_static, lambda: {"type": "object"})}), "type", "static"),
+        "static": closed(
+            record({"static": described(_static, lambda: {"type": "object"})}), "type", "static"
+        ),
     }
 )
 _EXPIRES = record({"anchor": one_of("last_active_at"), "days": whole(1, 365)})
 _ID = label(1, 128)
 _STORE = {"name": label(0, 1024), "expires_after": _EXPIRES, "metadata": mapping}
-
 
 
 @dataclass(frozen=True, slots=True)

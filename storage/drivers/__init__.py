@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from storage.drivers.blob_folder import INCOMING, blob_folder, sync_folder
 from storage.drivers.bulk import Keys, by_keys, many, returned
 from storage.drivers.connect import database
-from storage.drivers.interface import Database, Writing, insert_or_add, insert_unless_taken, unavailable
+from storage.drivers.interface import (
+    PART_BYTES,
+    BlobStore,
+    Database,
+    Run,
+    Writing,
+    insert_or_add,
+    insert_unless_taken,
+    unavailable,
+)
 from storage.drivers.readers import Readers
 from storage.drivers.writer import Writer
 
 __all__ = [
+    "INCOMING",
+    "PART_BYTES",
+    "BlobStore",
     "Database",
     "Keys",
     "Readers",
+    "Run",
     "Writer",
     "Writing",
+    "blob_folder",
     "by_keys",
     "database",
     "insert_or_add",
     "insert_unless_taken",
     "many",
     "returned",
+    "sync_folder",
     "unavailable",
 ]

@@ -5,7 +5,7 @@ All of it is synchronous: a connection belongs to one thread at a time, the writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
@@ -94,6 +94,65 @@ class Reading(Protocol):
     def close(self) -> None: ...
 
 
+PART_BYTES = 1 << 20
+"""The bytes that one call writes to a blob or reads of it."""
+
+
+class IncomingBlob(Protocol):
+    """A blob whose bytes are coming in. Nobody can open it before it is finished."""
+
+    def write(self, data: bytes) -> None:
+        """The next PART_BYTES; fewer for the last ones."""
+
+    def finish(self, digest: str) -> None:
+        """All of it is there: puts it on the disk, under its digest. Where the same bytes stand already, they
+        count as put now."""
+
+    def abandon(self) -> None:
+        """Removes what came in; does nothing after `finish`."""
+
+
+class OpenBlob(Protocol):
+    """A blob that can be read."""
+
+    num_bytes: int
+
+    def read(self, start: int, length: int) -> bytes:
+        """At most so many bytes from there, and at most to the end of their part; none behind the end."""
+
+    def close(self) -> None: ...
+
+
+class BlobStore(Protocol):
+    """Where blobs are: bytes under their SHA-256, in hexadecimal. Its verbs are for threads, any number at
+    once; they raise OSError or the database's errors. Ages are by the clock of wherever the blobs are."""
+
+    def begin(self) -> IncomingBlob: ...
+
+    def open(self, digest: str) -> OpenBlob | None:
+        """None where there is none."""
+
+    def touch(self, digest: str) -> bool:
+        """Makes a blob count as put now; False where there is none."""
+
+    def untouched(self, grace_s: float, after: str, limit: int) -> list[str]:
+        """The next digests above `after`, in order, of blobs that nobody has put for so long."""
+
+    def remove(self, digest: str, grace_s: float) -> bool:
+        """Removes a blob; False, and it stays, where somebody has put it meanwhile."""
+
+    def remove_unfinished(self, grace_s: float) -> int:
+        """Removes what came in of blobs that were never finished, and have stood still for so long."""
+
+    def close(self) -> None: ...
+
+
+class Run(Protocol):
+    """Runs a job in a transaction: that of a reader, or of the writer."""
+
+    def __call__(self, job: Work[T], /) -> Awaitable[T]: ...
+
+
 class Database(Protocol):
     """One database, by its URL."""
 
@@ -123,6 +182,9 @@ class Database(Protocol):
 
     def looking(self) -> Reading:
         """A connection for a single look, which leaves no file behind."""
+
+    def blobs(self) -> BlobStore:
+        """Its blobs; nothing is made before one comes in."""
 
     def hints(self) -> Hints:
         """What other processes let this one know; on the running loop."""

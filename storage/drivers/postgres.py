@@ -33,6 +33,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from storage.drivers.blob_rows import BlobRows
 from storage.drivers.interface import CommitUnknown, ErrorKind, Work
 from storage.drivers.notifications import Notifications
 from storage.records import BadText
@@ -90,6 +91,9 @@ class PostgreSQL:
 
     def looking(self) -> PostgreSQLReading:
         return self.reading()
+
+    def blobs(self) -> BlobRows:
+        return BlobRows(lambda: RepeatingLine(self._line()))
 
     def hints(self) -> Notifications:
         arguments: dict[str, Any] = dialect().create_connect_args(self._url)[1]  # type: ignore[no-untyped-call]
@@ -341,22 +345,17 @@ def _lock(number: int) -> str:
     )
 
 
-class PostgreSQLReading:
-    """A connection that reads: each read sees one moment, and is tried again if the connection breaks."""
+class RepeatingLine:
+    """A connection for what may be done twice: it is tried again if the connection breaks."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
 
-    def read(self, work: Work[T]) -> T:
-        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    def run(self, work: Work[T]) -> T:
         until = time.monotonic() + READ_PATIENCE_S
         while True:
             try:
-                return self._line.run(
-                    lambda connection: self._line.transact(
-                        begin, work, connection, lambda _: self._line.say("COMMIT")
-                    )
-                )
+                return self._line.run(work)
             except ConnectionLost:
                 if time.monotonic() > until:
                     raise
@@ -364,6 +363,18 @@ class PostgreSQLReading:
 
     def close(self) -> None:
         self._line.close()
+
+
+class PostgreSQLReading(RepeatingLine):
+    """A connection that reads: each read sees one moment."""
+
+    def read(self, work: Work[T]) -> T:
+        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        return self.run(
+            lambda connection: self._line.transact(
+                begin, work, connection, lambda _: self._line.say("COMMIT")
+            )
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------

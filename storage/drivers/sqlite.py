@@ -25,6 +25,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
+from storage.drivers.blob_folder import BlobFolder, blob_folder
 from storage.drivers.hints import Silence
 from storage.drivers.interface import ErrorKind, Work, unavailable
 from storage.drivers.wal import Wal
@@ -106,6 +107,9 @@ class SQLite:
         # Without a WAL nobody writes, and SQLite would make one that it could not remove.
         wal = self.path.with_name(self.path.name + "-wal")
         return SQLiteReading(self.path, immutable=not wal.exists())
+
+    def blobs(self) -> BlobFolder:
+        return BlobFolder(blob_folder(self.path))
 
     def hints(self) -> Silence:
         return Silence()

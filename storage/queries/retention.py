@@ -5,7 +5,7 @@ never held up.
 
 Ended responses go oldest first, by their age, and by their number and size in bytes for each owner; one that
 went is as if its owner had deleted it, so what a later response or a conversation needs of it stays. That,
-and conversations, count among an owner's bytes, and leave so much less for responses. Runs in flight are
+conversations and files count among an owner's bytes, and leave so much less for responses. Runs in flight are
 never touched. Logs go by the age of their end, idle conversations by their last use.
 
 A sweep may be cut anywhere, and two may run at once: each step does nothing to what is gone already.
@@ -13,12 +13,13 @@ A sweep may be cut anywhere, and two may run at once: each step does nothing to 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     Row,
@@ -33,24 +34,17 @@ from sqlalchemy import (
     update,
 )
 
+from storage.drivers import Run
 from storage.queries import conversations as talk
 from storage.queries import events, idempotency, items
 from storage.queries import responses as stored
 from storage.records import TERMINAL_STATUSES, Limits, Swept, Usage
-from storage.tables import conversations, records, responses, run_inputs, segments
-
-T = TypeVar("T")
+from storage.tables import HELD_BYTES, conversations, metadata, records, responses, run_inputs, segments
 
 RESPONSES = 16
 """Responses that one step lets go of or measures."""
 SEGMENTS = 32
 """Parts of logs, of 32 events or fewer, that one step erases."""
-
-
-class Run(Protocol):
-    """Runs a job in a transaction: that of a reader, or of the writer."""
-
-    def __call__(self, job: Callable[[Connection], T], /) -> Awaitable[T]: ...
 
 
 async def sweep(
@@ -118,8 +112,8 @@ def num_bytes(conn: Connection) -> int:
     gone = select(func.coalesce(func.sum(responses.c.num_bytes), 0)).where(
         responses.c.deleted_at.is_not(None)
     )
-    said = select(func.coalesce(func.sum(conversations.c.num_bytes), 0))
-    return sum(int(conn.execute(query).scalar_one()) for query in (ended, gone, said))
+    held = (select(func.coalesce(func.sum(column), 0)) for column in _held_columns())
+    return sum(int(conn.execute(query).scalar_one()) for query in (ended, gone, *held))
 
 
 def _held(owner: ColumnElement[str]) -> ColumnElement[int]:
@@ -128,8 +122,19 @@ def _held(owner: ColumnElement[str]) -> ColumnElement[int]:
     needed = select(func.coalesce(func.sum(deleted.c.num_bytes), 0)).where(
         deleted.c.owner == owner, deleted.c.deleted_at.is_not(None)
     )
-    said = select(func.coalesce(func.sum(conversations.c.num_bytes), 0)).where(conversations.c.owner == owner)
-    return needed.scalar_subquery() + said.scalar_subquery()
+    total: ColumnElement[int] = needed.scalar_subquery()
+    for column in _held_columns():
+        table = column.table.alias()
+        held = select(func.coalesce(func.sum(table.c[column.name]), 0)).where(table.c.owner == owner)
+        total = total + held.scalar_subquery()
+    return total
+
+
+def _held_columns() -> tuple[Column[int], ...]:
+    """How many bytes each row of a table keeps until its owner deletes it."""
+    return tuple(
+        column for table in metadata.sorted_tables for column in table.c if column.info == HELD_BYTES
+    )
 
 
 def _left_of(conn: Connection, owner: str, limits: Limits) -> Limits:

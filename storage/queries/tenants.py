@@ -15,9 +15,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, delete, or_, select, tuple_, update
 
+from storage.drivers import Run
 from storage.queries import events, garbage, items
 from storage.queries import responses as stored
-from storage.queries.retention import RESPONSES, SEGMENTS, Run, segments_of
+from storage.queries.retention import RESPONSES, SEGMENTS, segments_of
 from storage.records import ExportedResponse, PositionedItem, Purged, StoredConversation
 from storage.tables import (
     api_keys,

@@ -333,9 +333,15 @@ def remove_file(conn: Connection, owner: str, store_id: str, file_id: str, now: 
     forget_files(conn, and_(*_this(row)), now)
 
 
-def remove_everywhere(conn: Connection, owner: str, file_id: str, now: int) -> int:
-    """Takes a file out of all stores of its owner; returns out of how many."""
-    return forget_files(conn, and_(_files.c.owner == owner, _files.c.file_id == file_id), now)
+def files_gone(conn: Connection, file_ids: Sequence[str]) -> None:
+    """Takes files that go out of all stores that they are in. When that was matters to nobody."""
+    held = select(_files.c.store_number, _files.c.number).where(
+        _files.c.file_id.in_(list(file_ids)), _files.c.deleted_at.is_(None)
+    )
+    # In one order, so that no two processes wait for each other.
+    rows = conn.execute(held.order_by(_files.c.store_number, _files.c.number).with_for_update()).all()
+    for row in rows:
+        conn.execute(update(_files).where(*_this(row)).values(deleted_at=0, erasing=True))
 
 
 def file_chunks(
@@ -406,9 +412,7 @@ def searched(
             shown = {file_key(row.number, number): told for number, told in conn.execute(query).all()}
         expires_at = None if row.expires_after is None else row.last_active_at + row.expires_after
         found.append(
-            SearchedStore(
-                row.number, row.id, expires_at, row.embedding, row.dimensions, hidden, shown
-            )
+            SearchedStore(row.number, row.id, expires_at, row.embedding, row.dimensions, hidden, shown)
         )
     return tuple(found)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from sqlalchemy import Connection
-
+from storage.drivers import Run
 from storage.records import Order, Page
 from storage.vector_store_records import (
     Due,
@@ -23,18 +22,12 @@ from storage.vector_store_records import (
 )
 from storage.vector_stores import ingestion, stores, words
 
-T = TypeVar("T")
-
-
-class _Run(Protocol):
-    def __call__(self, job: Callable[[Connection], T], /) -> Awaitable[T]: ...
-
 
 class VectorStores:
     """The vector stores of a database. Like `Storage`, of which it is a part: everything is of one `owner`,
     and the id of another owner's store is an unknown one. Any operation may raise StorageUnavailable."""
 
-    def __init__(self, read: _Run, write: _Run, write_late: _Run, runner: str, *, shared: bool) -> None:
+    def __init__(self, read: Run, write: Run, write_late: Run, runner: str, *, shared: bool) -> None:
         self._read = read
         self._write = write
         self._write_late = write_late
@@ -128,10 +121,6 @@ class VectorStores:
         await self._write(
             partial(stores.remove_file, owner=owner, store_id=store_id, file_id=file_id, now=now)
         )
-
-    async def remove_everywhere(self, owner: str, file_id: str, now: int) -> int:
-        """Takes a file out of all stores of its owner; returns out of how many."""
-        return await self._write(partial(stores.remove_everywhere, owner=owner, file_id=file_id, now=now))
 
     async def create_batch(
         self, owner: str, store_id: str, batch_id: str, files: Sequence[NewStoreFile], now: int

@@ -1,0 +1,183 @@
+"""Blobs: bytes of any length by their SHA-256, streamed in and out, and removed when no row names them.
+
+A blob is put first, and the row that names it is committed afterwards. So a crash in between leaves a blob
+without a row, which a sweep removes, and never a row without its blob. A sweep leaves alone what was put less
+than GRACE_S ago, whose row may be on its way.
+
+Everything that touches a disk or a database is done by threads, in steps of at most PART_BYTES: neither the
+event loop nor the memory holds a whole file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from sqlalchemy import Column, Connection, select
+
+from storage.drivers import PART_BYTES, BlobStore, Database, Run, unavailable
+from storage.files.records import Blob, BlobTooLarge, SweptFiles
+from storage.records import NotFound, StorageUnavailable
+from storage.tables import NAMES_BLOB, metadata
+
+T = TypeVar("T")
+
+THREADS = 4
+
+GRACE_S = 3600.0
+"""A blob stays for this long after it was put, whether or not a row names it."""
+
+SWEEP_EVERY_S = 3600.0
+"""Seconds between two sweeps of the blobs, unless a row has gone that named one."""
+
+SWEPT_AT_ONCE = 200
+
+
+def blob_columns() -> tuple[Column[str], ...]:
+    """The columns that name blobs, of all tables."""
+    return tuple(
+        column for table in metadata.sorted_tables for column in table.c if column.info == NAMES_BLOB
+    )
+
+
+class Blobs:
+    """The blobs of one database. Any verb may raise StorageUnavailable."""
+
+    def __init__(self, database: Database, read: Run) -> None:
+        self._database = database
+        self._read_rows = read
+        self._store: BlobStore = database.blobs()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="antiphon-blobs")
+        self._closed = False
+        self._sweep_at = 0.0  # monotonic
+
+    async def put(self, stream: AsyncIterable[bytes], *, limit: int | None = None) -> Blob:
+        """Stores what a stream yields, on the disk when this returns; the row that names it has GRACE_S to be
+        committed. The same bytes are stored once.
+
+        BlobTooLarge as soon as there are more than `limit` bytes; then, and whenever this raises or is
+        cancelled, nothing is left of it.
+        """
+        incoming = await self._step(self._store.begin)
+        digest, num_bytes, waiting = sha256(), 0, bytearray()
+
+        def write(data: bytes) -> None:
+            digest.update(data)
+            incoming.write(data)
+
+        try:
+            async for piece in stream:
+                num_bytes += len(piece)
+                if limit is not None and num_bytes > limit:
+                    raise BlobTooLarge(limit)
+                waiting += piece
+                while len(waiting) >= PART_BYTES:
+                    await self._step(partial(write, bytes(waiting[:PART_BYTES])))
+                    del waiting[:PART_BYTES]
+            if waiting:
+                await self._step(partial(write, bytes(waiting)))
+            await self._step(lambda: incoming.finish(digest.hexdigest()))
+        except BaseException:
+            await self._step(incoming.abandon)
+            raise
+        return Blob(digest.hexdigest(), num_bytes)
+
+    async def put_bytes(self, data: bytes) -> Blob:
+        """The same for bytes that are in memory already."""
+
+        async def stream() -> AsyncGenerator[bytes]:
+            yield data
+
+        return await self.put(stream())
+
+    async def open(self, digest: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
+        """Yields the bytes from `start` to before `stop` (None: to the end), at most PART_BYTES at a time.
+
+        NotFound("blob"), with the first step. Close it where it is not read to its end.
+        """
+        content = await self._step(partial(self._store.open, digest))
+        if content is None:
+            raise NotFound("blob", digest)
+        try:
+            stop = content.num_bytes if stop is None else min(stop, content.num_bytes)
+            while start < stop:
+                data = await self._step(partial(content.read, start, min(PART_BYTES, stop - start)))
+                if not data:
+                    raise NotFound("blob", digest)  # it was removed meanwhile
+                start += len(data)
+                yield data
+        finally:
+            await self._step(content.close)
+
+    async def read(self, digest: str) -> bytes:
+        """All bytes of a blob that is known to be small. NotFound("blob")."""
+        return b"".join([data async for data in self.open(digest)])
+
+    async def touch(self, digest: str) -> bool:
+        """Makes a blob count as put now; False where there is none.
+
+        For whoever commits a row that names a blob which another row names already: that row may go
+        meanwhile, and the blob must not go with it.
+        """
+        return await self._step(partial(self._store.touch, digest))
+
+    def let_go(self) -> None:
+        """A row that named a blob is gone: the next sweep looks for it, and does not wait for its hour."""
+        self._sweep_at = 0.0
+
+    async def sweep(self, *, grace_s: float = GRACE_S) -> AsyncGenerator[SweptFiles]:
+        """Removes blobs that no row names, and what is left of broken uploads, once an hour or after
+        `let_go`; yields after each step.
+
+        A row must be gone durably before this: were its removal lost with the machine, it would come back
+        without its blob.
+        """
+        if time.monotonic() < self._sweep_at:
+            return
+        self._sweep_at = time.monotonic() + SWEEP_EVERY_S
+        after = ""
+        while page := await self._step(partial(self._store.untouched, grace_s, after, SWEPT_AT_ONCE)):
+            after = page[-1]
+            named = await self._read_rows(partial(_named, digests=page))
+            gone = [digest for digest in page if digest not in named]
+            num = 0
+            for digest in gone:
+                num += await self._step(partial(self._store.remove, digest, grace_s))
+            yield SweptFiles(blobs=num)
+        yield SweptFiles(blobs=await self._step(partial(self._store.remove_unfinished, grace_s)))
+
+    async def close(self) -> None:
+        """Ends the steps in flight, then the connections."""
+        self._closed = True
+        await asyncio.to_thread(self._threads.shutdown)
+        await asyncio.to_thread(self._store.close)
+
+    async def _step(self, job: Callable[[], T]) -> T:
+        """What `job` returns or raises, in a thread. Where the caller is cancelled the job still ends first,
+        so that no other step meets it."""
+        if self._closed:
+            raise StorageUnavailable("storage is closed")
+        step = asyncio.get_running_loop().run_in_executor(self._threads, job)
+        try:
+            return await asyncio.shield(step)
+        except asyncio.CancelledError:
+            await asyncio.wait([step])
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) or self._database.trouble(error) is not None:
+                raise unavailable("the content of a file could not be read or written", error) from error
+            raise
+
+
+def _named(conn: Connection, digests: Sequence[str]) -> set[str]:
+    """Those of the digests that any row names."""
+    named: set[str] = set()
+    for column in blob_columns():
+        query: Any = select(column).where(column.in_(digests)).distinct()
+        named.update(conn.execute(query).scalars())
+    return named

@@ -1,0 +1,143 @@
+"""The class `Files`: every operation on files and uploads, each one a transaction, scoped by owner.
+
+Contents are the blobs (`Blobs`): put the content first, then create the file that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+
+from sqlalchemy import Connection
+
+from storage.drivers import Run
+from storage.files import file_rows, upload_rows
+from storage.files.blobs import GRACE_S, Blobs
+from storage.files.records import StoredFile, StoredPart, StoredUpload, SweptFiles
+from storage.records import Order, Page
+
+Removed = Callable[[Connection, Sequence[str]], None]
+"""Told of the ids of files that go, in the transaction in which they do."""
+
+
+class Files:
+    """The files of one database. An unknown id is NotFound; so are another owner's and one that has expired.
+
+    removed: what else is to be done in the same transaction when files go, deleted, expired or purged.
+    """
+
+    def __init__(self, read: Run, write: Run, blobs: Blobs, removed: Sequence[Removed] = ()) -> None:
+        self._read, self._write = read, write
+        self._blobs = blobs
+        self._removed = tuple(removed)
+
+    async def create(self, file: StoredFile) -> None:
+        """Stores a file, whose blob has been put."""
+        await self._write(partial(file_rows.create, file=file))
+
+    async def get(self, owner: str, id: str, now: int) -> StoredFile:
+        """NotFound("file")."""
+        return await self._read(partial(file_rows.get, owner=owner, id=id, now=now))
+
+    async def get_many(self, owner: str, ids: Sequence[str], now: int) -> dict[str, StoredFile]:
+        """Those of these files that are there, by id."""
+        return await self._read(partial(file_rows.get_many, owner=owner, ids=tuple(ids), now=now))
+
+    async def list(
+        self,
+        owner: str,
+        *,
+        now: int,
+        limit: int,
+        order: Order = "desc",
+        after: str | None = None,
+        purpose: str | None = None,
+    ) -> Page[StoredFile]:
+        """One page by time. NotFound("file") for `after`."""
+        job = partial(
+            file_rows.list_, owner=owner, now=now, limit=limit, order=order, after=after, purpose=purpose
+        )
+        return await self._read(job)
+
+    async def delete(self, owner: str, id: str, now: int) -> None:
+        """Makes the id unknown; the content goes with a later sweep. NotFound("file")."""
+
+        def remove(conn: Connection) -> None:
+            file_rows.remove(conn, owner, id, now)
+            self._tell(conn, (id,))
+
+        await self._write(remove)
+        self._blobs.let_go()
+
+    # -- uploads ---------------------------------------------------------------------------------------------
+
+    async def create_upload(self, upload: StoredUpload) -> None:
+        """Stores an upload without parts."""
+        await self._write(partial(upload_rows.create, upload=upload))
+
+    async def get_upload(self, owner: str, id: str) -> StoredUpload:
+        """NotFound("upload")."""
+        return await self._read(partial(upload_rows.get, owner=owner, id=id))
+
+    async def parts(self, owner: str, upload_id: str) -> dict[str, StoredPart]:
+        """The parts of a pending upload by id; none of any other."""
+        parts = await self._read(partial(upload_rows.parts, owner=owner, id=upload_id))
+        return {part.id: part for part in parts}
+
+    async def add_part(self, part: StoredPart) -> None:
+        """Stores a part, whose blob has been put. NotFound("upload"), UploadEnded."""
+        await self._write(partial(upload_rows.add_part, part=part))
+
+    async def complete_upload(self, id: str, file: StoredFile) -> StoredUpload:
+        """Stores the file that an upload becomes, whose blob has been put, and removes the parts.
+
+        NotFound("upload"), UploadEnded.
+        """
+        completed = await self._write(partial(upload_rows.complete, id=id, file=file))
+        self._blobs.let_go()
+        return completed
+
+    async def cancel_upload(self, owner: str, id: str, now: int) -> StoredUpload:
+        """Ends an upload and removes its parts. NotFound("upload"), UploadEnded."""
+        cancelled = await self._write(partial(upload_rows.cancel, owner=owner, id=id, now=now))
+        self._blobs.let_go()
+        return cancelled
+
+    # -- the ends of things ----------------------------------------------------------------------------------
+
+    async def sweep(self, now: int, *, grace_s: float = GRACE_S) -> AsyncGenerator[SweptFiles]:
+        """Removes files and uploads that have expired, and then blobs that no row names; yields what went
+        after each short step. grace_s: see `Blobs.sweep`."""
+        while ids := await self._read(partial(file_rows.expired, now=now)):
+            yield SweptFiles(files=await self._remove_files(ids))
+        while ids := await self._read(partial(upload_rows.expired, now=now)):
+            yield SweptFiles(uploads=await self._remove_uploads(ids))
+        async for swept in self._blobs.sweep(grace_s=grace_s):
+            yield swept
+
+    async def purge(self, owner: str, now: int) -> AsyncGenerator[int]:
+        """Removes the files and uploads that an owner had at `now`; yields how many files went after each
+        short transaction. Blobs go with a later sweep."""
+        while ids := await self._read(partial(file_rows.of_owner, owner=owner, before=now)):
+            yield await self._remove_files(ids)
+        while ids := await self._read(partial(upload_rows.of_owner, owner=owner, before=now)):
+            await self._remove_uploads(ids)
+            yield 0
+
+    async def _remove_files(self, ids: Sequence[str]) -> int:
+        def remove(conn: Connection) -> int:
+            self._tell(conn, ids)
+            return file_rows.remove_all(conn, ids)
+
+        num = await self._write(remove)
+        self._blobs.let_go()
+        return num
+
+    async def _remove_uploads(self, ids: Sequence[str]) -> int:
+        num = await self._write(partial(upload_rows.remove_all, ids=ids))
+        self._blobs.let_go()
+        return num
+
+    def _tell(self, conn: Connection, ids: Sequence[str]) -> None:
+        for removed in self._removed:
+            removed(conn, ids)
