@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from server.runs import Runs
     from server.telemetry import Telemetry
     from server.usage import Meter
+    from server.vector_stores import Library
     from storage import Storage
 
 Phase = Literal["starting", "ready", "draining", "dead"]
@@ -40,6 +41,7 @@ class Context:
     quota: Quota
     meter: Meter
     limiter: Limiter
+    library: Library
 
 
 class ServerState(Protocol):

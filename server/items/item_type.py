@@ -116,8 +116,8 @@ class Deferred:
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Where a call is made: the tools of its request, its instructions, the conversation so far, and the
-    functions that a search may load. owner: whose call it is. show: makes an event of the call while it is carried out, for the
-    event's type and its fields besides those that every event of an item has."""
+    functions that a search may load. owner: whose call it is. show: makes an event of the call while it is
+    carried out, for the event's type and its fields besides those that every event of an item has."""
 
     tools: Sequence[Tool]
     instructions: str | None
@@ -236,7 +236,8 @@ class Call:
     functions that a tool of the request gives the model, a path being its own in messages; raises ApiError
     400. takes: whether such a tool is offered at all, or a tool of other servers that is only echoed. lacks:
     why a server with these tools of its own cannot run such a tool, which is then not offered; None where it
-    can. stores: the ids of the vector stores that such a tool searches. refers: writes into a new item what its arguments refer to among the sources of the conversation.
+    can. stores: the ids of the vector stores that such a tool searches. refers: writes into a new item what
+    its arguments refer to among the sources of the conversation.
     fields: what every call of a tool's functions says from the start. server: which server the functions of a
     tool are of. asks: whether calls of a tool's function of this name need the client's approval. searches:
     of calls that load deferred functions, their function, which tells of these. execution: None where the

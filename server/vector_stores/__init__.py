@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from server.vector_stores.documents import Documents
-from server.vector_stores.embedding import Embedder, Reranker
+from server.vector_stores.embedding import Embedder, Kind, Reranker
 from server.vector_stores.filters import FILTER, attributes, compiled
-from server.vector_stores.ingesting import Ingesting
-from server.vector_stores.search_tool import SEARCH_FILES, search_tools
+from server.vector_stores.ingesting import Ingesting, digest_of
+from server.vector_stores.library import Library
+from server.vector_stores.search_tool import SEARCH_FILES
 from server.vector_stores.searching import Asked, Hit, Searcher, merged, usable_stores
 
 __all__ = [
     "FILTER",
     "SEARCH_FILES",
     "Asked",
-    "Documents",
     "Embedder",
     "Hit",
     "Ingesting",
+    "Kind",
+    "Library",
     "Reranker",
     "Searcher",
     "attributes",
     "compiled",
+    "digest_of",
     "merged",
-    "search_tools",
     "usable_stores",
 ]

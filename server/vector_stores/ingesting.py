@@ -1,7 +1,7 @@
 """Reads files into stores: takes a file that nobody reads, cuts it into chunks, embeds them, and stores them.
 
-Each file is a job in the database, claimed and fenced (`storage.vector_stores.ingestion`). Chunks are stored a
-few at a time, so that the writing thread is free for streams in between, and what is stored is never read
+Each file is a job in the database, claimed and fenced (`storage.vector_stores.ingestion`). Chunks are stored
+a few at a time, so that the writing thread is free for streams in between, and what is stored is never read
 again: after a crash the next process finds the first chunk that is missing. It may go on there because the
 same document gives the same chunks; where a newer parser gives others, it begins anew.
 """

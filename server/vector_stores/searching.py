@@ -79,7 +79,7 @@ class Searcher:
         self._noted: dict[int, int] = {}  # when a use of each store was last written down
 
     async def search(self, owner: str, asked: Asked) -> list[Hit]:
-        """The best hits, the best first. Raises NotFound for a store, ApiError 400 for one that has expired."""
+        """The best hits, the best first. Raises NotFound for a store, ApiError 400 for an expired one."""
         filtered = asked.filter is not None
         stores = await usable_stores(self._storage, owner, asked.store_ids, attributes=filtered)
         files, only = _chosen(stores, asked.filter)
@@ -173,7 +173,7 @@ def _hit(chunk: StoredChunk, score: float) -> Hit:
 
 
 def merged(hits: Sequence[Hit]) -> list[Hit]:
-    """The same hits, those together that lie beside each other in a file, in the place of the best of them."""
+    """The same hits, those together that lie beside each other in a file, in the place of their best."""
     found: list[Hit] = []
     for hit in hits:
         beside = [

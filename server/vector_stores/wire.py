@@ -1,4 +1,4 @@
-"""Vector stores on the wire: the bodies of requests, and the official objects of replies. Times become seconds."""
+"""Vector stores on the wire: the bodies of requests, and the official objects of replies, in seconds."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def _threshold(value: Any, path: str) -> Any:
 
 
 _STATIC = _exactly({"max_chunk_size_tokens": whole(100, 4096), "chunk_overlap_tokens": whole(0, 2048)})
+_SIZES = described(_static, lambda: schema_of(_STATIC))
 _CUTTING = tagged(
     {
         "auto": closed(record({}), "type"),

@@ -79,8 +79,8 @@ def _offers(_tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
             "type": "function",
             "name": "file_search",
             "description": (
-                "Search the user's files. Results are numbered sources: passages of the files, quoted. In the "
-                "answer, write 【n】 behind what comes from source n."
+                "Search the user's files. Results are numbered sources: passages of the files, quoted. In "
+                "the answer, write 【n】 behind what comes from source n."
             ),
             "parameters": {
                 "type": "object",
