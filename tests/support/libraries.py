@@ -33,9 +33,7 @@ async def put_file(running: Running, name: str, data: bytes | str, owner: str = 
     storage, content = running.context.storage, data.encode() if isinstance(data, str) else data
     blob = await storage.blobs.put_bytes(content)
     id = f"file-{next(_NUMBERS)}"
-    await storage.files.create(
-        StoredFile(id, owner, name, "assistants", len(content), blob.digest, now_us())
-    )
+    await storage.files.create(StoredFile(id, owner, name, "assistants", len(content), blob.digest, now_us()))
     return id
 
 
@@ -77,6 +75,5 @@ class WordVectors:
         vector = [float(any(word in text for word in group)) for group in self._groups]
         noise = hashlib.blake2b(text.encode(), digest_size=self.dimensions).digest()
         return [
-            (vector[index] if index < len(vector) else 0.0) + byte / 2560
-            for index, byte in enumerate(noise)
+            (vector[index] if index < len(vector) else 0.0) + byte / 2560 for index, byte in enumerate(noise)
         ]
