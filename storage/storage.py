@@ -83,6 +83,7 @@ from storage.records import (
     UsageSum,
     WaitingInputs,
 )
+from storage.vector_stores import VectorStores, files_gone
 
 T = TypeVar("T")
 
@@ -106,7 +107,10 @@ class Storage:
         self._writer = Writer(database, writing, loop, self._dead.set_result, self._hints.tell)
         self._writer.start()
         self.blobs = Blobs(database, self._read)
-        self.files = Files(self._read, self._write, self.blobs)
+        self.files = Files(self._read, self._write, self.blobs, removed=(files_gone,))
+        self.vector_stores = VectorStores(
+            self._read, self._write, self._write_late, runner, shared=database.shared
+        )
         self.announced = asyncio.Event()  # set whenever a run has ended with a notice: deliveries may be due
 
     @classmethod

@@ -490,3 +490,110 @@ blob_parts = Table(
     Column("data", LargeBinary, nullable=False),
     Column("written_at", BigInteger, nullable=False),
 )
+
+# Stores of documents that can be searched. number: what the ids of its chunks begin with. metadata: a JSON
+# object. expires_after: microseconds after last_active_at. next_file: the number that its next file takes.
+# embedding, dimensions: the model that all of its vectors are of; null where it has none. deleted_at: nobody
+# sees it any more, and what is left of it goes in small steps.
+vector_stores = Table(
+    "vector_stores",
+    metadata,
+    Column("number", _COUNTED, primary_key=True),
+    Column("id", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("description", Text),
+    Column("metadata", LargeBinary, nullable=False),
+    Column("expires_after", BigInteger),
+    Column("last_active_at", BigInteger, nullable=False),
+    Column("next_file", Integer, nullable=False),
+    Column("embedding", Text),
+    Column("dimensions", Integer),
+    Column("deleted_at", BigInteger),
+    Index("vector_stores_by_id", "id", unique=True),
+    Index("vector_stores_by_time", "owner", "created_at", "id"),
+)
+
+# A file in a store, and the work of reading it. number: its own within the store, never given twice. status:
+# in_progress, completed, failed or cancelled. attributes: a JSON object, or null. chunk_tokens: of one chunk;
+# chunk_overlap: those of them that are the end of the one before. num_bytes: of its chunks. runner: who reads
+# it now; fence: of its latest claim; attempt: how often it was claimed without a clean end of the process.
+# next_position: the first chunk that is not stored yet, of the chunks with this digest. erasing: its chunks
+# go, and it goes with them where it is deleted.
+vector_store_files = Table(
+    "vector_store_files",
+    metadata,
+    Column("store_number", BigInteger, primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("owner", Text, nullable=False),
+    Column("store_id", Text, nullable=False),
+    Column("file_id", Text, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("batch_id", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("error_code", Text),
+    Column("error_message", Text),
+    Column("attributes", LargeBinary),
+    Column("chunk_tokens", Integer, nullable=False),
+    Column("chunk_overlap", Integer, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False, server_default="0", info=HELD_BYTES),
+    Column("runner", Text),
+    Column("fence", BigInteger, nullable=False, server_default="0"),
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("next_position", Integer, nullable=False, server_default="0"),
+    Column("digest", LargeBinary),
+    Column("erasing", Boolean, nullable=False, server_default=false()),
+    Column("deleted_at", BigInteger),
+    Index(
+        "vector_store_files_by_file",
+        *("store_id", "file_id"),
+        unique=True,
+        sqlite_where=text("deleted_at IS NULL"),
+        postgresql_where=text("deleted_at IS NULL"),
+    ),
+    Index("vector_store_files_of_owner", "owner"),
+    Index("vector_store_files_of_file", "file_id"),
+    Index("vector_store_files_by_batch", "batch_id"),
+    Index(
+        "vector_store_files_to_read",
+        *("owner", "created_at", "runner"),
+        sqlite_where=text("status = 'in_progress' AND deleted_at IS NULL"),
+        postgresql_where=text("status = 'in_progress' AND deleted_at IS NULL"),
+    ),
+    Index(
+        "vector_store_files_to_erase",
+        "store_number",
+        sqlite_where=text("erasing = 1"),
+        postgresql_where=text("erasing"),
+    ),
+)
+
+# Files that were put into a store together. cancelled_at: whatever of it was not read by then is cancelled.
+vector_store_batches = Table(
+    "vector_store_batches",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("store_id", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("cancelled_at", BigInteger),
+    Index("vector_store_batches_by_store", "store_id"),
+    Index("vector_store_batches_of_owner", "owner"),
+)
+
+# The pieces of files that a search finds. id: the numbers of store and file, and the position in the file, in
+# one number (`storage.vector_stores.chunk_ids`). page: counted from 1, null where a file has none. embedding:
+# float32, little-endian; null where the store has no model. The index of their words is the table
+# `vector_words`, which each database has in its own form and only `storage.vector_stores.words` knows.
+vector_chunks = Table(
+    "vector_chunks",
+    metadata,
+    Column("id", _COUNTED, primary_key=True, autoincrement=False),
+    Column("owner", Text, nullable=False),
+    Column("page", Integer),
+    Column("text", Text, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("embedding", LargeBinary),
+)

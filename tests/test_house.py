@@ -43,8 +43,8 @@ ORDERS = {
         *("llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "records", "tables", "drivers", "files", "backup", "queries", "migrate"),
-        *("inspection", "storage"),
+        *("private_files", "records", "vector_store_records", "tables", "drivers", "files", "vector_stores"),
+        *("backup", "queries", "migrate", "inspection", "storage"),
     ),
     "tools": (
         *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "builtin"),
@@ -65,7 +65,7 @@ ORDERS = {
             "sse_frame",
         ),
         "model_registry",
-        *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "access"),
+        *("environment", "quota", "usage", "ignored", "shapes", "vector_stores", "items", "schema", "access"),
         *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "pooling", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),
     ),

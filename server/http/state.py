@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from server.stateless import LiveCompletions
     from server.telemetry import Telemetry
     from server.usage import Meter
+    from server.vector_stores import Library
     from storage import Storage
 
 Phase = Literal["starting", "ready", "draining", "dead"]
@@ -42,6 +43,7 @@ class Context:
     meter: Meter
     limiter: Limiter
     completions: LiveCompletions
+    library: Library
 
 
 class ServerState(Protocol):

@@ -251,6 +251,12 @@ def is_server_run(tool: Mapping[str, Any]) -> bool:
     return row.execution is not None and is_offered(tool)
 
 
+def stores_of(tool: Mapping[str, Any]) -> Sequence[str]:
+    """The ids of the vector stores that a tool of a request searches."""
+    row = type_of_calls(tool["type"])
+    return () if row is None or row.call is None else row.call.stores(dict(tool))
+
+
 def lacks(tool: Mapping[str, Any], registry: Registry) -> str | None:
     """Why this server cannot run a tool of a request that it would otherwise offer; None where it can."""
     row = type_of_calls(tool["type"])

@@ -116,13 +116,14 @@ class Deferred:
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Where a call is made: the tools of its request, its instructions, the conversation so far, and the
-    functions that a search may load. show: makes an event of the call while it is carried out, for the
-    event's type and its fields besides those that every event of an item has."""
+    functions that a search may load. owner: whose call it is. show: makes an event of the call while it is
+    carried out, for the event's type and its fields besides those that every event of an item has."""
 
     tools: Sequence[Tool]
     instructions: str | None
     items: Sequence[Item]
     deferred: Sequence[Deferred] = ()
+    owner: str = ""
     show: Callable[[str, Mapping[str, Any]], None] = _unseen
 
 
@@ -207,6 +208,10 @@ def _lacks_nothing(_tool: Tool, _registry: Registry) -> None:
     return None
 
 
+def _no_stores(_tool: Tool) -> Sequence[str]:
+    return ()
+
+
 def _nothing(_tool: Tool) -> Mapping[str, Any]:
     return {}
 
@@ -231,7 +236,8 @@ class Call:
     functions that a tool of the request gives the model, a path being its own in messages; raises ApiError
     400. takes: whether such a tool is offered at all, or a tool of other servers that is only echoed. lacks:
     why a server with these tools of its own cannot run such a tool, which is then not offered; None where it
-    can. refers: writes into a new item what its arguments refer to among the sources of the conversation.
+    can. stores: the ids of the vector stores that such a tool searches. refers: writes into a new item what
+    its arguments refer to among the sources of the conversation.
     fields: what every call of a tool's functions says from the start. server: which server the functions of a
     tool are of. asks: whether calls of a tool's function of this name need the client's approval. searches:
     of calls that load deferred functions, their function, which tells of these. execution: None where the
@@ -245,6 +251,7 @@ class Call:
     offers: Callable[[Tool, Registry, str], Sequence[Tool]] = _itself
     takes: Callable[[Tool], bool] = _always
     lacks: Callable[[Tool, Registry], str | None] = _lacks_nothing
+    stores: Callable[[Tool], Sequence[str]] = _no_stores
     refers: Callable[[Item, str, Sources], None] | None = None
     fields: Callable[[Tool], Mapping[str, Any]] = _nothing
     server: Callable[[Tool], str | None] = _nowhere

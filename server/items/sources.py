@@ -11,11 +11,16 @@ from server.items.private_half import PrivateItem, private_of
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Something on the web that can be cited."""
+    """Something that can be cited: a page of the web, or a passage of a file.
+
+    url: of the page; of a passage, what tells it from others. title: of the page, or the name of the file.
+    file_id: None for a page.
+    """
 
     number: int
     url: str
     title: str
+    file_id: str | None = None
 
 
 class Sources:
@@ -34,21 +39,26 @@ class Sources:
     def add(self, item: Mapping[str, Any]) -> None:
         """Take in the sources of an item."""
         for said in (private_of(item) or {}).get("sources", ()):
-            self._know(Source(said["number"], said["url"], said["title"]))
+            self._know(Source(said["number"], said["url"], said["title"], said.get("file_id")))
 
     def get(self, number: int) -> Source | None:
         """The source of a number."""
         return self._by_number.get(number)
 
-    def of(self, url: str, title: str) -> Source:
+    def of(self, url: str, title: str, file_id: str | None = None) -> Source:
         """The source that a URL is: one that is known, or a new one with the next number."""
         if (known := self._by_url.get(url)) is not None:
             return known
-        return self._know(Source(max(self._by_number, default=0) + 1, url, title))
+        return self._know(Source(max(self._by_number, default=0) + 1, url, title, file_id))
 
     def urls(self) -> list[str]:
-        """The URLs of all sources."""
-        return [*self._by_url]
+        """The URLs of all pages."""
+        return [url for url, source in self._by_url.items() if source.file_id is None]
+
+    @property
+    def has_files(self) -> bool:
+        """Whether any source is a passage of a file."""
+        return any(source.file_id is not None for source in self._by_number.values())
 
     def _know(self, source: Source) -> Source:
         self._by_number[source.number] = source

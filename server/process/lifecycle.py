@@ -31,6 +31,7 @@ from server.quota import Quota
 from server.stateless import LiveCompletions
 from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Tracing
 from server.usage import Meter, Prices
+from server.vector_stores import Library
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, StorageUnavailable, open_storage
 from tools import Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
@@ -84,6 +85,7 @@ class ServerLifecycle:
         self._retention: Retention | None = None
         self._probe: GenerationProbe | None = None
         self._engine_rates = EngineRates()
+        self._library: Library | None = None
         self._meter: Meter | None = None
         self._meters: Meters | None = None
         self._watchers: list[asyncio.Task[None]] = []
@@ -130,6 +132,8 @@ class ServerLifecycle:
             self.telemetry.limited,
         )
         self._meters = Meters(self._storage)
+        self._library = library = Library(self._storage, quota.require)
+        registry = {**registry, **library.tools()}
         prices = Prices(self.config)
         budgets = Budgets(self._storage, prices.cost, prices.currency)
         every_owner = changed(NONE, parse_limits(self.config.owner_limit))
@@ -158,6 +162,7 @@ class ServerLifecycle:
             self._meter,
             limiter,
             LiveCompletions(),
+            library,
         )
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
@@ -169,6 +174,7 @@ class ServerLifecycle:
         ]
         self._meters.start()
         await runs.start()
+        await library.ingesting.start()
         self._deliveries = Deliveries(self._storage, self.telemetry)
         self._deliveries.start()
         self._retention.start()
@@ -343,6 +349,8 @@ class ServerLifecycle:
         for spec in (self._registry or {}).values():
             if spec.close is not None:
                 await spec.close()
+        if self._library is not None:
+            await self._library.ingesting.close()
         if self._retention is not None:
             await self._retention.close()
         if self._meters is not None:

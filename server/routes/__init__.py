@@ -16,6 +16,7 @@ from server.routes import (
     sealing,
     tenants,
     tokenize,
+    vector_stores,
     webhooks,
 )
 from server.routes.organization import ROUTERS as ORGANIZATION
@@ -26,6 +27,7 @@ ROUTERS: tuple[APIRouter, ...] = (
         family.router
         for family in (
             *(health, models, responses, conversations, completions, tokenize),
+            vector_stores,
             *(keys, webhooks, sealing, tenants, live_runs),
         )
     ),

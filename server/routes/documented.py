@@ -35,6 +35,12 @@ QUERY: Mapping[str, tuple[Json, str]] = {
         {"type": "array", "items": {"enum": sorted(INCLUDES)}},
         "Checked, without effect: what is kept is always shown.",
     ),
+    "before:of_page": ({"type": "string"}, "The id before which the page ends."),
+    "filter": (
+        {"enum": ["in_progress", "completed", "failed", "cancelled"]},
+        "Only those whose reading has come so far.",
+    ),
+    "page:chunks": ({"type": "string"}, "The `next_page` of the page before."),
     # Of administrators
     "order:oldest": ({"enum": ["asc", "desc"], "default": "asc"}, "Oldest or newest first."),
     "before": ({"type": "string"}, "The id before which the page ends."),

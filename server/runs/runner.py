@@ -33,6 +33,7 @@ from server.items import (
     key_of,
     lacks,
     link_of,
+    stores_of,
 )
 from server.limits import LiveRuns
 from server.mcp_servers import Approvals, Directory, Reach
@@ -78,6 +79,7 @@ from server.schema import check_sizes
 from server.schema import echo as response_echo
 from server.telemetry import current
 from server.threads import aside, in_large_request
+from server.vector_stores import usable_stores
 from storage import (
     AuditEntry,
     ConversationLocked,
@@ -292,6 +294,7 @@ class Runs:
         request = admitted(service := principal.service, request)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
+        await self._require_stores(principal.owner, request.tools)
         visit = await self._limiter.enter(principal.subjects, served.name)
         with ExitStack() as stack:
             stack.callback(visit.leave)
@@ -376,6 +379,18 @@ class Runs:
                 raise refusal from None
             except NotFound as unknown:
                 raise not_found(request, unknown) from None
+
+    async def _require_stores(self, owner: str, tools: Sequence[Item]) -> None:
+        """Raise ApiError 404 where a tool is to search a vector store that the owner does not have, 400 where
+        it has expired."""
+        for index, tool in enumerate(tools):
+            for place, id in enumerate(stores_of(tool)):
+                try:
+                    await usable_stores(self._storage, owner, [id])
+                except (NotFound, ApiError) as unusable:
+                    error = to_api_error(unusable)
+                    error.param = f"tools[{index}].vector_store_ids[{place}]"
+                    raise error from None
 
     def lacking(self, tools: Sequence[Item]) -> dict[int, str]:
         """The tools of a request that this server cannot run though it knows how: index -> why."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from server.limits import LimitSet, ModelLimits
 from server.schema import description
 from server.schema.description import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, listed, of, ref
+from server.schema.vector_stores import vector_store_components
 from server.shapes import Schema
 
 _TIME: Schema = {**INTEGER, "description": "Unix seconds."}
@@ -259,4 +260,11 @@ def _books() -> dict[str, Schema]:
 
 def components() -> Mapping[str, Schema]:
     """The schemas of the document, by name, those of administrators last."""
-    return {**description.components(), **_limits(), **_keys(), **_runs(), **_books()}
+    return {
+        **description.components(),
+        **vector_store_components(),
+        **_limits(),
+        **_keys(),
+        **_runs(),
+        **_books(),
+    }

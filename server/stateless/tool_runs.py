@@ -297,8 +297,9 @@ class RunWriter:
         """Keep an annotation of the item's text, placed in that of the message."""
         kind = annotation["type"]
         said = {name: value for name, value in annotation.items() if name != "type"}
-        for end in ("start_index", "end_index"):
-            said[end] += self._start
+        for end in ("start_index", "end_index", "index"):
+            if end in said:
+                said[end] += self._start
         self._annotations.append({"type": kind, kind: said})
 
     def _thought(self, text: str) -> list[Part]:

@@ -34,6 +34,7 @@ DIMENSIONS: Mapping[str, Dimension] = {
     "model": "model",
     "batch": "batch",
     "service_tier": "tier",
+    "vector_store_id": "model",  # of a search, which is counted under its store
 }
 """What a group is told apart by here. Whatever else the official API groups by has one value, or none."""
 

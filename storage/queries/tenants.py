@@ -32,6 +32,7 @@ from storage.tables import (
     webhooks,
 )
 from storage.tables import items as item_rows
+from storage.vector_stores import erase, let_go
 
 ROWS = 100
 """Small rows that one step of a purge removes."""
@@ -138,6 +139,9 @@ async def purge(
         while await write(partial(_empty_conversations, ids=ids, now=now)):
             yield Purged()
         yield Purged(conversations=await write(partial(_remove_conversations, ids=ids)))
+    await write(partial(let_go, owner=owner, before=now, now=now))
+    while await write(partial(erase, owner=owner)):
+        yield Purged()
     rest: Sequence[tuple[Table, ColumnElement[bool]]] = (
         (deliveries, deliveries.c.owner == owner),
         (webhooks, webhooks.c.owner == owner),

@@ -104,7 +104,12 @@ async def test_a_migrated_database_has_the_tables_of_the_code(storage: Storage) 
     from alembic.migration import MigrationContext
 
     def compare(connection: Connection) -> None:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        # Each database has the index of words in its own form, which the code has no table for.
+        opts = {
+            "compare_type": True,
+            "include_name": lambda name, *_: not str(name).startswith("vector_words"),
+        }
+        context = MigrationContext.configure(connection, opts=opts)
         assert compare_metadata(context, metadata) == []
         assert context.get_current_revision() == HEAD
 
@@ -131,6 +136,8 @@ def back_to_0010(database_url: str) -> None:
 
 def back_to_0009(database_url: str) -> None:
     """Take away what revisions after 0009 added."""
+    for table in ("stores", "store_files", "store_batches", "chunks", "words"):
+        query(database_url, f"DROP TABLE vector_{table}")
     back_to_0010(database_url)
     query(database_url, "DROP TABLE queue_shares")
     query(database_url, "DROP INDEX runs_queued")

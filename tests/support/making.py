@@ -184,11 +184,12 @@ async def _ask_postgresql(url: str, statements: Sequence[str]) -> list[list[tupl
 
 
 def tables(where: Path | str) -> list[str]:
-    """The names of all tables."""
+    """The names of all tables, but for those of the index of words, which each database has in its form."""
     lists = "SELECT name FROM sqlite_master WHERE type = 'table'"
     if not is_sqlite(where):
         lists = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
-    return sorted(name for (name,) in query(where, lists))
+    names = (name for (name,) in query(where, lists))
+    return sorted(name for name in names if not name.startswith("vector_words"))
 
 
 def counts(where: Path | str) -> dict[str, int]:

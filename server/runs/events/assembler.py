@@ -202,7 +202,12 @@ class Assembler:
         drafts.append(part.at("response.output_text.delta", content_index=0, delta=text, logprobs=shown))
 
     def _cite(self, part: _Open, source: Source, drafts: list[Draft]) -> None:
-        """A link to a source in the place of its marker, and the annotation of it."""
+        """A link to a source in the place of its marker, and the annotation of it. A passage of a file has no
+        link, and the annotation says where the marker stood, in code points."""
+        if source.file_id is not None:
+            place = {"file_id": source.file_id, "filename": source.title, "index": len(part.text)}
+            self._annotate(part, {"type": "file_citation", **place}, drafts)
+            return
         before, cited = part.text, link(source)
         space = " " if before and not before[-1].isspace() else ""
         self._say(part, f"{space}{cited}", drafts)
@@ -214,6 +219,9 @@ class Assembler:
             "start_index": start,
             "end_index": start + len(cited),
         }
+        self._annotate(part, annotation, drafts)
+
+    def _annotate(self, part: _Open, annotation: dict[str, Any], drafts: list[Draft]) -> None:
         place = {"content_index": 0, "annotation_index": len(part.annotations)}
         part.annotations.append(annotation)
         drafts.append(part.at("response.output_text.annotation.added", **place, annotation=annotation))

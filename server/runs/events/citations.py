@@ -1,8 +1,9 @@
 """Reads citations out of an answer while it is written: `【3】` becomes a link to the third source.
 
 A model is shown sources by their numbers and cites them by markers. Clients are shown a link in the place of
-each, and never a part of a marker: what may become one is held back. What comes out depends on the text and
-the sources alone, and not on how the text was cut into pieces.
+each, where the source is a page of the web; a marker of a passage of a file goes, with the spaces before it,
+and an annotation says where it stood. Never is a part of a marker shown: what may become one is held back.
+What comes out depends on the text and the sources alone, and not on how the text was cut into pieces.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class CitationReader:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._held = ""
+        self._holds_spaces = sources.has_files  # a marker that goes may follow them
 
     def feed(self, text: str) -> list[str | Source]:
         """Take more of the text; returns what is certain of it by now: texts, and sources in the places of
@@ -42,7 +44,10 @@ class CitationReader:
                 numbers = map(int, re.findall(r"\d+", marker[1]))
                 cited = [source for number in numbers if (source := self._sources.get(number)) is not None]
                 if cited:
-                    found += [*filter(None, ["".join(plain)]), *cited]
+                    before = "".join(plain)
+                    if cited[0].file_id is not None:
+                        before = before.rstrip(" ")
+                    found += [*filter(None, [before]), *cited]
                     plain.clear()
                 end = marker.end()
             elif _BEGINNING.match(text, start) is not None:
@@ -51,7 +56,11 @@ class CitationReader:
                 plain.append("【")
                 end = start + 1
         plain.append(text[end:])
-        return [*found, *filter(None, ["".join(plain)])]
+        said = "".join(plain)
+        if self._holds_spaces and said.endswith(" "):
+            shown = said.rstrip(" ")
+            self._held, said = said[len(shown) :] + self._held, shown
+        return [*found, *filter(None, [said])]
 
     def rest(self) -> str:
         """The text that was held back and has become no marker."""

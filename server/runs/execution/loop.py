@@ -354,7 +354,8 @@ class Loop:
             self._write(run, run.assembler.call_shows(call["id"], event, fields))
 
         items = [*run.context, *run.assembler.output]
-        scene = Scene(run.plan.tools, run.plan.instructions, items, run.functions.deferred, show)
+        plan, deferred = run.plan, run.functions.deferred
+        scene = Scene(plan.tools, plan.instructions, items, deferred, plan.owner, show)
         return await self._execution(call).run(call, self._registry, scene)
 
     def _repeatable(self, run: Run, call: Item) -> bool:

@@ -1,0 +1,102 @@
+"""Describes vector stores, as JSON Schema for the OpenAPI document; tests check real replies against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from server.schema.description import (
+    BOOLEAN,
+    INTEGER,
+    METADATA,
+    NUMBER,
+    OBJECT,
+    STRING,
+    listed,
+    of,
+    ref,
+)
+from server.shapes import Schema, or_null
+from server.vector_stores import wire
+
+_COUNTS = of(dict.fromkeys(("in_progress", "completed", "failed", "cancelled", "total"), INTEGER))
+_STATUSES = ("in_progress", "completed", "failed", "cancelled")
+_CONTENT = listed(of({"type": {"const": "text"}, "text": STRING}))
+
+
+def _page(items: Schema) -> Schema:
+    ends = {"first_id": or_null(STRING), "last_id": or_null(STRING), "has_more": BOOLEAN}
+    return of({"object": {"const": "list"}, "data": listed(items), **ends})
+
+
+def _results(name: str, items: Schema, more: Mapping[str, Schema] | None = None) -> Schema:
+    ends = {"has_more": BOOLEAN, "next_page": or_null(STRING)}
+    return of({"object": {"const": name}, "data": items, **ends, **(more or {})})
+
+
+def vector_store_components() -> Mapping[str, Schema]:
+    """The schemas of this family, by name."""
+    return {
+        "CreateVectorStore": wire.CREATE_STORE.schema(),
+        "UpdateVectorStore": wire.CHANGE_STORE.schema(),
+        "CreateVectorStoreFile": wire.ADD_FILE.schema(),
+        "UpdateVectorStoreFile": wire.CHANGE_FILE.schema(),
+        "CreateVectorStoreFileBatch": wire.ADD_BATCH.schema(),
+        "SearchVectorStore": wire.SEARCH.schema(),
+        "VectorStore": of(
+            {
+                "id": STRING,
+                "object": {"const": "vector_store"},
+                "created_at": INTEGER,
+                "name": STRING,
+                "description": or_null(STRING),
+                "usage_bytes": INTEGER,
+                "file_counts": _COUNTS,
+                "status": {"enum": ["expired", "in_progress", "completed"]},
+                "expires_at": or_null(INTEGER),
+                "last_active_at": or_null(INTEGER),
+                "metadata": METADATA,
+            },
+            {"expires_after": of({"anchor": {"const": "last_active_at"}, "days": INTEGER})},
+        ),
+        "VectorStoreList": _page(ref("VectorStore")),
+        "VectorStoreFile": of(
+            {
+                "id": STRING,
+                "object": {"const": "vector_store.file"},
+                "usage_bytes": INTEGER,
+                "created_at": INTEGER,
+                "vector_store_id": STRING,
+                "status": {"enum": [*_STATUSES]},
+                "last_error": or_null(of({"code": STRING, "message": STRING})),
+                "chunking_strategy": of({"type": {"const": "static"}, "static": OBJECT}),
+                "attributes": OBJECT,
+            }
+        ),
+        "VectorStoreFileList": _page(ref("VectorStoreFile")),
+        "VectorStoreFileBatch": of(
+            {
+                "id": STRING,
+                "object": {"const": "vector_store.files_batch"},
+                "created_at": INTEGER,
+                "vector_store_id": STRING,
+                "status": {"enum": [*_STATUSES]},
+                "file_counts": _COUNTS,
+            }
+        ),
+        "VectorStoreFileContent": _results("vector_store.file_content.page", _CONTENT),
+        "VectorStoreSearchPage": _results(
+            "vector_store.search_results.page",
+            listed(
+                of(
+                    {
+                        "file_id": STRING,
+                        "filename": STRING,
+                        "score": {**NUMBER, "minimum": 0, "maximum": 1},
+                        "attributes": OBJECT,
+                        "content": _CONTENT,
+                    }
+                )
+            ),
+            {"search_query": listed(STRING)},
+        ),
+    }

@@ -1,0 +1,216 @@
+"""Searches: which chunks of which stores answer a query, by their words, their vectors, and a reranker.
+
+Without an embedder the order is that of the words, and a score says how good a hit is compared with the best
+one of its query. With an embedder, the ranks of both orders are fused: each gives a hit its weight divided by
+60 and its rank in it, and a score is the sum divided by the highest that there can be. With a reranker, the
+best of these are ordered by it, and the scores are its own. All scores lie between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from server.clock import now_us
+from server.errors import ApiError
+from server.vector_stores.embedding import Embedder, Reranker
+from server.vector_stores.filters import Filter, compiled
+from server.vector_stores.vectors import Vectors
+
+if TYPE_CHECKING:
+    from storage import SearchedStore, Storage, StoredChunk
+
+K = 60
+"""Of the reciprocal rank fusion, as in the paper that introduced it."""
+
+CANDIDATES = 4
+"""Times as many chunks are looked at as are asked for, and at least 50: orders differ below the first."""
+
+NOTED_US = 60_000_000
+"""The last use of a store is written down once in so many microseconds."""
+
+RERANKED = 50
+"""Chunks that a reranker reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is searched for. weights: of vectors and of words, where both are there. rerank: a reranker may
+    order what is found."""
+
+    store_ids: Sequence[str]
+    queries: Sequence[str]
+    most: int
+    filter: Filter | None = None
+    threshold: float = 0.0
+    weights: tuple[float, float] = (1.0, 1.0)
+    rerank: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A piece of a file that was found. first, last: the positions of its first and its last chunk. page:
+    where it begins."""
+
+    file_id: str
+    filename: str
+    attributes: Mapping[str, Any]
+    score: float
+    text: str
+    page: int | None
+    first: int
+    last: int
+
+
+class Searcher:
+    """Searches the stores of one database."""
+
+    def __init__(
+        self, storage: Storage, embedder: Embedder | None = None, reranker: Reranker | None = None
+    ) -> None:
+        self._storage = storage
+        self._embedder = embedder
+        self._reranker = reranker
+        self._vectors = Vectors(storage)
+        self._noted: dict[int, int] = {}  # when a use of each store was last written down
+
+    async def search(self, owner: str, asked: Asked) -> list[Hit]:
+        """The best hits, the best first. Raises NotFound for a store, ApiError 400 for an expired one."""
+        filtered = asked.filter is not None
+        stores = await usable_stores(self._storage, owner, asked.store_ids, attributes=filtered)
+        files, only = _chosen(stores, asked.filter)
+        most = max(CANDIDATES * asked.most, 50)
+        ranked = await self._ranked(stores, asked, files, only, most)
+        best = sorted(ranked, key=lambda id: (-ranked[id], id))[:most]
+        chunks = await self._storage.vector_stores.chunks(best)
+        best = [id for id in best if id in chunks]
+        if self._reranker is not None and asked.rerank and best:
+            best = best[:RERANKED]
+            texts = [chunks[id].text for id in best]
+            scores = await self._reranker.score("\n".join(asked.queries), texts)
+            ranked = dict(zip(best, scores, strict=True))
+            best.sort(key=lambda id: (-ranked[id], id))
+        await self._note_use(stores)
+        hits = [_hit(chunks[id], ranked[id]) for id in best if ranked[id] >= asked.threshold]
+        return hits[: asked.most]
+
+    async def _note_use(self, stores: Sequence[SearchedStore]) -> None:
+        now = now_us()
+        due = [s.number for s in stores if now - self._noted.get(s.number, 0) > NOTED_US]
+        if due:
+            self._noted |= dict.fromkeys(due, now)
+            await self._storage.vector_stores.touch(due, now)
+
+    async def _ranked(
+        self, stores: Sequence[SearchedStore], asked: Asked, files: Collection[int], only: bool, most: int
+    ) -> dict[int, float]:
+        """The scores of chunks, by their ids."""
+        embedded = [store for store in stores if self._serves(store)]
+        fused: dict[int, float] = defaultdict(float)
+        highest = 0.0
+        for query in asked.queries:
+            words = await self._storage.vector_stores.search(
+                [store.number for store in stores], query, files, only=only, most=most
+            )
+            if not embedded:
+                for id, score in words:
+                    fused[id] = max(fused[id], score / words[0][1] if words[0][1] > 0 else 1.0)
+                continue
+            assert self._embedder is not None
+            [vector] = await self._embedder.embed([query], "query")
+            near = await self._vectors.nearest(embedded, vector, files, only=only, most=most)
+            for weight, order in zip(asked.weights, (near, words), strict=True):
+                highest += weight / (K + 1)
+                for rank, (id, _) in enumerate(order, 1):
+                    fused[id] += weight / (K + rank)
+        return {id: score / highest for id, score in fused.items()} if highest else dict(fused)
+
+    def _serves(self, store: SearchedStore) -> bool:
+        mine = self._embedder
+        return mine is not None and (store.embedding, store.dimensions) == (mine.model, mine.dimensions)
+
+
+async def usable_stores(
+    storage: Storage, owner: str, ids: Sequence[str], *, attributes: bool = False
+) -> tuple[SearchedStore, ...]:
+    """Stores that can be searched. Raises NotFound for a store, ApiError 400 for one that has expired."""
+    stores = await storage.vector_stores.searched(owner, ids, attributes=attributes)
+    now = now_us()
+    for store in stores:
+        if store.expires_at is not None and store.expires_at <= now:
+            raise ApiError(400, f"Vector store '{store.id}' has expired.", code="vector_store_expired")
+    return stores
+
+
+def _chosen(stores: Sequence[SearchedStore], filter: Filter | None) -> tuple[Collection[int], bool]:
+    """Keys of files, and whether these alone are searched, or all others."""
+    if filter is None:
+        return frozenset().union(*(store.hidden for store in stores)), False
+    test = compiled(filter)
+    return {
+        key
+        for store in stores
+        for key, told in store.shown.items()
+        if test({} if told is None else orjson.loads(told))
+    }, True
+
+
+def _hit(chunk: StoredChunk, score: float) -> Hit:
+    return Hit(
+        chunk.file_id,
+        chunk.filename,
+        {} if chunk.attributes is None else orjson.loads(chunk.attributes),
+        min(1.0, max(0.0, score)),
+        chunk.text,
+        chunk.page,
+        chunk.position,
+        chunk.position,
+    )
+
+
+def merged(hits: Sequence[Hit]) -> list[Hit]:
+    """The same hits, those together that lie beside each other in a file, in the place of their best."""
+    found: list[Hit] = []
+    for hit in hits:
+        beside = [
+            each
+            for each in found
+            if each.file_id == hit.file_id and each.first - 1 <= hit.last and hit.first <= each.last + 1
+        ]
+        if not beside:
+            found.append(hit)
+            continue
+        place = found.index(beside[0])
+        together = beside[0]
+        for other in (*beside[1:], hit):
+            together = _together(together, other)
+        found[place] = together
+        for other in beside[1:]:
+            found.remove(other)
+    return found
+
+
+def _together(better: Hit, other: Hit) -> Hit:
+    front, back = sorted((better, other), key=lambda hit: hit.first)
+    return Hit(
+        better.file_id,
+        better.filename,
+        better.attributes,
+        max(better.score, other.score),
+        _joined(front.text, back.text),
+        front.page,
+        front.first,
+        max(front.last, back.last),
+    )
+
+
+def _joined(front: str, back: str) -> str:
+    """Two texts of which the second may begin with the end of the first, as one."""
+    for size in range(min(len(front), len(back)), 0, -1):
+        if front.endswith(back[:size]):
+            return front + back[size:]
+    return f"{front}\n{back}"

@@ -1,0 +1,242 @@
+"""What can be done with vector stores, each one transaction: `Storage.vector_stores`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from storage.drivers import Run
+from storage.records import Order, Page
+from storage.vector_store_records import (
+    Due,
+    Ingestion,
+    NewChunk,
+    NewStoreFile,
+    NewVectorStore,
+    SearchedStore,
+    StoredChunk,
+    StoredFileBatch,
+    StoredStoreFile,
+    StoredVectorStore,
+)
+from storage.vector_stores import ingestion, stores, words
+
+
+class VectorStores:
+    """The vector stores of a database. Like `Storage`, of which it is a part: everything is of one `owner`,
+    and the id of another owner's store is an unknown one. Any operation may raise StorageUnavailable."""
+
+    def __init__(self, read: Run, write: Run, write_late: Run, runner: str, *, shared: bool) -> None:
+        self._read = read
+        self._write = write
+        self._write_late = write_late
+        self._runner = runner
+        self._shared = shared
+
+    # -- stores ----------------------------------------------------------------------------------------------
+
+    async def create(self, new: NewVectorStore, files: Sequence[NewStoreFile] = ()) -> StoredVectorStore:
+        """Stores a store, with the files that are to be read into it."""
+        return await self._write(partial(stores.create, new=new, files=tuple(files)))
+
+    async def get(self, owner: str, id: str) -> StoredVectorStore:
+        """One store. NotFound("vector store")."""
+        return await self._read(partial(stores.get, owner=owner, id=id))
+
+    async def list(
+        self,
+        owner: str,
+        *,
+        limit: int,
+        order: Order = "desc",
+        after: str | None = None,
+        before: str | None = None,
+    ) -> Page[StoredVectorStore]:
+        """One page by time. NotFound for `after` and `before`."""
+        return await self._read(
+            partial(stores.list_, owner=owner, limit=limit, order=order, after=after, before=before)
+        )
+
+    async def change(self, owner: str, id: str, now: int, values: Mapping[str, Any]) -> StoredVectorStore:
+        """Replaces some of `name`, `metadata` and `expires_after`. NotFound."""
+        return await self._write(partial(stores.change, owner=owner, id=id, now=now, values=values))
+
+    async def delete(self, owner: str, id: str, now: int) -> None:
+        """Makes a store unknown; `erase` removes what is in it. NotFound."""
+        await self._write(partial(stores.delete, owner=owner, id=id, now=now))
+
+    # -- files and batches -----------------------------------------------------------------------------------
+
+    async def add_files(
+        self, owner: str, store_id: str, files: Sequence[NewStoreFile], now: int
+    ) -> tuple[StoredStoreFile, ...]:
+        """Puts files into a store, to be read. NotFound("vector store"), VectorStoreFull."""
+        job = partial(
+            stores.add_files, owner=owner, store_id=store_id, files=tuple(files), batch_id=None, now=now
+        )
+        return await self._write(job)
+
+    async def get_file(self, owner: str, store_id: str, file_id: str) -> StoredStoreFile:
+        """One file of a store. NotFound("vector store" | "vector store file")."""
+        return await self._read(partial(stores.get_file, owner=owner, store_id=store_id, file_id=file_id))
+
+    async def list_files(
+        self,
+        owner: str,
+        store_id: str,
+        *,
+        limit: int,
+        order: Order = "desc",
+        after: str | None = None,
+        before: str | None = None,
+        status: str | None = None,
+        batch_id: str | None = None,
+    ) -> Page[StoredStoreFile]:
+        """One page of a store's files, or of one batch's, by time. NotFound."""
+        job = partial(
+            stores.list_files,
+            owner=owner,
+            store_id=store_id,
+            limit=limit,
+            order=order,
+            after=after,
+            before=before,
+            status=status,
+            batch_id=batch_id,
+        )
+        return await self._read(job)
+
+    async def set_attributes(
+        self, owner: str, store_id: str, file_id: str, attributes: bytes | None
+    ) -> StoredStoreFile:
+        """Replaces the attributes of a file, a JSON object. NotFound."""
+        job = partial(
+            stores.set_attributes, owner=owner, store_id=store_id, file_id=file_id, attributes=attributes
+        )
+        return await self._write(job)
+
+    async def remove_file(self, owner: str, store_id: str, file_id: str, now: int) -> None:
+        """Takes a file out of a store, also while it is read. NotFound."""
+        await self._write(
+            partial(stores.remove_file, owner=owner, store_id=store_id, file_id=file_id, now=now)
+        )
+
+    async def create_batch(
+        self, owner: str, store_id: str, batch_id: str, files: Sequence[NewStoreFile], now: int
+    ) -> StoredFileBatch:
+        """Puts files into a store together. NotFound("vector store"), VectorStoreFull."""
+        job = partial(
+            stores.create_batch,
+            owner=owner,
+            store_id=store_id,
+            batch_id=batch_id,
+            files=tuple(files),
+            now=now,
+        )
+        return await self._write(job)
+
+    async def get_batch(self, owner: str, store_id: str, batch_id: str) -> StoredFileBatch:
+        """One batch. NotFound("vector store" | "file batch")."""
+        return await self._read(partial(stores.get_batch, owner=owner, store_id=store_id, batch_id=batch_id))
+
+    async def cancel_batch(self, owner: str, store_id: str, batch_id: str, now: int) -> StoredFileBatch:
+        """Cancels those files of a batch that are not read yet. NotFound."""
+        return await self._write(
+            partial(stores.cancel_batch, owner=owner, store_id=store_id, batch_id=batch_id, now=now)
+        )
+
+    # -- searches --------------------------------------------------------------------------------------------
+
+    async def searched(
+        self, owner: str, ids: Sequence[str], *, attributes: bool = False
+    ) -> tuple[SearchedStore, ...]:
+        """Stores that are about to be searched; with the attributes of their files, where these decide what
+        is found. NotFound("vector store")."""
+        return await self._read(partial(stores.searched, owner=owner, ids=tuple(ids), attributes=attributes))
+
+    async def search(
+        self, numbers: Sequence[int], query: str, files: Collection[int], *, only: bool, most: int
+    ) -> list[tuple[int, float]]:
+        """The chunks of stores that share most words with a query: ids and scores, the highest first.
+
+        files: keys of files: those whose chunks are looked at where `only`, and else those whose are not.
+        """
+        job = partial(words.search, stores=tuple(numbers), query=query, files=files, only=only, most=most)
+        return await self._read(job)
+
+    async def chunks(self, ids: Sequence[int]) -> dict[int, StoredChunk]:
+        """Chunks by their ids; those are missing that can no longer be searched."""
+        return await self._read(partial(ingestion.get_chunks, ids=tuple(ids)))
+
+    async def file_chunks(
+        self, owner: str, store_id: str, file_id: str, *, after: int = -1, limit: int
+    ) -> tuple[StoredChunk, ...]:
+        """The next chunks of a file behind a position. NotFound."""
+        job = partial(
+            stores.file_chunks, owner=owner, store_id=store_id, file_id=file_id, after=after, limit=limit
+        )
+        return await self._read(job)
+
+    async def readable_files(self, number: int) -> dict[int, int]:
+        """The files of a store that can be searched, by their keys, and how many chunks each has."""
+        return await self._read(partial(ingestion.readable_files, store=number))
+
+    async def vectors(self, key: int) -> list[tuple[int, bytes]]:
+        """The vectors of a file, by its key: the ids of its chunks and float32 values."""
+        return await self._read(partial(ingestion.vectors, key=key))
+
+    async def touch(self, numbers: Sequence[int], now: int) -> None:
+        """Notes that stores are used. May be lost with the machine."""
+        await self._write_late(partial(stores.touch, numbers=tuple(numbers), now=now))
+
+    # -- reading files ---------------------------------------------------------------------------------------
+
+    async def due(self, now: int) -> Due:
+        """What there is to be done: files to be read, expired stores, what is to be erased."""
+        job = partial(ingestion.due, runner=self._runner, shared=self._shared, now=now)
+        return await self._read(job)
+
+    async def claim(self, behind: str = "") -> Ingestion | None:
+        """Takes the next file that is to be read and that nobody reads; owners take turns, and `behind` had
+        the last one."""
+        job = partial(ingestion.claim, runner=self._runner, shared=self._shared, behind=behind)
+        return await self._write(job)
+
+    async def begin_anew(self, job: Ingestion) -> bool:
+        """Erases some of what is stored of a file that is to be read from its beginning; False when nothing
+        is left. IngestionLost."""
+        return await self._write_late(partial(ingestion.begin_anew, job=job))
+
+    async def add_chunks(self, job: Ingestion, chunks: Sequence[NewChunk], digest: bytes) -> None:
+        """Stores the next chunks of a file; digest: of all of its chunks. May be lost with the machine, and
+        is then read again. IngestionLost."""
+        await self._write_late(partial(ingestion.add_chunks, job=job, chunks=tuple(chunks), digest=digest))
+
+    async def finish(self, job: Ingestion, error: tuple[str, str] | None = None) -> None:
+        """Ends the reading of a file: it can be searched, or there is an error, its code and message.
+        IngestionLost."""
+        await self._write(partial(ingestion.finish, job=job, error=error))
+
+    async def give_back(self, job: Ingestion) -> None:
+        """Lets others read a file that this process has claimed. IngestionLost."""
+        await self._write(partial(ingestion.give_back, job=job))
+
+    async def release(self) -> None:
+        """Gives back what this process reads, because it ends."""
+        await self._write(partial(ingestion.release, runner=self._runner))
+
+    async def free_all(self) -> None:
+        """Takes every file from whoever read it. Called once, at the start, by the process that holds the
+        data folder."""
+        await self._write(ingestion.free_all)
+
+    # -- what goes -------------------------------------------------------------------------------------------
+
+    async def expire(self, now: int) -> int:
+        """Lets go of the files of expired stores; returns how many."""
+        return await self._write_late(partial(stores.expire, now=now))
+
+    async def erase(self) -> bool:
+        """Erases some of what nobody sees any more; False when there is nothing more to erase."""
+        return await self._write_late(ingestion.erase)

@@ -1,0 +1,133 @@
+"""The hosted tool `file_search`: what the model is shown, what the client is, and what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine import ScriptedEngine
+from tests.support.libraries import TIDES, new_store, put_file, read_through
+from tests.support.running import http_client, running_app
+from tests.support.talk import Api, prompts, saying, text, wrote
+from tests.support.wire import Json
+
+RESULTS = "file_search_call.results"
+ASKS = wrote("file_search", queries=["spring tide"])
+
+
+def searching(store: str, **fields: object) -> Json:
+    return {"type": "file_search", "vector_store_ids": [store], **fields}
+
+
+def made(response: Json) -> list[Json]:
+    return [item for item in response["output"] if item["type"] == "file_search_call"]
+
+
+async def test_a_search_is_offered_made_told_and_cited(tmp_path: Path) -> None:
+    first = saying(ASKS, "Two days after the full moon 【1】. So be it【1】【9】.")
+    again = saying("Still 【1】")  # the next turn knows the source
+    engine = ScriptedEngine(lambda request, told: (again if "Again?" in told else first)(request, told))
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        store = await new_store(running, http, tides_md=TIDES)
+        file = (await http.get(f"/v1/vector_stores/{store}/files")).json()["data"][0]["id"]
+        api = Api(http)
+        stream = await api.stream("When is it highest?", tools=[searching(store)])
+        kinds = [kind for kind in stream.types if "file_search" in kind or kind.startswith("output_item")]
+        assert kinds == [
+            "output_item.added", "file_search_call.in_progress", "file_search_call.searching",
+            "file_search_call.completed", "output_item.done", "output_item.added", "output_item.done",
+        ]  # fmt: skip
+        [call] = made(stream.response)
+        assert (call["status"], call["queries"], call["results"]) == ("completed", ["spring tide"], None)
+        offered, told = prompts(engine)
+        assert "Search the user's files" in offered
+        assert "【1】 tides.md\n> # Tides of the bay" in told and "second buoy" in told
+        answer = "Two days after the full moon. So be it."
+        assert text(stream.response) == answer
+        part = stream.response["output"][-1]["content"][0]
+        cited = {"type": "file_citation", "file_id": file, "filename": "tides.md"}
+        assert part["annotations"] == [
+            {**cited, "index": answer.index(".")},
+            {**cited, "index": answer.rindex(".")},
+        ]
+        assert "【" not in "".join(e["delta"] for e in stream.events if e["type"].endswith("text.delta"))
+
+        stored = await http.get(f"/v1/responses/{stream.response['id']}")
+        assert stored.json()["output"] == stream.response["output"]
+        assert b"second buoy" not in stored.content, "what the model was shown is not the client's"
+        replayed = await http.get(f"/v1/responses/{stream.response['id']}", params={"stream": "true"})
+        assert replayed.content == stream.raw
+        later = await http.get(f"/v1/responses/{stream.response['id']}", params={"include[]": RESULTS})
+        [result] = made(later.json())[0]["results"]
+        assert (result["file_id"], result["filename"], result["score"]) == (file, "tides.md", 1.0)
+        assert result["text"].startswith("# Tides of the bay")
+
+        more = await api.create("Again?", previous_response_id=stream.response["id"], include=[RESULTS])
+        assert more["output"][-1]["content"][0]["annotations"] == [{**cited, "index": len("Still")}]
+        assert "【1】 tides.md" in prompts(engine)[-1]
+
+
+async def test_what_is_found_is_what_was_asked_for(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(ASKS, "x"))
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        store, api = await new_store(running, http), Api(http)
+        for number in range(4):
+            file = await put_file(running, f"{number}.txt", f"The spring tide of note {number}.")
+            await http.post(
+                f"/v1/vector_stores/{store}/files", json={"file_id": file, "attributes": {"n": number}}
+            )
+        assert (await read_through(http, store))["file_counts"]["completed"] == 4
+
+        async def names(**fields: object) -> list[str]:
+            response = await api.create("hi", tools=[searching(store, **fields)], include=[RESULTS])
+            return sorted(result["filename"] for result in made(response)[0]["results"])
+
+        assert await names() == ["0.txt", "1.txt", "2.txt", "3.txt"]
+        assert len(await names(max_num_results=2)) == 2
+        wanted = {"type": "gte", "key": "n", "value": 2}
+        assert await names(filters=wanted) == ["2.txt", "3.txt"]
+        assert await names(filters={**wanted, "value": 9}) == []
+        assert "Nothing was found." in prompts(engine)[-1]
+        await api.create("hi", tools=[searching(store)], tool_choice={"type": "file_search"})
+
+
+async def test_a_store_must_be_there_when_it_is_asked_for_and_may_go_later(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(ASKS, "x"))
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        store, api = await new_store(running, http, tides_md=TIDES), Api(http)
+        error = await api.refused(404, "hi", tools=[searching("vs_none")])
+        assert error["param"] == "tools[0].vector_store_ids[0]"
+        assert error["message"] == "Vector store with id 'vs_none' not found."
+        await api.refused(400, "hi", tools=[searching(store, filters={"type": "x"})])
+        await http.delete(f"/v1/vector_stores/{store}")
+        await api.refused(404, "hi", tools=[searching(store)])
+
+
+async def test_an_unstored_search_comes_back_sealed_and_one_of_elsewhere_as_it_says(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(ASKS, "x"))
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        store, api = await new_store(running, http, tides_md=TIDES), Api(http)
+        sealed = {"store": False, "include": ["reasoning.encrypted_content"]}
+        first = await api.create("hi", tools=[searching(store)], **sealed)
+        [call] = made(first)
+        assert "antiphon_sealed" in call and "buoy" not in str(call)
+        await api.create([*first["output"], {"role": "user", "content": "And?"}], store=False)
+        assert "second buoy" in prompts(engine)[-1]
+        foreign = {
+            "type": "file_search_call", "id": "fs_x", "status": "completed", "queries": ["q"],
+            "results": [{"file_id": "f", "filename": "far.txt", "text": "far away", "score": 1}],
+        }  # fmt: skip
+        await api.create([foreign, {"role": "user", "content": "And?"}], store=False)
+        assert "far.txt:\nfar away" in prompts(engine)[-1]
+
+
+async def test_chat_completions_make_searches_too(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(ASKS, "It is high 【1】."))
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        store = await new_store(running, http, tides_md=TIDES)
+        body = {"model": "antiphon-scripted", "messages": [{"role": "user", "content": "When?"}]}
+        reply = await http.post("/v1/chat/completions", json={**body, "tools": [searching(store)]})
+        message = reply.json()["choices"][0]["message"]
+        assert message["content"] == "It is high."
+        [note] = message["annotations"]
+        assert note["file_citation"]["filename"] == "tides.md" and note["file_citation"]["index"] == 10
+        assert message["server_tool_calls"][0]["queries"] == ["spring tide"]

@@ -1,0 +1,269 @@
+"""Vector stores in the database: what is found, who may write, and what goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from storage import (
+    FileCounts,
+    Ingestion,
+    IngestionLost,
+    Limits,
+    NewChunk,
+    NewStoreFile,
+    NewVectorStore,
+    NotFound,
+    Storage,
+    open_storage,
+)
+from tests.support.making import OTHER, OWNER, RUNNER, now, rows
+
+TEXTS = (
+    "The spring tide is highest two days after the full moon.",
+    "Boats keep to the right and sound their horn at the second buoy.",
+    "The harbour master collects the fee for boats before noon.",
+)
+
+
+def new_store(id: str = "vs_1", owner: str = OWNER, **fields: object) -> NewVectorStore:
+    return NewVectorStore(id, owner, now(), "", None, b"{}", **fields)  # type: ignore[arg-type]
+
+
+def new_file(id: str = "file-1", **fields: object) -> NewStoreFile:
+    return NewStoreFile(id, f"{id}.txt", 800, 400, **fields)  # type: ignore[arg-type]
+
+
+def pieces(texts: Sequence[str], start: int = 0) -> list[NewChunk]:
+    return [NewChunk(place, 1, text, len(text) // 4) for place, text in enumerate(texts, start)]
+
+
+async def claimed(storage: Storage) -> Ingestion:
+    job = await storage.vector_stores.claim()
+    assert job is not None
+    return job
+
+
+async def filled(storage: Storage, store: str = "vs_1", texts: Sequence[str] = TEXTS) -> None:
+    """A store with one file of these chunks."""
+    await storage.vector_stores.create(new_store(store), [new_file()])
+    await read(storage, texts)
+
+
+async def read(storage: Storage, texts: Sequence[str]) -> None:
+    job = await claimed(storage)
+    await storage.vector_stores.add_chunks(job, pieces(texts), b"d")
+    await storage.vector_stores.finish(job)
+
+
+async def found(storage: Storage, query: str, store: str = "vs_1", owner: str = OWNER) -> list[str]:
+    """The texts that a search finds, the best first."""
+    stores = await storage.vector_stores.searched(owner, [store])
+    hits = await storage.vector_stores.search(
+        [stores[0].number], query, stores[0].hidden, only=False, most=10
+    )
+    chunks = await storage.vector_stores.chunks([id for id, _ in hits])
+    return [chunks[id].text for id, _ in hits]
+
+
+async def test_chunks_are_found_by_their_words_and_by_what_they_stem_from(storage: Storage) -> None:
+    await filled(storage)
+    assert await found(storage, "When are the tides highest?") == [TEXTS[0]]
+    assert (await found(storage, "horns of a boat"))[0] == TEXTS[1]
+    assert set(await found(storage, "boat")) == {TEXTS[1], TEXTS[2]}
+    assert await found(storage, "submarine") == []
+    assert await found(storage, "?! ") == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        'tide" OR "boats',
+        "tide AND (",
+        "words:tide",
+        "NEAR(tide boats)",
+        "tide*",
+        "-tide",
+        "'tide' & !x",
+        "^tide \\",
+    ],
+)
+async def test_a_query_is_words_and_never_the_syntax_of_a_database(storage: Storage, query: str) -> None:
+    await filled(storage)
+    assert TEXTS[0] in await found(storage, query)
+
+
+async def test_a_search_sees_the_chunks_of_its_store_and_of_its_owner_alone(storage: Storage) -> None:
+    await filled(storage, "vs_1")
+    await filled(storage, "vs_2", ["Another tide."])
+    assert await found(storage, "tide", "vs_2") == ["Another tide."]
+    with pytest.raises(NotFound) as unknown:
+        await found(storage, "tide", "vs_2", OTHER)
+    assert unknown.value.kind == "vector store"
+
+
+async def test_files_can_be_chosen_and_left_out(storage: Storage) -> None:
+    stores = storage.vector_stores
+    await stores.create(new_store(), [new_file("file-1", attributes=b'{"n":1}'), new_file("file-2")])
+    await read(storage, ["The first tide."])
+    await read(storage, ["The second tide."])
+    [store] = await stores.searched(OWNER, ["vs_1"], attributes=True)
+    chosen = [key for key, attributes in store.shown.items() if attributes == b'{"n":1}']
+    for files, only, texts in ((chosen, True, ["The first tide."]), (chosen, False, ["The second tide."])):
+        hits = await stores.search([store.number], "tide", files, only=only, most=10)
+        chunks = await stores.chunks([id for id, _ in hits])
+        assert [chunk.text for chunk in chunks.values()] == texts
+    assert await stores.search([store.number], "tide", [], only=True, most=10) == []
+
+
+async def test_chinese_words_are_found_without_spaces(storage: Storage) -> None:
+    if storage.shared:
+        return  # PostgreSQL's parser takes these characters for blanks or words, as the locale says
+    await filled(storage, texts=["大潮在满月之后两天最高。", "船靠右行驶。"])
+    assert await found(storage, "满月") == ["大潮在满月之后两天最高。"]
+    assert await found(storage, "月满") == []
+
+
+async def test_nothing_is_found_before_a_file_is_read_whole(storage: Storage) -> None:
+    stores = storage.vector_stores
+    await stores.create(new_store(), [new_file()])
+    job = await claimed(storage)
+    await stores.add_chunks(job, pieces(TEXTS[:1]), b"d")
+    assert await found(storage, "tide") == []
+    assert (await stores.get(OWNER, "vs_1")).counts == FileCounts(in_progress=1)
+    await stores.add_chunks(job, pieces(TEXTS[1:], 1), b"d")
+    await stores.finish(job)
+    assert await found(storage, "tide") == [TEXTS[0]]
+    store = await stores.get(OWNER, "vs_1")
+    assert store.counts == FileCounts(completed=1) and store.num_bytes == sum(map(len, TEXTS))
+    assert (await storage.usage(OWNER)).held == store.num_bytes == await storage.num_bytes()
+
+
+async def test_whoever_comes_later_goes_on_and_whoever_was_first_writes_nothing(database_url: str) -> None:
+    storage = await open_storage(database_url, runner=RUNNER)
+    stores = storage.vector_stores
+    await stores.create(new_store(), [new_file()])
+    first = await claimed(storage)
+    await stores.add_chunks(first, pieces(TEXTS[:1]), b"d")
+    assert await stores.claim() is None
+    await stores.free_all()  # as the next process does
+    second = await claimed(storage)
+    assert (second.next_position, second.digest, second.attempt) == (1, b"d", 2)
+    for write in (
+        stores.add_chunks(first, pieces(TEXTS[1:], 1), b"d"),
+        stores.finish(first),
+        stores.begin_anew(first),
+    ):
+        with pytest.raises(IngestionLost):
+            await write
+    await stores.add_chunks(second, pieces(TEXTS[1:], 1), b"d")
+    await stores.finish(second)
+    assert [c.text for c in await stores.file_chunks(OWNER, "vs_1", "file-1", limit=9)] == list(TEXTS)
+    await storage.close()
+
+
+async def test_a_clean_end_counts_no_attempt_and_a_new_beginning_leaves_nothing(storage: Storage) -> None:
+    stores = storage.vector_stores
+    await stores.create(new_store(), [new_file()])
+    await stores.add_chunks(await claimed(storage), pieces(TEXTS), b"old")
+    await stores.release()
+    job = await claimed(storage)
+    assert (job.attempt, job.digest) == (1, b"old")
+    while await stores.begin_anew(job):
+        pass
+    await stores.add_chunks(job, pieces(["Another text."]), b"new")
+    await stores.finish(job)
+    assert [c.text for c in await stores.file_chunks(OWNER, "vs_1", "file-1", limit=9)] == ["Another text."]
+    assert await found(storage, "tide") == []
+
+
+async def test_owners_take_turns(storage: Storage) -> None:
+    stores = storage.vector_stores
+    await stores.create(new_store("vs_1"), [new_file("file-1"), new_file("file-2")])
+    await stores.create(new_store("vs_2", OTHER), [new_file("file-3")])
+    turns = []
+    behind = ""
+    while (job := await stores.claim(behind)) is not None:
+        turns.append(job.owner)
+        behind = job.owner
+    assert sorted(turns[:2]) == sorted([OWNER, OTHER]) and turns[2] == OWNER
+
+
+@pytest.mark.parametrize("what", ["file", "store", "batch"])
+async def test_what_is_let_go_of_while_it_is_read_leaves_nothing(storage: Storage, what: str) -> None:
+    stores = storage.vector_stores
+    await stores.create(new_store())
+    await stores.create_batch(OWNER, "vs_1", "vsfb_1", [new_file()], now())
+    job = await claimed(storage)
+    await stores.add_chunks(job, pieces([f"tide {number}" for number in range(100)]), b"d")
+    if what == "file":
+        await stores.remove_file(OWNER, "vs_1", "file-1", now())
+    elif what == "store":
+        await stores.delete(OWNER, "vs_1", now())
+    else:
+        batch = await stores.cancel_batch(OWNER, "vs_1", "vsfb_1", now())
+        assert batch.cancelled_at is not None and batch.counts == FileCounts(cancelled=1)
+    with pytest.raises(IngestionLost):
+        await stores.add_chunks(job, pieces(["more"], 100), b"d")
+    while await stores.erase():
+        pass
+    left = await rows(storage)
+    assert "vector_chunks" not in left
+    if what == "store":
+        assert not any(name.startswith("vector") for name in left)
+    else:
+        assert (await stores.get(OWNER, "vs_1")).num_bytes == 0
+
+
+async def test_a_file_that_comes_again_is_read_again_only_if_that_changes_something(storage: Storage) -> None:
+    stores = storage.vector_stores
+    await filled(storage)
+    [same] = await stores.add_files(OWNER, "vs_1", [new_file(attributes=b'{"a":1}')], now())
+    assert (same.status, same.attributes) == ("completed", b'{"a":1}')
+    [other] = await stores.add_files(OWNER, "vs_1", [NewStoreFile("file-1", "file-1.txt", 100, 0)], now())
+    assert other.status == "in_progress" and await found(storage, "tide") == []
+    await read(storage, ["tide anew"])
+    assert await found(storage, "tide") == ["tide anew"]
+
+
+async def test_pages_go_in_both_directions(storage: Storage) -> None:
+    stores = storage.vector_stores
+    for number in range(5):
+        await stores.create(new_store(f"vs_{number}"))
+
+    async def ids(**args: object) -> tuple[list[str], bool]:
+        page = await stores.list(OWNER, **args)  # type: ignore[arg-type]
+        return [store.id for store in page.data], page.has_more
+
+    assert await ids(limit=2) == (["vs_4", "vs_3"], True)
+    assert await ids(limit=2, after="vs_3") == (["vs_2", "vs_1"], True)
+    assert await ids(limit=2, before="vs_1") == (["vs_3", "vs_2"], True)
+    assert await ids(limit=2, before="vs_3") == (["vs_4"], False)
+    assert await ids(limit=9, order="asc", after="vs_2") == (["vs_3", "vs_4"], False)
+    with pytest.raises(NotFound):
+        await ids(limit=2, after="vs_9")
+
+
+async def test_an_unused_store_expires_and_a_purge_leaves_nothing(storage: Storage) -> None:
+    stores = storage.vector_stores
+    await stores.create(new_store(expires_after=1000), [new_file()])
+    await read(storage, TEXTS)
+    await filled(storage, "vs_2")
+    assert await stores.expire(now() + 2000) == 1
+    assert (await stores.get(OWNER, "vs_1")).counts.total == 0
+    assert await found(storage, "tide", "vs_2") == [TEXTS[0]]
+    async for _ in storage.purge(OWNER, now() + 1, entry=None):
+        pass
+    assert not any(name.startswith("vector") for name in await rows(storage))
+    async for _ in storage.sweep(Limits(), now()):
+        pass
+
+
+async def test_frequent_words_do_not_keep_rare_ones_from_being_found(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.vector_stores.words.RANKED", 5)
+    await filled(storage, texts=[*(f"gull number {n}" for n in range(20)), "gull and albatross"])
+    assert await found(storage, "gull albatross") == ["gull and albatross"]
+    assert len(await found(storage, "gull")) == 5  # no more are ranked
