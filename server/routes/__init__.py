@@ -8,17 +8,14 @@ from server.routes import (
     completions,
     conversations,
     health,
-    keys,
-    live_runs,
     models,
     reference,
     responses,
-    sealing,
-    tenants,
     tokenize,
     vector_stores,
     webhooks,
 )
+from server.routes.operator import ROUTERS as OPERATOR
 from server.routes.organization import ROUTERS as ORGANIZATION
 from server.routes.pooling import ROUTERS as POOLING
 
@@ -27,10 +24,10 @@ ROUTERS: tuple[APIRouter, ...] = (
         family.router
         for family in (
             *(health, models, responses, conversations, completions, tokenize),
-            vector_stores,
-            *(keys, webhooks, sealing, tenants, live_runs),
+            *(vector_stores, webhooks),
         )
     ),
+    *OPERATOR,
     *POOLING,
     *ORGANIZATION,
 )

@@ -19,7 +19,7 @@ from server.errors import invalid_value
 from server.http import MAX_PAGE, actor, context, integer, json_reply, life, query_text, read_body
 from server.limits import load_limits, read_limits
 from server.routes.documented import documented
-from server.routes.limit_changes import read_limit_changes
+from server.routes.operator import read_limit_changes
 from server.routes.organization import asked
 from server.shapes import missing
 from server.usage import Prices

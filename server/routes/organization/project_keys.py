@@ -16,7 +16,7 @@ from server.admin import keys, projects
 from server.http import actor, choice, context, json_reply, life, read_body
 from server.limits import used_by
 from server.routes.documented import documented
-from server.routes.limit_changes import read_limit_changes, require_values
+from server.routes.operator import read_limit_changes, require_values
 from server.routes.organization import asked
 from server.routes.organization.projects import account
 from server.usage import Prices

@@ -18,7 +18,7 @@ from server.admin import keys
 from server.errors import invalid_value
 from server.http import actor, context, json_reply, life, read_body
 from server.routes.documented import needs
-from server.routes.limit_changes import read_limit_changes, require_values
+from server.routes.operator.limit_changes import read_limit_changes, require_values
 from server.shapes import array, label, text, whole
 
 router = APIRouter(prefix="/admin/keys", include_in_schema=False)
