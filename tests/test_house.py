@@ -46,7 +46,8 @@ ORDERS = {
         *("inspection", "storage"),
     ),
     "tools": (
-        *("spec", "arguments", "ranking", "egress", "runtime", "images", "mcp", "builtin", "operator", "web"),
+        *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "builtin"),
+        *("operator", "web"),
     ),
     "server": (
         *(
