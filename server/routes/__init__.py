@@ -15,6 +15,7 @@ from server.routes import (
     vector_stores,
     webhooks,
 )
+from server.routes.files import ROUTERS as FILES
 from server.routes.operator import ROUTERS as OPERATOR
 from server.routes.organization import ROUTERS as ORGANIZATION
 from server.routes.pooling import ROUTERS as POOLING
@@ -29,6 +30,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     ),
     *OPERATOR,
     *POOLING,
+    *FILES,
     *ORGANIZATION,
 )
 
