@@ -16,7 +16,7 @@ from server.admin.database_access import AdminError, carry_out
 from server.admin.durations import MAX_S as MAX_S
 from server.admin.durations import seconds_of, seconds_until
 from server.admin.listing import Columns, list_lines, shown_time
-from server.admin.owner_names import owner_id, shown_owner
+from server.admin.owner_names import known_owner_id, nearest_owner, owner_id, shown_owner
 from server.clock import now_us
 from server.config import Config, masked
 from server.limits import NONE, changed, load_limits, parse_limits
@@ -245,12 +245,18 @@ def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
     yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
     if made["new_owner"]:
         yield f"{made['owner']} is a new owner: nothing was kept for that name before."
+        if (meant := nearest_owner(config, made["owner"])) is not None:
+            yield (
+                f"Or did you mean {meant[0]!r}? Its id is {meant[1]}; `antiphon keys revoke {made['id']}` "
+                "ends this key."
+            )
     if made["first"]:
         yield from _first(made["owner"], masked(str(config.db)))
 
 
 def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    return list_lines(config, options, PATH, list_all, COLUMNS)
+    owner = options.owner and known_owner_id(config, options.owner)
+    yield from list_lines(config, options, PATH, list_all, COLUMNS, of=owner)
 
 
 def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:

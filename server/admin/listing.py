@@ -24,13 +24,17 @@ def list_lines(
     path: str,
     in_database: Callable[[Storage], Awaitable[dict[str, Any]]],
     columns: Columns,
+    *,
+    of: str | None = None,
 ) -> Iterator[str]:
     """Carry out a verb `list`; yields the lines to print. Raises AdminError.
 
     path: of the same list at a running server. in_database: the list, as `{"data": [object, ...]}`. Objects
-    that have an `owner` get its name too.
+    that have an `owner` get its name too. of: only objects of this owner.
     """
     objects = carry_out(config, in_database, "GET", path)["data"]
+    if of is not None:
+        objects = [one for one in objects if one["owner"] == of]
     if any("owner" in one for one in objects):
         objects = with_owner_names(config, objects)
     if options.json:

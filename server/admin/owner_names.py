@@ -11,7 +11,7 @@ from typing import Any
 
 from server.access import LOCAL_OWNER
 from server.admin.database_access import AdminError, UnknownOwner, carry_out
-from server.config import Config
+from server.config import Config, nearest
 from storage import Storage, StoredOwner
 
 PATH = "/admin/owners"
@@ -48,6 +48,14 @@ def known_owner_id(config: Config, word: str) -> str:
     if word == LOCAL_OWNER:
         return word
     raise UnknownOwner(f"there is no owner whose id or name is {word!r}: see `antiphon owners list`")
+
+
+def nearest_owner(config: Config, word: str) -> tuple[str, str] | None:
+    """The name and the id of the live owner that a word, which names another one, most likely means; None
+    where none is near."""
+    others = {one["name"]: one["id"] for one in _owners(config) if one["id"] != word and _live(one)}
+    meant = nearest(word, others)
+    return None if meant is None else (meant, others[meant])
 
 
 def require_new_name(config: Config, name: str, *, of: str | None = None) -> None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from server.access import OPERATOR, Actor
 from server.admin.database_access import AdminError, carry_out
-from server.admin.owner_names import owner_id
+from server.admin.owner_names import known_owner_id
 from server.clock import now_us
 from server.config import Config
 from server.limits import ServiceShape
@@ -80,7 +80,8 @@ def _as_json(found: StoredKey | StoredOwner) -> dict[str, Any]:
 
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon tiers ...`; yields the lines to print. Raises AdminError."""
-    id, changes = owner_id(config, options.id), _changes(options)
+    id = options.id if options.id.startswith("key_") else known_owner_id(config, options.id)
+    changes = _changes(options)
     path = f"{PATH}/{quote(id, safe='')}"
     if changes:
         now = carry_out(

@@ -350,6 +350,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         "--owner", default=None, help="whose data it may see: an id or a name (default: a new owner)"
     )
     listing = _add_listing(verbs, "show all keys, never the keys themselves")
+    listing.add_argument("--owner", help="only keys of this owner, by id or name (default: of all owners)")
     rotate = verbs.add_parser("rotate", help="make a key's successor and print it; both live for a while")
     rotate.add_argument(
         "--grace", default="1d", help="how long the old key is still accepted: 7d, 12h, 0s (default: 1d)"
@@ -520,6 +521,7 @@ def _webhooks(options: argparse.Namespace) -> int:
 def _add_sealing(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="list|rotate", required=True)
     listing = _add_listing(verbs, "show all keys, never the keys themselves")
+    listing.add_argument("--owner", help="only keys of this owner, by id or name (default: of all owners)")
     rotate = verbs.add_parser(
         "rotate", help="encrypt with a new key from now on; what old keys encrypted stays readable"
     )

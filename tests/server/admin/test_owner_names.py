@@ -65,6 +65,8 @@ def test_a_name_that_is_taken_makes_no_second_owner(
         ("owners", "limits", "nope"),
         ("owners", "rename", "nope", "Other"),
         ("owners", "archive", "nope"),
+        ("tiers", "nope", "--weight", "2"),
+        ("keys", "list", "--owner", "nope"),
         ("webhooks", "add", "https://example.org/x", "--owner", "nope"),
     ],
 )
@@ -73,6 +75,20 @@ def test_an_unknown_owner_is_an_error(
 ) -> None:
     told(capsys, tmp_path, "owners", "create", "Alpha")
     assert "nope" in told(capsys, tmp_path, *argv, rc=1)
+
+
+def test_keys_of_one_owner_are_listed_and_a_misspelt_owner_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alpha = told(capsys, tmp_path, "owners", "create", "Alpha Team").strip()
+    told(capsys, tmp_path, "keys", "create", "--owner", "Alpha Team", "--name", "right")
+    wrong = told(capsys, tmp_path, "keys", "create", "--owner", "Alpha-Team", "--name", "wrong")
+    assert f"did you mean 'Alpha Team'? Its id is {alpha}" in wrong and "keys revoke key_" in wrong
+    assert "did you mean" not in told(capsys, tmp_path, "keys", "create", "--owner", "zebra")
+    listed = told(capsys, tmp_path, "keys", "list", "--owner", "Alpha Team").splitlines()
+    assert len(listed) == 2 and listed[1].split()[-2:] == ["right", "-"]
+    [only] = json.loads(told(capsys, tmp_path, "keys", "list", "--owner", alpha, "--json"))
+    assert (only["name"], only["owner"]) == ("right", alpha)
 
 
 async def test_a_name_of_several_owners_is_refused_with_their_ids(

@@ -83,5 +83,5 @@ async def test_a_key_has_no_weight_and_what_is_not_there_is_named(
         key = await made(running.context.storage)
         assert await run(running, key.stored.id, "--weight", "2") == 2
         assert "weight: it is an owner's" in capsys.readouterr().err
-        assert await run(running, "own_nobody") == 2
+        assert await run(running, "own_nobody") == 1
         assert "own_nobody" in capsys.readouterr().err

@@ -58,6 +58,7 @@ async def test_a_budget_that_is_spent_is_a_403_for_good_until_it_is_raised(tmp_p
         assert (await admin.get(project)).json() == {
             "object": "project.limits",
             "limits": {},
+            "in_force": {"total_tokens": 5},
             "used": {"total_tokens": spent, "total_cost": 0},
         }
         raised = {"limits": {"total_tokens": 10**6}}
