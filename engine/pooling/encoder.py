@@ -58,7 +58,7 @@ class EncoderWorker:
         self.hidden = len(recipe.labels) if recipe.head == "classes" else int(fields.hidden_size)
         lengths = (recipe.max_length, texts.longest, _positions(self._model, fields), config.max_model_len)
         self.max_len = min((each for each in lengths if each is not None), default=512)
-        self._num_threads = config.num_threads
+        self._num_threads = config.num_threads or torch.get_num_threads()
 
     @property
     def num_waiting(self) -> int:
@@ -85,8 +85,7 @@ class EncoderWorker:
         """See `Worker.step`."""
         if not self._queues:
             return None
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)
+        torch.set_num_threads(self._num_threads)  # another engine may have said otherwise
         batch = self._next_batch()
         for item in batch:
             self.drop(item.handle)

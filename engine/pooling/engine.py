@@ -300,6 +300,8 @@ def _open(config: PoolingConfig, recipe: Recipe) -> tuple[Texts, Worker]:
     from engine.pooling.paged import PagedWorker
 
     texts = Texts(recipe)
+    if recipe.config.get("auto_map"):
+        log.warning("%s brings code of its own, which is not run: transformers has its own", config.model)
     on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     device = torch.device("cuda" if on_gpu else "cpu")
     with torch.inference_mode():

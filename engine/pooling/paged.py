@@ -18,7 +18,8 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.core import Batch, KVCache, Rows, Scheduler, Sequence, Submit, of_device
 from engine.executor import Runner, size_pools
-from engine.models import Checkpoint, load_pooled
+from engine.kernels import free_memory
+from engine.models import Checkpoint, ModelSpec, load_pooled
 from engine.pooling.recipe import Recipe
 from engine.pooling.texts import Texts
 from engine.pooling.values import PoolingConfig
@@ -31,8 +32,11 @@ log = logging.getLogger("antiphon.engine")
 MAX_SEQS = 256
 """Texts that one step computes at most."""
 
+KV_TOKENS = 8192
+"""The KV cache holds the longest text, this many tokens at least, and as many again for others."""
+
 GPU_KV_BYTES = 4 << 30
-"""Of a GPU's memory: the rest is for the model that generates."""
+"""Of a GPU's memory at most: the rest is for the model that generates."""
 
 _NO_DRAW = SamplingParams(seed=0, max_tokens=0, temperature=0.0)
 
@@ -49,14 +53,13 @@ class PagedWorker:
         engine = EngineConfig(
             model=recipe.folder,
             dtype=config.dtype,
-            max_model_len=min(known) if known and device.type == "cpu" else None,
             max_num_seqs=min(MAX_SEQS, config.max_num_batched_tokens),
             max_num_batched_tokens=config.max_num_batched_tokens,
-            kv_cache_bytes=GPU_KV_BYTES if device.type == "cuda" else None,
             num_threads=config.num_threads,
             cpu_kernels=config.cpu_kernels,
         )
         model = load_pooled(engine, device, _head(recipe, texts, hidden))
+        engine = _with_kv(engine, model.spec, min([*known, model.spec.max_positions]), device)
         sizes = size_pools(model, engine, device)
         self.hidden = hidden if recipe.head == "states" else len(recipe.labels)
         outputs = 2 if recipe.head == "yes_no" else self.hidden
@@ -178,6 +181,17 @@ class PagedWorker:
             self._runner.clear(blocks)
         del self._pooled[sequence.handle]
         return Outcome(sequence.handle, error=RequestFailed(why))
+
+
+def _with_kv(engine: EngineConfig, spec: ModelSpec, longest: int, device: torch.device) -> EngineConfig:
+    """The configuration with a KV cache for texts up to `longest` tokens, or for as long ones as half of the
+    memory holds."""
+    of_token = sum(2 * len(group.layers) * group.num_kv_heads * group.head_dim for group in spec.groups)
+    wanted = (max(longest, KV_TOKENS) + KV_TOKENS) * of_token * spec.dtype.itemsize
+    most = GPU_KV_BYTES if device.type == "cuda" else free_memory() // 2
+    if wanted <= most:
+        return replace(engine, max_model_len=longest, kv_cache_bytes=wanted)
+    return replace(engine, kv_cache_bytes=most)
 
 
 def _head(recipe: Recipe, texts: Texts, hidden: int) -> Callable[[Checkpoint], Tensor]:

@@ -50,6 +50,16 @@ After = Dense | Literal["normalize"]
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """How a query and a document become messages: their roles are so named. variables: of the template.
+    structured: contents are lists of parts. instruction: of the system message; empty: there is none."""
+
+    variables: Mapping[str, Any]
+    structured: bool
+    instruction: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """What is done with a text. `folder` has the model and its tokenizer; the rest as in `PoolingInfo`."""
 
@@ -70,6 +80,10 @@ class Recipe:
     labels: tuple[str, ...] = ()
     activation: str = "Identity"
     yes_no: tuple[int, int] | None = None  # token ids; None: those of "yes" and "no"
+    chat: Chat | None = (
+        None  # pairs are told by the chat template; None: as a pair of texts, or as a card says
+    )
+    plain: bool = False  # the checkpoint says that texts are told without the chat template, if it has one
 
     @property
     def architecture(self) -> str:
@@ -127,7 +141,9 @@ def _read_embedding(folder: Path) -> Recipe:
         causal_head = _architecture(config).endswith("ForCausalLM") and config.get("is_causal", True)
         modes, include_prompt, after = ("lasttoken" if causal_head else "mean",), True, ()
         source = NO_MODULES
-    lengths = next((found for name in TOKENS_CONFIGS if (found := read_json(model, name))), {})
+    lengths = _tokens_config(model)
+    if "message" in (lengths.get("modality_config") or {}):
+        raise LoadError(f"{model} is told texts as messages of a chat, which is not served for embeddings")
     declared = config.get("matryoshka_dimensions")
     cut = told.get("truncate_dim")
     cuts: tuple[int, ...] | None = ()
@@ -147,6 +163,7 @@ def _read_embedding(folder: Path) -> Recipe:
         after=after,
         max_length=_length(lengths.get("max_seq_length")),
         lower_case=bool(lengths.get("do_lower_case")),
+        plain=bool(modules),
         cuts=cuts,
         cut=cut,
         prompts={name: text for name, text in prompts.items() if isinstance(text, str)},
@@ -164,12 +181,27 @@ def _read_modules(folder: Path) -> list[tuple[str, str]]:
     try:
         rows = json.loads(path.read_text("utf-8"))
         rows = sorted(rows, key=lambda row: int(row["idx"]))
-        found = [(str(row["type"]).rpartition(".")[2], str(row["path"])) for row in rows]
+        found = [(_kind(str(row["type"])), str(row["path"])) for row in rows]
     except (ValueError, TypeError, KeyError) as error:
         raise LoadError(f"{path} is no list of modules: {error!r}") from None
     kinds = [kind for kind, _ in found]
     if kinds[:1] != ["Transformer"]:
         raise LoadError(f"{path}: the first module is {kinds[:1]}; only Transformer is served")
+    return found
+
+
+def _kind(type_: str) -> str:
+    """The name of a module of sentence-transformers; of a checkpoint's own code all of it."""
+    return type_.rpartition(".")[2] if type_.startswith("sentence_transformers.") else type_
+
+
+def _tokens_config(folder: Path) -> dict[str, Any]:
+    """What sentence-transformers is told of the model and its tokenizer. Raises LoadError for a task that is
+    none of those that are served."""
+    found = next((found for name in TOKENS_CONFIGS if (found := read_json(folder, name))), None) or {}
+    task = found.get("transformer_task")
+    if task not in (None, "feature-extraction", "sequence-classification", "text-generation"):
+        raise LoadError(f"{folder} is made for the task {task}, which is not served")
     return found
 
 
@@ -233,14 +265,15 @@ def _read_scores(folder: Path, kind: PoolingKind) -> Recipe:
     model = folder / modules[0][1] if modules else folder
     config = read_config(model)
     architecture = _architecture(config)
+    told = read_json(folder, "config_sentence_transformers.json") or {}
+    lengths = _tokens_config(model)
     if architecture.endswith("ForSequenceClassification"):
         labels = _labels(config)
         if kind == "rerank" and len(labels) != 1:
             raise LoadError(f"{architecture} has {len(labels)} labels; a reranker has one")
-        activation = (
-            _score_activation(config, labels, model) if kind == "rerank" else _class_activation(config)
-        )
-        lengths = next((found for name in TOKENS_CONFIGS if (found := read_json(model, name))), {})
+        if modules[1:] or "message" in (lengths.get("modality_config") or {}):
+            raise LoadError(f"{folder} is told texts, or scored, in a way that is not served")
+        scored = _score_activation(config, told, labels, model)
         return Recipe(
             folder=model,
             kind=kind,
@@ -251,7 +284,8 @@ def _read_scores(folder: Path, kind: PoolingKind) -> Recipe:
             max_length=_length(lengths.get("max_seq_length")),
             lower_case=bool(lengths.get("do_lower_case")),
             labels=labels,
-            activation=activation,
+            activation=scored if kind == "rerank" else _class_activation(config),
+            plain=kind == "classification" or bool(modules),
         )
     if kind == "rerank" and architecture == "Qwen3ForCausalLM":
         return Recipe(
@@ -260,10 +294,13 @@ def _read_scores(folder: Path, kind: PoolingKind) -> Recipe:
             head="yes_no",
             config=config,
             modes=("lasttoken",),
-            source="the template of Qwen3-Reranker",
+            source="modules.json" if modules else "the card of Qwen3-Reranker",
+            max_length=_length(lengths.get("max_seq_length")),
             labels=("relevance",),
-            activation="Sigmoid",
+            activation=_score_activation(config, told, ("relevance",), model),
             yes_no=_yes_no(folder, modules),
+            chat=_chat(lengths, told) if modules else None,
+            plain=True,
         )
     raise LoadError(
         f"{architecture} is not served for {kind}: that takes a sequence classifier (an architecture that "
@@ -291,13 +328,25 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"LABEL_{i}" for i in range(count if isinstance(count, int) else 2))
 
 
-def _score_activation(config: Mapping[str, Any], labels: tuple[str, ...], where: Path) -> str:
+def _score_activation(
+    config: Mapping[str, Any], told: Mapping[str, Any], labels: tuple[str, ...], where: Path
+) -> str:
     """What sentence-transformers applies to the logits of a cross-encoder."""
-    named = (config.get("sentence_transformers") or {}).get("activation_fn")
+    named = told.get("activation_fn") or (config.get("sentence_transformers") or {}).get("activation_fn")
     named = named or config.get("sbert_ce_default_activation_function")
     if named is None:
         return "Sigmoid" if len(labels) == 1 else "Identity"
     return _activation(named, where)
+
+
+def _chat(lengths: Mapping[str, Any], told: Mapping[str, Any]) -> Chat:
+    message = (lengths.get("modality_config") or {}).get("message") or {}
+    prompts, default = told.get("prompts") or {}, told.get("default_prompt_name")
+    return Chat(
+        variables=(lengths.get("processing_kwargs") or {}).get("chat_template") or {},
+        structured=message.get("format") == "structured",
+        instruction=str(prompts.get(default) or "") if default else "",
+    )
 
 
 def _class_activation(config: Mapping[str, Any]) -> str:

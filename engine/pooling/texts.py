@@ -57,10 +57,19 @@ class Texts:
             _lower_case(self._tokenizer)
         self._prompt_lengths: dict[str, int] = {}
         self._yes_no = recipe.yes_no
+        if self._tokenizer.chat_template and not recipe.plain and recipe.causal:
+            what = "a query and a document are" if recipe.kind == "rerank" else "a text is"
+            raise LoadError(
+                f"{recipe.folder} has a chat template and no modules.json: nothing says how {what} told to it"
+            )
         self._around: tuple[list[int], list[int]] = ([], [])
         if recipe.head == "yes_no":
             self._around = self._plain(JUDGE), self._plain(ANSWER)
             self._yes_no = recipe.yes_no or self._find_yes_no()
+        if recipe.chat is not None:
+            shown = self._rendered("<the query>", "<the document>", "")
+            if "<the query>" not in shown or "<the document>" not in shown:
+                raise LoadError(f"the chat template of {recipe.folder} does not show a query and a document")
 
     @property
     def vocab_size(self) -> int:
@@ -103,6 +112,8 @@ class Texts:
             if not isinstance(first, str):
                 return TextInput(np.array(words, np.int32)[:cut])
             second = str(rest[0])
+            if self._recipe.chat is not None:
+                return self._told(first, second, prompt, cut)
             if self._recipe.head == "yes_no":
                 return self._judged(first, second, prompt or INSTRUCTION, cut)
             return self._encoded(first, second, prompt, cut)
@@ -131,6 +142,31 @@ class Texts:
         if cut is not None:
             ids = ids[: max(0, cut - len(before) - len(after))]
         return TextInput(np.array([*before, *ids, *after], np.int32))
+
+    def _told(self, query: str, document: str, instruction: str, cut: int | None) -> TextInput:
+        """A pair by the chat template; to cut it, its document is cut."""
+        ids = self._plain(self._rendered(query, document, instruction))
+        if cut is not None and len(ids) > cut:
+            known = self._plain(document)
+            kept: str = self._tokenizer.decode(known[: max(0, len(known) - (len(ids) - cut))])
+            ids = self._plain(self._rendered(query, kept, instruction))
+        return TextInput(np.array(ids, np.int32))
+
+    def _rendered(self, query: str, document: str, instruction: str) -> str:
+        chat = self._recipe.chat
+        assert chat is not None
+        said = instruction or chat.instruction
+        rows = [*([("system", said)] if said else []), ("query", query), ("document", document)]
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": text}] if chat.structured else text}
+            for role, text in rows
+        ]
+        try:
+            render: Any = self._tokenizer.apply_chat_template
+            text: str = render(messages, tokenize=False, **chat.variables)
+        except Exception as error:  # templates raise what they like
+            raise LoadError(f"the chat template of {self._recipe.folder} fails: {error}") from None
+        return text
 
     def _plain(self, text: str) -> list[int]:
         found: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

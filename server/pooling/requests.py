@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.ignored import unread
+from server.ignored import ignore, unread
 from server.schema import check_length, missing, mistyped, refuse, shorten
 
 MAX_INPUTS = 2048
@@ -101,7 +101,8 @@ def parse_embeddings(body: Mapping[str, Any]) -> EmbeddingsRequest:
             message = f"Unknown parameter: '{shorten(name)}'. This endpoint takes {', '.join(known)}."
             refuse(shorten(name), message, "unknown_parameter")
     inputs, single = _inputs(body)
-    _text(body, "user")
+    if _text(body, "user") is not None:
+        ignore("user")
     return EmbeddingsRequest(
         _text(body, "model"),
         inputs,
@@ -241,11 +242,10 @@ def _documents(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _format(body: Mapping[str, Any]) -> Format:
-    value = body.get("encoding_format") or "float"
-    if value == "float" or value == "base64":
-        form: Format = value
-        return form
-    refuse("encoding_format", "Invalid 'encoding_format': expected 'float' or 'base64'.")
+    value = body.get("encoding_format")
+    if value not in (None, "float", "base64"):
+        refuse("encoding_format", "Invalid 'encoding_format': expected 'float' or 'base64'.")
+    return "base64" if value == "base64" else "float"
 
 
 def _purpose(body: Mapping[str, Any]) -> tuple[str, str] | None:

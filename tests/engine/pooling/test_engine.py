@@ -158,4 +158,8 @@ async def test_what_a_checkpoint_does_not_say_or_is_not_served_is_refused(tmp_pa
     assert "ends with ForSequenceClassification" in await refused(folder, "rerank")
     classes = make_classifier("bert", tmp_path / "classes", 3)
     assert "3 labels; a reranker has one" in await refused(classes, "rerank")
+    chatty = make_embedder("qwen3-with-head", tmp_path / "chatty", modules=False)
+    told = chatty / "tokenizer_config.json"
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"chat_template": "{{ messages[0].content }}"}))
+    assert "nothing says how a text is told to it" in await refused(chatty)
     assert "is not a folder, nor a hub id" in await refused(tmp_path / "none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,32 @@ async def test_a_judge_scores_by_yes_and_no(tmp_path: Path) -> None:
             logits = model(ids).logits[0, -1]
         words = tokenizer.convert_tokens_to_ids(["no", "yes"])
         assert score == pytest.approx(logits[words].softmax(dim=0)[1].item(), abs=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_a_judge_that_sentence_transformers_has_saved_is_told_by_its_chat_template(
+    tmp_path: Path,
+) -> None:
+    from sentence_transformers import CrossEncoder
+
+    folder = make_judge(tmp_path / "m")
+    told = folder / "tokenizer_config.json"
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }} {% elif m.role == 'query' %}"
+        "<|im_start|>query {{ m.content }}{% else %} document {{ m.content }}<|im_end|>{% endif %}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}<think> </think>{% endif %}"
+    )
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"chat_template": template}))
+    made = CrossEncoder(str(folder), device="cpu", prompts={"task": "find water"}, default_prompt_name="task")
+    made.save_pretrained(str(tmp_path / "saved"))
+    lengths = tmp_path / "saved" / "sentence_bert_config.json"
+    variables = {"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}
+    lengths.write_text(json.dumps(json.loads(lengths.read_text()) | variables))
+    found, info, _ = await _vectors(tmp_path / "saved", PAIRS, kind="rerank")
+    oracle = CrossEncoder(str(tmp_path / "saved"), device="cpu")
+    np.testing.assert_allclose(found[:, 0], oracle.predict(PAIRS), atol=2e-5)
+    assert (info.pooling_source, info.activation) == ("modules.json", "sigmoid")
 
 
 @pytest.mark.parametrize("kind", ["distilbert", "llama"])

@@ -56,7 +56,7 @@ async def server(
         rerank_model=(str(folders["rerank"]),),
         classification_model=(str(folders["classification"]),),
         api_key=("sk-one",),
-        owner_limit=("tokens_per_minute=100000",),
+        owner_limit=("tokens_per_day=100000",),
         num_threads=1,
     ) as running:
         yield running
