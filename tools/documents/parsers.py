@@ -68,9 +68,9 @@ def _html(data: bytes, url: str | None, text: Text) -> tuple[Kind, str | None]:
             found = trafilatura.extract(data, output_format="markdown", favor_recall=True)
         metadata = trafilatura.extract_metadata(data, default_url=url)
         title = metadata.title
-    if url is None and not (found and found.strip()):
+    if not (found and found.strip()):
         found, title = markdown_of(decoded(data))
-    text.add(found or "")
+    text.add(found)
     return "html", title
 
 
