@@ -16,22 +16,22 @@ from server.routes import (
     sealing,
     tenants,
     tokenize,
-    vector_stores,
     webhooks,
 )
 from server.routes.files import ROUTERS as FILES
 from server.routes.organization import ROUTERS as ORGANIZATION
+from server.routes.vector_stores import ROUTERS as VECTOR_STORES
 
 ROUTERS: tuple[APIRouter, ...] = (
     *(
         family.router
         for family in (
             *(health, models, responses, conversations, completions, tokenize),
-            vector_stores,
             *(keys, webhooks, sealing, tenants, live_runs),
         )
     ),
     *FILES,
+    *VECTOR_STORES,
     *ORGANIZATION,
 )
 
