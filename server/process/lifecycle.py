@@ -132,12 +132,12 @@ class ServerLifecycle:
             self.telemetry.limited,
         )
         self._meters = Meters(self._storage)
-        self._library = library = Library(self._storage, quota.require)
-        registry = {**registry, **library.tools()}
         prices = Prices(self.config)
         budgets = Budgets(self._storage, prices.cost, prices.currency)
         every_owner = changed(NONE, parse_limits(self.config.owner_limit))
         limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
+        self._library = library = Library(self._storage, quota, limiter)
+        registry = {**registry, **library.tools()}
         self._meter = Meter(self._storage)
         self._meter.start()
         runs = Runs(

@@ -12,25 +12,26 @@ from server.routes import (
     reference,
     responses,
     tokenize,
-    vector_stores,
     webhooks,
 )
 from server.routes.files import ROUTERS as FILES
 from server.routes.operator import ROUTERS as OPERATOR
 from server.routes.organization import ROUTERS as ORGANIZATION
 from server.routes.pooling import ROUTERS as POOLING
+from server.routes.vector_stores import ROUTERS as VECTOR_STORES
 
 ROUTERS: tuple[APIRouter, ...] = (
     *(
         family.router
         for family in (
             *(health, models, responses, conversations, completions, tokenize),
-            *(vector_stores, webhooks),
+            webhooks,
         )
     ),
     *OPERATOR,
     *POOLING,
     *FILES,
+    *VECTOR_STORES,
     *ORGANIZATION,
 )
 

@@ -16,7 +16,7 @@ from server.schema.description import (
     ref,
 )
 from server.shapes import Schema, or_null
-from server.vector_stores import wire
+from server.vector_stores.wire import ADD_BATCH, ADD_FILE, CHANGE_FILE, CHANGE_STORE, CREATE_STORE, SEARCH
 
 _COUNTS = of(dict.fromkeys(("in_progress", "completed", "failed", "cancelled", "total"), INTEGER))
 _STATUSES = ("in_progress", "completed", "failed", "cancelled")
@@ -36,12 +36,12 @@ def _results(name: str, items: Schema, more: Mapping[str, Schema] | None = None)
 def vector_store_components() -> Mapping[str, Schema]:
     """The schemas of this family, by name."""
     return {
-        "CreateVectorStore": wire.CREATE_STORE.schema(),
-        "UpdateVectorStore": wire.CHANGE_STORE.schema(),
-        "CreateVectorStoreFile": wire.ADD_FILE.schema(),
-        "UpdateVectorStoreFile": wire.CHANGE_FILE.schema(),
-        "CreateVectorStoreFileBatch": wire.ADD_BATCH.schema(),
-        "SearchVectorStore": wire.SEARCH.schema(),
+        "CreateVectorStore": CREATE_STORE.schema(),
+        "UpdateVectorStore": CHANGE_STORE.schema(),
+        "CreateVectorStoreFile": ADD_FILE.schema(),
+        "UpdateVectorStoreFile": CHANGE_FILE.schema(),
+        "CreateVectorStoreFileBatch": ADD_BATCH.schema(),
+        "SearchVectorStore": SEARCH.schema(),
         "VectorStore": of(
             {
                 "id": STRING,

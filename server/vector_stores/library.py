@@ -1,35 +1,52 @@
-"""The vector stores of one server: what searches them, what reads files into them, and with which model."""
+"""The vector stores of one server: what searches them, what reads files into them, and with which models."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from server.limits import NONE, Subject, load_limits
 from server.vector_stores.documents import Documents
 from server.vector_stores.embedding import Embedder, Reranker
-from server.vector_stores.ingesting import Ingesting, Room
+from server.vector_stores.ingesting import Ingesting
 from server.vector_stores.search_tool import search_tools
 from server.vector_stores.searching import Searcher
+from storage import NotFound
 
 if TYPE_CHECKING:
+    from server.limits import Limiter
+    from server.quota import Quota
     from storage import Storage
     from tools import Registry
 
 
 class Library:
-    """One for each server. embedder, reranker: None where stores are searched by words alone. room: counts
-    the bytes that are about to be stored."""
+    """One for each server. embedder, reranker: None where stores are searched by words alone."""
 
     def __init__(
         self,
         storage: Storage,
-        room: Room,
+        quota: Quota,
+        limiter: Limiter,
         embedder: Embedder | None = None,
         reranker: Reranker | None = None,
     ) -> None:
+        self._storage = storage
+        self._quota = quota
+        self._limiter = limiter
         self.embedder = embedder
         self.searcher = Searcher(storage, embedder, reranker)
-        self.ingesting = Ingesting(storage, Documents(storage).chunks, room, embedder)
+        self.ingesting = Ingesting(storage, Documents(storage).chunks, self._require_room, embedder)
 
     def tools(self) -> Registry:
         """What the server runs for the tool `file_search`."""
         return search_tools(self.searcher)
+
+    async def _require_room(self, owner: str, num_bytes: int) -> None:
+        """Count bytes that are about to be stored, long after the request that asked for them. ApiError 429
+        where they are too many for the owner."""
+        try:
+            limits = load_limits((await self._storage.get_owner(owner)).limits)
+        except NotFound:
+            limits = NONE
+        own = self._limiter.stored_bytes((Subject("owner", owner, limits),))
+        await self._quota.require(owner, num_bytes, own)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -174,38 +174,31 @@ def _hit(chunk: StoredChunk, score: float) -> Hit:
 
 def merged(hits: Sequence[Hit]) -> list[Hit]:
     """The same hits, those together that lie beside each other in a file, in the place of their best."""
-    found: list[Hit] = []
+    groups: list[list[Hit]] = []
     for hit in hits:
-        beside = [
-            each
-            for each in found
-            if each.file_id == hit.file_id and each.first - 1 <= hit.last and hit.first <= each.last + 1
-        ]
+        beside = [group for group in groups if any(_touch(hit, each) for each in group)]
         if not beside:
-            found.append(hit)
+            groups.append([hit])
             continue
-        place = found.index(beside[0])
-        together = beside[0]
-        for other in (*beside[1:], hit):
-            together = _together(together, other)
-        found[place] = together
+        beside[0].append(hit)
         for other in beside[1:]:
-            found.remove(other)
-    return found
+            beside[0].extend(other)
+            groups.remove(other)
+    return [_passage(group) for group in groups]
 
 
-def _together(better: Hit, other: Hit) -> Hit:
-    front, back = sorted((better, other), key=lambda hit: hit.first)
-    return Hit(
-        better.file_id,
-        better.filename,
-        better.attributes,
-        max(better.score, other.score),
-        _joined(front.text, back.text),
-        front.page,
-        front.first,
-        max(front.last, back.last),
-    )
+def _touch(one: Hit, other: Hit) -> bool:
+    return one.file_id == other.file_id and one.first <= other.last + 1 and other.first <= one.last + 1
+
+
+def _passage(hits: Sequence[Hit]) -> Hit:
+    """Neighbours as one hit."""
+    in_order = sorted(hits, key=lambda hit: hit.first)
+    whole = in_order[0].text
+    for hit in in_order[1:]:
+        whole = _joined(whole, hit.text)
+    best = max(hit.score for hit in hits)
+    return replace(in_order[0], score=best, text=whole, last=max(hit.last for hit in hits))
 
 
 def _joined(front: str, back: str) -> str:

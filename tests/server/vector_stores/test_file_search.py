@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
+
 from engine import ScriptedEngine
+from server.access import LOCAL_OWNER
+from server.clock import now_us
+from server.vector_stores import Hit, Searcher
+from storage import UsageFilter
 from tests.support.libraries import TIDES, new_store, put_file, read_through
 from tests.support.running import http_client, running_app
 from tests.support.talk import Api, prompts, saying, text, wrote
@@ -131,3 +138,65 @@ async def test_chat_completions_make_searches_too(tmp_path: Path) -> None:
         [note] = message["annotations"]
         assert note["file_citation"]["filename"] == "tides.md" and note["file_citation"]["index"] == 10
         assert message["server_tool_calls"][0]["queries"] == ["spring tide"]
+
+
+async def test_a_search_that_is_cut_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process ends in the midst of a search: the next one makes it again, and the model sees one result."""
+    begun = asyncio.Event()
+
+    async def never(*_: object) -> list[Hit]:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with (
+        running_app(tmp_path, ScriptedEngine(saying(ASKS, "x 【1】"))) as running,
+        http_client(running) as http,
+    ):
+        store = await new_store(running, http, tides_md=TIDES)
+        with monkeypatch.context() as patched:
+            patched.setattr(Searcher, "search", never)
+            response = await Api(http).create("hi", tools=[searching(store)], background=True)
+            await begun.wait()
+            await running.life.close()
+    engine = ScriptedEngine(saying(ASKS, "x 【1】"))
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        ended = await Api(http).ended(response["id"])
+        assert [item["status"] for item in ended["output"]] == ["completed", "completed"]
+        assert prompts(engine)[-1].count("【1】 tides.md") == 1
+        assert ended["output"][-1]["content"][0]["annotations"][0]["filename"] == "tides.md"
+
+
+async def test_searches_and_bytes_are_counted(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(ASKS, "x"))
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        store, api, storage = (
+            await new_store(running, http, tides_md=TIDES),
+            Api(http),
+            running.context.storage,
+        )
+        size = (await http.get(f"/v1/vector_stores/{store}")).json()["usage_bytes"]
+        assert (await storage.usage(LOCAL_OWNER)).held == size + len(TIDES.encode()), (
+            "the file, and its chunks"
+        )
+        await api.create("hi", tools=[searching(store)])
+        await running.context.meter.flush()
+        sums = await storage.usage_sums(
+            UsageFilter(kind="file_search_calls", since=0, before=now_us() + 60_000_000),
+            ("model",),
+            60_000_000,
+        )
+        assert [(one.by["model"], one.counts.requests) for one in sums] == [(store, 1)]
+
+
+async def test_what_has_no_room_is_not_read(tmp_path: Path) -> None:
+    async with (
+        running_app(tmp_path, owner_limit=("stored_bytes=250",)) as running,
+        http_client(running) as http,
+    ):
+        file = await put_file(running, "a.md", TIDES)
+        made = (await http.post("/v1/vector_stores", json={"file_ids": [file]})).json()
+        await read_through(http, made["id"])
+        found = (await http.get(f"/v1/vector_stores/{made['id']}/files/{file}")).json()
+        assert found["status"] == "failed" and found["last_error"]["code"] == "server_error"
+        assert "250" in found["last_error"]["message"]

@@ -1,0 +1,96 @@
+"""The routes of /v1/vector_stores/{store_id}/files: the files in a store."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.clock import now_us
+from server.http import (
+    context,
+    integer,
+    owner,
+    read_body,
+)
+from server.routes.documented import PAGE, documented
+from server.routes.vector_stores.replying import (
+    READS,
+    WRITES,
+    file_page,
+    files_of,
+    new_files,
+    reply,
+)
+from server.vector_stores.wire import ADD_FILE, CHANGE_FILE, content_page, file_object
+
+router = APIRouter(prefix="/v1/vector_stores")
+
+CONTENT = 100
+"""Chunks of one page of a file's content."""
+
+
+@router.post("/{store_id}/files", **documented("VectorStoreFile", WRITES, body="CreateVectorStoreFile"))
+async def add_file(request: Request, store_id: str) -> Response:
+    """Put a file into the store, to be read."""
+    said = ADD_FILE.read(await read_body(request))
+    here = context(request)
+    files = await new_files(request, [(said["file_id"], said)], "file_id")
+    [made] = await here.storage.vector_stores.add_files(owner(request), store_id, files, now_us())
+    here.library.ingesting.wake()
+    return reply(file_object(made))
+
+
+@router.get(
+    "/{store_id}/files",
+    **documented("VectorStoreFileList", READS, query=(*PAGE, "before:of_page", "filter")),
+)
+async def list_files(request: Request, store_id: str) -> Response:
+    """One page of the files of a store, newest first unless `order=asc`."""
+    return file_page(await files_of(request, store_id))
+
+
+@router.get("/{store_id}/files/{file_id}", **documented("VectorStoreFile", READS))
+async def get_file(request: Request, store_id: str, file_id: str) -> Response:
+    """The file, and how far its reading has come."""
+    stored = await context(request).storage.vector_stores.get_file(owner(request), store_id, file_id)
+    return reply(file_object(stored))
+
+
+@router.post(
+    "/{store_id}/files/{file_id}", **documented("VectorStoreFile", WRITES, body="UpdateVectorStoreFile")
+)
+async def change_file(request: Request, store_id: str, file_id: str) -> Response:
+    """Replace its attributes; null takes them away."""
+    said = CHANGE_FILE.read(await read_body(request))
+    told = orjson.dumps(said["attributes"]) if "attributes" in said else None
+    stored = await context(request).storage.vector_stores.set_attributes(
+        owner(request), store_id, file_id, told
+    )
+    return reply(file_object(stored))
+
+
+@router.delete("/{store_id}/files/{file_id}", **documented("Deleted", WRITES))
+async def remove_file(request: Request, store_id: str, file_id: str) -> Response:
+    """Take a file out of the store; the file itself stays."""
+    here = context(request)
+    await here.storage.vector_stores.remove_file(owner(request), store_id, file_id, now_us())
+    here.library.ingesting.wake()
+    return reply({"id": file_id, "object": "vector_store.file.deleted", "deleted": True})
+
+
+@router.get(
+    "/{store_id}/files/{file_id}/content",
+    **documented("VectorStoreFileContent", READS, query=("page:chunks",)),
+)
+async def get_content(request: Request, store_id: str, file_id: str) -> Response:
+    """The chunks of the file, in their order."""
+    after = integer(request.query_params, "page", minimum=0)
+    stores = context(request).storage.vector_stores
+    chunks = await stores.file_chunks(
+        owner(request), store_id, file_id, after=-1 if after is None else after, limit=CONTENT + 1
+    )
+    page = chunks[:CONTENT]
+    more = str(page[-1].position) if len(chunks) > CONTENT else None
+    return reply(content_page(page, more))

@@ -1,0 +1,149 @@
+"""Searches: words and vectors fused, reranked, merged; and who notes that a store is used."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from server.clock import now_us
+from server.vector_stores import Asked, Embedder, Hit, Reranker, Searcher, merged
+from server.vector_stores.vectors import as_bytes
+from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, open_storage
+from tests.support.libraries import WordVectors
+from tests.support.making import OWNER, RUNNER, url
+
+TEXTS = (
+    "The automobile must be parked behind the house.",
+    "A car needs oil.",
+    "Tides follow the moon.",
+    "Gulls eat fish.",
+)
+MODEL = WordVectors(["car", "automobile", "vehicle"], ["tide", "moon"])
+
+
+@pytest.fixture
+async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
+    opened = await open_storage(url(tmp_path), runner=RUNNER)
+    yield opened
+    await opened.close()
+
+
+async def fill(storage: Storage, id: str, model: Embedder | None, texts: Sequence[str] = TEXTS) -> None:
+    """A store with one file, whose chunks are these texts."""
+    stores = storage.vector_stores
+    pinned = (None, None) if model is None else (model.model, model.dimensions)
+    await stores.create(
+        NewVectorStore(id, OWNER, now_us(), "", None, b"{}", None, *pinned),
+        [NewStoreFile("file-1", "a.txt", 800, 400)],
+    )
+    job = await stores.claim()
+    assert job is not None
+    vectors = [None] * len(texts) if model is None else await model.embed(texts, "document")
+    await stores.add_chunks(
+        job,
+        [
+            NewChunk(place, 1, text, 9, None if vector is None else as_bytes(vector))
+            for place, (text, vector) in enumerate(zip(texts, vectors, strict=True))
+        ],
+        b"d",
+    )
+    await stores.finish(job)
+
+
+async def found(
+    storage: Storage,
+    query: str,
+    model: Embedder | None = None,
+    reranker: Reranker | None = None,
+    store: str = "vs_1",
+    **asked: object,
+) -> list[Hit]:
+    searcher = Searcher(storage, model, reranker)
+    return await searcher.search(OWNER, Asked([store], [query], 10, **asked))  # type: ignore[arg-type]
+
+
+async def test_vectors_find_what_words_do_not_and_both_count(storage: Storage) -> None:
+    await fill(storage, "vs_1", MODEL)
+    assert [hit.text for hit in await found(storage, "vehicle")] == [], "no text has the word"
+    near = await found(storage, "vehicle", MODEL)
+    assert {hit.text for hit in near[:2]} == set(TEXTS[:2])
+    both = await found(storage, "car", MODEL)
+    assert both[0].text == TEXTS[1], "it has the word, and its vector is near"
+    assert 1 >= both[0].score > both[1].score > 0
+    only_words = await found(storage, "fish automobile", MODEL, weights=(0.0, 1.0))
+    assert {hit.text for hit in only_words[:2]} == {TEXTS[0], TEXTS[3]}
+    only_vectors = await found(storage, "fish vehicle", MODEL, weights=(1.0, 0.0))
+    assert TEXTS[3] not in [hit.text for hit in only_vectors[:2]]
+    assert MODEL.kinds[-1] == "query"
+
+
+async def test_vectors_of_another_model_never_meet(storage: Storage) -> None:
+    class Other(WordVectors):
+        model = "words-2"
+
+    await fill(storage, "vs_1", MODEL)
+    other = Other(["car", "vehicle"])
+    assert await found(storage, "vehicle", other) == [], "words alone are searched"
+    assert other.kinds == []
+
+
+async def test_a_file_that_goes_is_found_no_more_by_its_vectors(storage: Storage) -> None:
+    await fill(storage, "vs_1", MODEL)
+    searcher, asked = Searcher(storage, MODEL), Asked(["vs_1"], ["vehicle"], 3)
+    assert len(await searcher.search(OWNER, asked)) == 3
+    await storage.vector_stores.remove_file(OWNER, "vs_1", "file-1", now_us())
+    assert await searcher.search(OWNER, asked) == []
+
+
+async def test_a_reranker_has_the_last_word_unless_it_is_not_wanted(storage: Storage) -> None:
+    class Longest:
+        async def score(self, query: str, texts: Sequence[str]) -> list[float]:
+            return [len(text) / 100 for text in texts]
+
+    await fill(storage, "vs_1", None)
+    first = await found(storage, "car automobile gulls oil", None, Longest())
+    assert [hit.text for hit in first] == [TEXTS[0], TEXTS[1], TEXTS[3]]
+    assert first[0].score == len(TEXTS[0]) / 100
+    plain = await found(storage, "car automobile gulls oil", None, Longest(), rerank=False)
+    assert plain[0].text == TEXTS[1], "it has two of the words"
+
+
+async def test_scores_are_shares_of_the_best_and_a_threshold_cuts(storage: Storage) -> None:
+    await fill(storage, "vs_1", None)
+    hits = await found(storage, "car oil gulls")
+    assert hits[0].score == 1.0 and 0 < hits[1].score < 1
+    assert len(await found(storage, "car oil gulls", threshold=hits[1].score + 0.01)) == 1
+
+
+async def test_a_search_is_a_use_that_is_noted_once_a_minute(storage: Storage) -> None:
+    await fill(storage, "vs_1", None)
+    before = (await storage.vector_stores.get(OWNER, "vs_1")).last_active_at
+    searcher, asked = Searcher(storage), Asked(["vs_1"], ["car"], 3)
+    await searcher.search(OWNER, asked)
+    used = (await storage.vector_stores.get(OWNER, "vs_1")).last_active_at
+    await searcher.search(OWNER, asked)
+    assert used > before
+    assert (await storage.vector_stores.get(OWNER, "vs_1")).last_active_at == used
+
+
+def hit(file: str, position: int, text: str, score: float) -> Hit:
+    return Hit(file, f"{file}.txt", {}, score, text, position + 1, position, position)
+
+
+def test_neighbours_become_one_passage_in_the_place_of_the_best() -> None:
+    hits = [
+        hit("a", 4, "four five", 1.0),
+        hit("b", 5, "other", 0.9),
+        hit("a", 6, "six seven", 0.8),
+        hit("a", 5, "five six", 0.7),
+        hit("a", 9, "nine", 0.6),
+    ]
+    passages = merged(hits)
+    assert [(each.file_id, each.text, each.first, each.last, each.page) for each in passages] == [
+        ("a", "four five six seven", 4, 6, 5),
+        ("b", "other", 5, 5, 6),
+        ("a", "nine", 9, 9, 10),
+    ]
+    assert [each.score for each in passages] == [1.0, 0.9, 0.6]
