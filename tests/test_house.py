@@ -46,7 +46,7 @@ ORDERS = {
         *("inspection", "storage"),
     ),
     "tools": (
-        *("spec", "arguments", "ranking", "egress", "runtime", "images", "mcp", "builtin", "operator", "web"),
+        *("spec", "arguments", "ranking", "egress", "runtime", "images", "mcp", "sandbox", "builtin", "operator", "web"),
     ),
     "server": (
         *(
