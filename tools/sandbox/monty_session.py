@@ -7,16 +7,21 @@ given from outside, so it then comes out the same.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import hashlib
-from contextlib import AsyncExitStack
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.sandbox.cells import DATA, CellLimits, CellResult, Moment, SandboxError
 
 if TYPE_CHECKING:
-    from pydantic_monty import AsyncMonty, OsHandler
+    from pydantic_monty import Monty, OsHandler
 
 MAX_STATE = 8 * 1024 * 1024
 """Bytes of a session."""
@@ -32,39 +37,70 @@ LACKS = (
 
 
 class MontyInterpreter:
-    """Runs the cells of all containers, each with the session that it is given."""
+    """Runs the cells of all containers, each with the session that it is given.
+
+    Its pool is used from threads: the one for event loops leaves threads of its own behind, which abort the
+    process as it ends.
+    """
 
     def __init__(self, limits: CellLimits) -> None:
         self._limits = limits
-        self._exits = AsyncExitStack()
-        self._pool: AsyncMonty | None = None
+        self._threads = ThreadPoolExecutor(limits.live, thread_name_prefix="monty")
+        self._pool: Monty | None = None
 
     async def start(self) -> None:
         """Start its processes. Raises SandboxError."""
-        try:
-            from pydantic_monty import AsyncMonty
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._start)
 
-            pool = AsyncMonty(min_processes=0, max_processes=self._limits.live)
-            self._pool = await self._exits.enter_async_context(pool)
+    def _start(self) -> None:
+        try:
+            from pydantic_monty import Monty
+
+            pool = Monty(min_processes=0, max_processes=self._limits.live)
+            pool.__enter__()
         except ImportError:
             raise SandboxError("Monty is not installed: pip install 'antiphon[code]'") from None
         except (OSError, RuntimeError) as fault:
             raise SandboxError(f"Monty cannot be started: {fault}") from None
+        self._pool = pool
 
     async def close(self) -> None:
         """End its processes."""
-        await self._exits.aclose()
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await asyncio.get_running_loop().run_in_executor(self._threads, pool.__exit__, None, None, None)
+        self._threads.shutdown()
 
     async def run(
         self, code: str, data: Path, state: bytes | None, moment: Moment, memory: int
     ) -> CellResult:
         """Run a cell. state: the session as of the cell before. One that is stopped leaves it as it was."""
+        workers: list[int] = []
+        work = partial(self._run, code, data, state, moment, memory, workers)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            for worker in workers:
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+            await asyncio.wait({running})
+            raise
+
+    def _run(
+        self,
+        code: str,
+        data: Path,
+        state: bytes | None,
+        moment: Moment,
+        memory: int,
+        workers: list[int],
+    ) -> CellResult:
         import pydantic_monty as monty
 
         assert self._pool is not None, "it was started"
         limits = self._limits
         logs = monty.CollectString(limits.log_bytes)
-        world = _world(moment)
         session = self._pool.checkout(
             limits={
                 "max_memory": memory,
@@ -79,28 +115,28 @@ class MontyInterpreter:
             host_path=data, virtual_path=DATA, mode="read-write", write_bytes_limit=limits.data_bytes
         )
         error: str | None = None
+        value: Any = None
         try:
-            with folder:
-                async with session:
-                    if state is not None:
-                        await session.load_session(state)
-                    try:
-                        value = await session.feed_run(
-                            code, mount=folder, print_callback=logs, cwd=DATA, os=world
-                        )
-                    except monty.MontyRuntimeError as fault:
-                        error, value = fault.display(), None
-                        if _is_end(fault):
-                            return _cell(logs.output, error, state)
-                    except monty.MontySyntaxError as fault:
-                        error, value = fault.display(), None
-                    kept = await session.dump()
+            with folder, session:
+                if (worker := session.worker_pid) is not None:
+                    workers.append(worker)
+                if state is not None:
+                    session.load_session(state)
+                try:
+                    world = _world(moment)
+                    value = session.feed_run(code, mount=folder, print_callback=logs, cwd=DATA, os=world)
+                except (monty.MontyRuntimeError, monty.MontySyntaxError) as fault:
+                    error = fault.display()
+                    if _is_end(fault):
+                        return _stopped(logs.output, error, state)
+                kept = session.dump()
+                workers.clear()
         except monty.MontyCrashedError:
             error = "The interpreter was ended: the code took too much time or memory."
-            return _cell(logs.output, error, state)
+            return _stopped(logs.output, error, state)
         if len(kept) > MAX_STATE:
             error = f"The variables have become too large: {len(kept)} bytes, and {MAX_STATE} can be kept."
-            return _cell(logs.output, error, state)
+            return _stopped(logs.output, error, state)
         shown = logs.output if value is None else f"{logs.output}{value!r}\n"
         return CellResult(shown + (error or ""), error is None, state=kept)
 
@@ -134,6 +170,6 @@ def _is_end(fault: Any) -> bool:
     return isinstance(fault.exception(), TimeoutError | MemoryError)
 
 
-def _cell(logs: str, error: str, state: bytes | None) -> CellResult:
+def _stopped(logs: str, error: str, state: bytes | None) -> CellResult:
     told = f"{error}\nThe variables are those of the cell before."
     return CellResult(f"{logs}{told}", ok=False, state=state)
