@@ -46,7 +46,8 @@ ORDERS = {
         *("inspection", "storage"),
     ),
     "tools": (
-        *("spec", "arguments", "ranking", "egress", "runtime", "images", "mcp", "sandbox", "builtin", "operator", "web"),
+        *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "sandbox"),
+        *("builtin", "operator", "web"),
     ),
     "server": (
         *(

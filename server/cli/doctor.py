@@ -38,9 +38,13 @@ from tools import (
     McpSearch,
     SearchFailed,
     ToolsError,
+    UnreadableDocument,
     operator_tools,
+    read_document,
+    reading_confinement,
     reads_html,
     search_once,
+    unreadable_kinds,
 )
 
 Verdict = Literal["ok", "note", "FAIL"]
@@ -279,6 +283,20 @@ async def _web(config: Config) -> Finding:
     return "ok" if found else "note", f"{where} answers with {found} results"
 
 
+async def _documents(config: Config) -> Finding:
+    try:
+        await read_document(b"text", "text.txt")
+    except UnreadableDocument as error:
+        return "note", error.message
+    confined = reading_confinement()
+    words = f"documents are read apart, by {', '.join(confined)}"
+    if missing := unreadable_kinds():
+        return "note", f"{words}; for {', '.join(missing)}: pip install 'antiphon[files]'"
+    if not {"bubblewrap", "Landlock"} & {*confined}:
+        return "note", f"{words}: what reads them can open files of the server; bubblewrap would prevent that"
+    return "ok", words
+
+
 async def _images(config: Config) -> Finding:
     if (generator := config.images.generator(config.max_item_bytes)) is None:
         return "ok", "no server of images is configured, so image_generation is not offered"
@@ -338,6 +356,7 @@ CHECKS: dict[str, Check] = {
     "egress": _egress,
     "mcp": _mcp,
     "web": _web,
+    "documents": _documents,
     "images": _images,
     "model": _model,
 }

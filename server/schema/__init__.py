@@ -9,7 +9,7 @@ from __future__ import annotations
 from server.items import Item
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
-from server.schema.description import STATUSES
+from server.schema.description import FILE_PURPOSES, STATUSES
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, is_tier, tier_of
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
@@ -37,6 +37,7 @@ from server.schema.tools import Unsupported, lacking, leave_out
 from server.shapes import array, boolean, check_length, missing, mistyped, refuse, shorten, text
 
 __all__ = [
+    "FILE_PURPOSES",
     "INCLUDES",
     "PRIORITIES",
     "STATUSES",

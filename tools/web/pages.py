@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Protocol
 from urllib.parse import urljoin, urlsplit
 
+from tools.documents import ReadingLimits, UnreadableDocument, prepare_documents, read_document
 from tools.egress import Caps, Egress, guarded_client
 from tools.spec import ToolError
 from tools.web.plain_text import one_line, printable
@@ -29,8 +30,21 @@ MAX_REDIRECTS = 5
 WIDTH = 160
 """Characters of a line at most; longer ones are wrapped, so that numbers of lines say where something is."""
 
-_ACCEPT = {"accept": "text/html, text/plain, application/json;q=0.9, */*;q=0.1", "user-agent": "antiphon"}
-_HTML = ("text/html", "application/xhtml+xml")
+_ACCEPT = {
+    "accept": "text/html, text/plain, application/json;q=0.9, application/pdf;q=0.9, */*;q=0.1",
+    "user-agent": "antiphon",
+}
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+_DOCUMENTS = {
+    "text/html": "page.html",
+    "application/xhtml+xml": "page.html",
+    "application/pdf": "page.pdf",
+    f"{_OFFICE}wordprocessingml.document": "page.docx",
+    f"{_OFFICE}presentationml.presentation": "page.pptx",
+    f"{_OFFICE}spreadsheetml.sheet": "page.xlsx",
+}
+"""Content types that a parser reads, and the names of files of these kinds."""
+_LIMITS = ReadingLimits(cpu_s=10, wall_s=CAPS.total_s)
 _PLAIN = ("application/json", "application/xml", "application/javascript", "application/yaml")
 
 
@@ -99,9 +113,9 @@ def require_seen(url: str, seen: Collection[str]) -> None:
 
 
 async def as_page(url: str, kind: str, data: bytes, encoding: str) -> Page:
-    """A page of what was fetched. kind: its content type. Raises ToolError for one that is no text."""
-    if kind in _HTML:
-        return await asyncio.to_thread(_from_html, url, data)
+    """A page of what was fetched. kind: its content type. Raises ToolError for one that has no text."""
+    if kind in _DOCUMENTS:
+        return await _from_document(url, _DOCUMENTS[kind], data)
     if not (kind.startswith("text/") or kind in _PLAIN or kind.endswith(("+json", "+xml"))):
         raise ToolError(f"The page is of the type {kind}, which cannot be read.")
     try:
@@ -117,22 +131,20 @@ def reads_html() -> bool:
 
 
 def prepare_pages() -> None:
-    """Load what the first page would otherwise wait for."""
-    if reads_html():
-        import trafilatura  # noqa: F401
+    """Start what the first page would otherwise wait for."""
+    prepare_documents()
 
 
-def _from_html(url: str, data: bytes) -> Page:
-    if not reads_html():
+async def _from_document(url: str, name: str, data: bytes) -> Page:
+    """What a parser makes of it, in a process of its own: these are the bytes of a stranger."""
+    if name == "page.html" and not reads_html():
         message = "This server cannot read HTML: its operator has to install antiphon[web]."
         raise ToolError(message)
-    import trafilatura
-
-    text = trafilatura.extract(data, url=url, include_links=True, include_comments=False)
-    if not text or not text.strip():
-        raise ToolError("The page has no text.")
-    title = trafilatura.extract_metadata(data, default_url=url).title
-    return Page(url, one_line(title or "", 300) or url, wrapped(text))
+    try:
+        document = await read_document(data, name, url=url, limits=_LIMITS)
+    except UnreadableDocument as error:
+        raise ToolError(f"The page cannot be read. {error.message}") from None
+    return Page(url, one_line(document.title or "", 300) or url, wrapped(document.text))
 
 
 def _heading(text: str) -> str:

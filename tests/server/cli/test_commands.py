@@ -469,6 +469,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "egress",
         "mcp",
         "web",
+        "documents",
         "images",
         "model",
     ]

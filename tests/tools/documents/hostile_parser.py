@@ -1,0 +1,72 @@
+"""A parser that does what the bytes tell it to: what a parser might be made to do by those of a stranger."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+from tools.documents.document import Document, DocumentPage, ReadingLimits
+
+
+def attempts() -> dict[str, object]:
+    """What must not succeed, by its name."""
+
+    def connect() -> None:
+        socket.create_connection(("127.0.0.1", 9), 1)
+
+    def fork() -> None:
+        if os.fork() == 0:
+            os._exit(0)
+
+    return {
+        "fork": fork,
+        "exec": lambda: os.execv("/bin/true", ["true"]),
+        "socket": connect,
+        "pair": socket.socketpair,
+        "kill": lambda: os.kill(1, signal.SIGKILL),
+        "kill parent": lambda: os.kill(os.getppid(), signal.SIGKILL),
+        "read": lambda: Path("/etc/passwd").read_bytes(),
+        "list": lambda: os.listdir("/root"),
+        "write": lambda: Path("/tmp/written-by-a-parser").write_bytes(b"x"),
+        "write beside": lambda: Path(__file__).with_suffix(".new").touch(),
+        "raise limits": lambda: __import__("resource").setrlimit(7, (4096, 4096)),
+    }
+
+
+def parse(data: bytes, filename: str, url: str | None, limits: ReadingLimits) -> Document:
+    told = data.decode()
+    if told == "compute":
+        while True:
+            pass
+    elif told == "wait":
+        time.sleep(600)
+    elif told == "memory":
+        bytearray(2 << 30)
+    elif told == "crash":
+        ctypes.string_at(0)
+    elif told == "abort":
+        os.abort()
+    elif told == "garbage":
+        os.write(3, b"\xff" * 4096)  # the lowest of its descriptors is its channel
+        os._exit(0)
+    elif told == "attempt":
+        return _text(" ".join(name for name, attempt in attempts().items() if _succeeds(attempt)))
+    elif told == "environment":
+        return _text(" ".join(sorted(os.environ)))
+    return _text(told)
+
+
+def _succeeds(attempt: object) -> bool:
+    try:
+        attempt()  # type: ignore[operator]
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _text(text: str) -> Document:
+    return Document("text", (DocumentPage(None, text),))

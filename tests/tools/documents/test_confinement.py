@@ -1,0 +1,152 @@
+"""A parser in the hands of a stranger does no harm: not to the server, nor to other documents."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.documents import ReadingLimits, UnreadableDocument
+from tools.documents.reader import Nursery, Reader
+
+HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[3]
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Landlock and seccomp are of Linux")
+
+
+def hostile() -> Reader:
+    return Reader(Nursery("tests.tools.documents.hostile_parser", (str(HERE),)))
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Reader]:
+    reader = hostile()
+    yield reader
+    reader.close()
+
+
+@pytest.fixture(scope="module")
+def reader_without_bubblewrap() -> Iterator[Reader]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "which", lambda _: None)
+        reader = hostile()
+        reader.start()
+    yield reader
+    reader.close()
+
+
+async def error_of(reader: Reader, told: str, limits: ReadingLimits | None = None) -> tuple[str, str]:
+    with pytest.raises(UnreadableDocument) as raised:
+        await reader.read(told.encode(), "a.txt", limits=limits or ReadingLimits())
+    return raised.value.code, raised.value.message
+
+
+async def text_of(reader: Reader, told: str) -> str:
+    return (await reader.read(told.encode(), "a.txt")).text
+
+
+@LINUX
+async def test_under_bubblewrap_nothing_can_be_reached(reader: Reader) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    assert await text_of(reader, "attempt") == ""
+    assert reader.confinement() == ("bubblewrap", "Landlock", "seccomp", "limits")
+
+
+@LINUX
+async def test_without_bubblewrap_nothing_can_be_reached_either(reader_without_bubblewrap: Reader) -> None:
+    assert await text_of(reader_without_bubblewrap, "attempt") == ""
+    assert reader_without_bubblewrap.confinement() == ("Landlock", "seccomp", "limits")
+    assert not Path("/tmp/written-by-a-parser").exists()
+    assert not (HERE / "hostile_parser.new").exists()
+
+
+async def test_no_variable_of_the_server_is_seen(
+    reader_without_bubblewrap: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTIPHON_SECRET", "s")
+    seen = await text_of(reader_without_bubblewrap, "environment")
+    assert set(seen.split()) <= {"LANG", "LC_CTYPE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
+
+
+async def test_time_and_memory_are_bounded(reader: Reader) -> None:
+    computing = error_of(reader, "compute", ReadingLimits(cpu_s=1))
+    waiting = error_of(reader, "wait", ReadingLimits(wall_s=1.0))
+    neighbour = text_of(reader, "a neighbour")
+    computed, waited, read = await asyncio.gather(computing, waiting, neighbour)
+    assert computed == ("too_large", "Reading this file takes more than 1 seconds of a processor.")
+    assert waited == ("too_large", "Reading this file takes longer than 1 seconds.")
+    assert read == "a neighbour"
+    code, message = await error_of(reader, "memory")
+    assert (code, message) == ("too_large", "Reading this file takes more than 1024 MiB of memory.")
+
+
+@pytest.mark.parametrize("told", ["crash", "abort", "garbage"])
+async def test_the_death_of_a_child_is_the_error_of_one_document(reader: Reader, told: str) -> None:
+    died, read = await asyncio.gather(error_of(reader, told), text_of(reader, "a neighbour"))
+    assert died[0] == "invalid_file"
+    assert read == "a neighbour"
+
+
+async def test_who_gives_up_ends_the_child(reader: Reader) -> None:
+    """More of them than can be read at a time, so that the last document would wait for their ends."""
+    waiting = [asyncio.create_task(text_of(reader, "wait")) for _ in range(8)]
+    await asyncio.sleep(0)
+    for each in waiting:
+        each.cancel()
+    assert all(
+        isinstance(each, asyncio.CancelledError)
+        for each in await asyncio.gather(*waiting, return_exceptions=True)
+    )
+    assert await asyncio.wait_for(text_of(reader, "the last"), 30) == "the last"
+
+
+async def test_a_lost_nursery_is_started_anew(reader_without_bubblewrap: Reader) -> None:
+    reader = reader_without_bubblewrap
+    assert await text_of(reader, "before") == "before"
+    pid = reader._nursery.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert await text_of(reader, "after") == "after"
+    assert reader._nursery.pid != pid
+
+
+KILLED = """
+import sys, time
+from tools.documents.reader import Nursery
+nursery = Nursery("tests.tools.documents.hostile_parser", (sys.argv[1],))
+child = nursery.fork("text")
+print(nursery.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@LINUX
+def test_processes_end_with_the_server_even_when_it_is_killed() -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(HERE)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with server:
+        assert server.stdout is not None
+        nursery = int(server.stdout.readline())
+        server.kill()
+    deadline = time.monotonic() + 30
+    while _runs(nursery):
+        assert time.monotonic() < deadline, "the nursery outlives the server"
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,95 @@
+"""What a document is once it is read: pages of text; and why one cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["pdf", "docx", "pptx", "xlsx", "html", "markdown", "text"]
+Code = Literal["unsupported_file", "invalid_file", "too_large", "server_error"]
+
+BETWEEN_PAGES = "\n\n"
+"""What stands between two pages in `Document.text`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPage:
+    """A part of a document. number: of a page, slide or sheet, from 1; None where a document has none. text:
+    plain, or Markdown where the document has headings and tables."""
+
+    number: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document as text. title: as the document itself says it."""
+
+    kind: Kind
+    pages: tuple[DocumentPage, ...]
+    title: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole text; positions of chunks are characters of this one."""
+        return BETWEEN_PAGES.join(page.text for page in self.pages)
+
+
+class UnreadableDocument(Exception):
+    """A document cannot be read.
+
+    code: `unsupported_file`, a kind without a parser, or without text; `invalid_file`, damaged or encrypted;
+    `too_large`, more bytes, pages, characters, memory or time than may be taken; `server_error`, no fault of
+    the document, so another attempt may succeed. message: a sentence for the client.
+    """
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code: Code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingLimits:
+    """What the reading of one document may take.
+
+    max_bytes: of the file. max_unpacked: bytes of all members of an archive, such as docx. max_pages: pages,
+    slides or sheets. max_chars: of the text. memory: bytes of address space. cpu_s: seconds of a processor.
+    wall_s: seconds by the clock, once it is a document's turn.
+    """
+
+    max_bytes: int = 128 << 20
+    max_unpacked: int = 256 << 20
+    max_pages: int = 10_000
+    max_chars: int = 16_000_000
+    memory: int = 1 << 30
+    cpu_s: int = 30
+    wall_s: float = 120.0
+
+
+class Text:
+    """Pages as they are read, refused as soon as they are more than may be kept."""
+
+    def __init__(self, limits: ReadingLimits) -> None:
+        self._limits = limits
+        self._chars = 0
+        self.pages: list[DocumentPage] = []
+
+    def add(self, text: str, number: int | None = None) -> None:
+        """One page more. Raises UnreadableDocument."""
+        if len(self.pages) >= self._limits.max_pages:
+            raise too_many_pages(self._limits)
+        self.require(len(text))
+        self._chars += len(text)
+        self.pages.append(DocumentPage(number, text))
+
+    def require(self, chars: int) -> None:
+        """Raise UnreadableDocument where so many characters more are too many."""
+        if self._chars + chars > self._limits.max_chars:
+            message = f"The text of this file is longer than {self._limits.max_chars} characters."
+            raise UnreadableDocument("too_large", message)
+
+
+def too_many_pages(limits: ReadingLimits) -> UnreadableDocument:
+    """The error for a document with more pages, slides or sheets than may be read."""
+    return UnreadableDocument("too_large", f"This file has more than {limits.max_pages} pages.")

@@ -1,0 +1,136 @@
+"""Office documents (docx, pptx, xlsx) as text. Each is an archive, which is judged before it is unpacked."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree
+
+from tools.documents.document import Kind, ReadingLimits, Text, UnreadableDocument
+from tools.documents.markup import markdown_of, table_of
+
+MAX_MEMBERS = 10_000
+MAX_RATIO = 200
+"""How many bytes one byte may unpack to, in an archive that unpacks to more than SMALL bytes."""
+SMALL = 16 << 20
+
+_MAIN: dict[str, Kind] = {
+    "word/document.xml": "docx",
+    "ppt/presentation.xml": "pptx",
+    "xl/workbook.xml": "xlsx",
+}
+_DECLARATIONS = tuple(
+    mark.encode(encoding)
+    for mark in ("<!DOCTYPE", "<!ENTITY")
+    for encoding in ("ascii", "utf-16-le", "utf-16-be")
+)
+_TITLE = "{http://purl.org/dc/elements/1.1/}title"
+
+
+def read_office(data: bytes, text: Text, limits: ReadingLimits) -> tuple[Kind, str | None]:
+    """The kind and title of a document; its text goes to `text`. Raises UnreadableDocument, and what
+    libraries raise on what is broken."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+        _judge(members, limits)
+        names = {member.filename for member in members}
+        kind = next((kind for name, kind in _MAIN.items() if name in names), None)
+        if kind is None:
+            message = "This archive is no docx, pptx or xlsx file. Unpack it, and upload the files in it."
+            raise UnreadableDocument("unsupported_file", message)
+        _refuse_declarations(archive, members)
+        title = _title(archive) if "docProps/core.xml" in names else None
+    if kind == "docx":
+        _docx(data, text)
+    elif kind == "pptx":
+        _pptx(data, text)
+    else:
+        _xlsx(data, text)
+    return kind, title
+
+
+def _judge(members: list[zipfile.ZipInfo], limits: ReadingLimits) -> None:
+    """Raise UnreadableDocument for an archive that unpacks to far more than it is. Python never unpacks more
+    of a member than the archive says that it has."""
+    packed = sum(member.compress_size for member in members)
+    unpacked = sum(member.file_size for member in members)
+    if len(members) > MAX_MEMBERS:
+        raise UnreadableDocument("too_large", f"This file is an archive of more than {MAX_MEMBERS} members.")
+    if unpacked > limits.max_unpacked or unpacked > max(SMALL, MAX_RATIO * packed):
+        raise UnreadableDocument("too_large", "This file unpacks to far more than it should.")
+    if any(member.flag_bits & 1 for member in members):
+        raise UnreadableDocument("invalid_file", "This file is encrypted: save it without a password.")
+
+
+def _refuse_declarations(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
+    """ECMA-376 (part 2) forbids Office documents to declare entities, and what these expand to has no end."""
+    for member in members:
+        if member.filename.endswith((".xml", ".rels", ".vml")):
+            content = archive.read(member)
+            if any(mark in content for mark in _DECLARATIONS):
+                message = "This file declares entities of XML, which no Office document may do."
+                raise UnreadableDocument("invalid_file", message)
+
+
+def _title(archive: zipfile.ZipFile) -> str | None:
+    return ElementTree.fromstring(archive.read("docProps/core.xml")).findtext(_TITLE)
+
+
+def _docx(data: bytes, text: Text) -> None:
+    import mammoth
+
+    without_images = mammoth.images.img_element(lambda image: {})
+    html = mammoth.convert_to_html(io.BytesIO(data), convert_image=without_images).value
+    text.add(markdown_of(html)[0])
+
+
+# -- slides --------------------------------------------------------------------------------------------------
+
+
+def _pptx(data: bytes, text: Text) -> None:
+    """A page a slide: its title as a heading, its texts and tables, and the notes of who speaks."""
+    from pptx import Presentation
+
+    for number, slide in enumerate(Presentation(io.BytesIO(data)).slides, 1):
+        title = slide.shapes.title
+        parts = [f"# {' '.join(title.text_frame.text.split())}"] if title is not None else []
+        heading = None if title is None else title.shape_id
+        parts += [part for shape in slide.shapes if shape.shape_id != heading for part in _shape(shape)]
+        if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame) is not None:
+            parts += [f"Notes: {notes.text}"] if notes.text.strip() else []
+        text.add("\n\n".join(part for part in parts if part.strip()), number)
+
+
+def _shape(shape: Any) -> Iterator[str]:
+    """The texts of a shape, and of those in it where it is a group."""
+    if shape.has_text_frame:
+        yield shape.text_frame.text
+    elif getattr(shape, "has_table", False):
+        yield table_of([[cell.text for cell in row.cells] for row in shape.table.rows])
+    elif hasattr(shape, "shapes"):
+        for each in shape.shapes:
+            yield from _shape(each)
+
+
+# -- sheets --------------------------------------------------------------------------------------------------
+
+
+def _xlsx(data: bytes, text: Text) -> None:
+    """A page a sheet, as a table. Formulas are shown by the values that were stored with them."""
+    from openpyxl import load_workbook
+
+    workbook = load_workbook(io.BytesIO(data), read_only=True, data_only=True, keep_links=False)
+    for number, sheet in enumerate(workbook.worksheets, 1):
+        sheet.reset_dimensions()  # what the file says of them need not be so
+        rows, chars = [], 0
+        for row in sheet.iter_rows(values_only=True):
+            cells = ["" if value is None else str(value) for value in row]
+            while cells and not cells[-1].strip():
+                cells.pop()
+            if cells:
+                chars += sum(map(len, cells))
+                text.require(chars)
+                rows.append(cells)
+        text.add(f"# {sheet.title}\n\n{table_of(rows)}" if rows else "", number)

@@ -1,0 +1,400 @@
+"""Reads documents in the processes of `child_process`: starts, asks and ends them, and says what one died of.
+
+Everything that waits does so on threads of the reader's own, so an event loop only waits for these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_args
+
+from tools.documents.child_process import (
+    ANSWER,
+    END,
+    FORK,
+    KINDS,
+    ORDER,
+    PAGE,
+    command,
+    exactly,
+    receive,
+    send,
+)
+from tools.documents.confinement import OWN, namespaced, readable_folders
+from tools.documents.document import Code, Document, DocumentPage, Kind, ReadingLimits, UnreadableDocument
+from tools.documents.kinds import HEAD, LIBRARIES, likely_kind
+
+DEFAULT_LIMITS = ReadingLimits()
+
+PLACES = max(2, min(4, (os.cpu_count() or 1) // 2))
+"""How many documents are read at a time. At least two, so that one slow document holds up nobody else."""
+
+START_S = 60.0
+"""Of a nursery, and of its answers: the first of a kind of document waits for a library to load."""
+
+PART = 1 << 20
+"""Bytes of a document that are sent at a time."""
+
+_PARSERS = "tools.documents.parsers"
+_ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""All that a nursery knows of the server's. One thread each: a process that forks must have no other."""
+_MAX_TOLD = 1 << 16
+_MAX_MESSAGE = 500
+
+
+class Nursery:
+    """The process that forks children for documents, started by the first and anew should it be lost.
+    Thread-safe. module: what parses. folders: what children can read besides Python and its libraries."""
+
+    def __init__(self, module: str = _PARSERS, folders: tuple[str, ...] = ()) -> None:
+        self._module = module
+        self._folders = folders
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._number = 0
+        self._closed = False
+        self.namespaces: bool | None = None
+        """Whether it runs under bubblewrap; None before it was started."""
+
+    def fork(self, kind: Kind) -> Child:
+        """A child for one document of a likely kind. Raises UnreadableDocument where there is none."""
+        channel, theirs = socket.socketpair()
+        with theirs:
+            try:
+                with self._lock:
+                    try:
+                        return Child(self, *self._ask(FORK, KINDS.index(kind), theirs.fileno()), channel)
+                    except (EOFError, OSError):
+                        self._end()  # it was lost, with its children: once more
+                        return Child(self, *self._ask(FORK, KINDS.index(kind), theirs.fileno()), channel)
+            except (EOFError, OSError) as error:
+                channel.close()
+                message = "The process that reads documents cannot be started."
+                raise UnreadableDocument("server_error", message) from error
+
+    def end(self, number: int, pid: int) -> int | None:
+        """End a child, and say how it ended, as `os.waitpid` does; None where nobody knows."""
+        with self._lock, suppress(EOFError, OSError):
+            if number == self._number and self._control is not None:
+                return self._ask(END, pid, None)[1]
+        return None
+
+    def start(self) -> None:
+        """Start it, so that no document waits for that."""
+        with self._lock, suppress(EOFError, OSError):
+            if self._control is None:
+                self._start()
+
+    def close(self) -> None:
+        """End it, and every child."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of what was started: bubblewrap, or the nursery itself."""
+        return None if self._process is None else self._process.pid
+
+    def _ask(self, order: bytes, number: int, descriptor: int | None) -> tuple[int, int]:
+        """Which nursery answered, and what."""
+        control = self._control or self._start()
+        data = ORDER.pack(order, number)
+        if descriptor is not None:
+            socket.send_fds(control, [data], [descriptor])
+        else:
+            control.sendall(data)
+        return self._number, ANSWER.unpack(exactly(control, ANSWER.size))[0]
+
+    def _start(self) -> socket.socket:
+        if self._closed:
+            raise EOFError("the reader was closed")
+        for namespaces in (True, False) if self.namespaces is None else (self.namespaces,):
+            control, theirs = socket.socketpair()
+            with theirs:
+                if (started := self._command(theirs.fileno(), namespaces)) is None:
+                    control.close()
+                    continue
+                # A session of its own: what a terminal sends to the server ends the server first.
+                self._process = subprocess.Popen(
+                    started,
+                    env=_ENVIRONMENT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            control.settimeout(START_S)
+            try:
+                exactly(control, ANSWER.size)
+            except (EOFError, OSError):
+                control.close()
+                self._wait()
+                continue  # bubblewrap is installed, and may not do what it does, as in some containers
+            self._control, self.namespaces = control, namespaces
+            self._number += 1
+            return control
+        raise EOFError("the nursery does not start")
+
+    def _command(self, descriptor: int, namespaces: bool) -> list[str] | None:
+        folders = [*readable_folders(), *self._folders]
+        plain = command(descriptor, self._module, folders, str(OWN.parent))
+        return namespaced(plain, folders) if namespaces else plain
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control = None
+        self._wait()
+
+    def _wait(self) -> None:
+        """It ends as soon as its channel is closed, since it reads no document itself."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class Child:
+    """A process that reads one document. One thread asks; any may cancel."""
+
+    def __init__(self, nursery: Nursery, number: int, pid: int, channel: socket.socket) -> None:
+        self._nursery = nursery
+        self._number = number
+        self._pid = pid
+        self._channel = channel
+        self._ends = time.monotonic()
+        self.confined: tuple[str, ...] = ()
+
+    def read(
+        self, data: Iterator[bytes], size: int, filename: str, url: str | None, limits: ReadingLimits
+    ) -> Document:
+        """What the child makes of a document. Raises UnreadableDocument, whatever becomes of the child."""
+        self._ends = time.monotonic() + limits.wall_s
+        order = {"size": size, "filename": filename, "url": url, "limits": asdict(limits)}
+        try:
+            self._channel.settimeout(limits.wall_s)
+            with suppress(BrokenPipeError):  # it has died, or refuses what it has seen
+                send(self._channel, json.dumps(order).encode())
+                for part in data:
+                    self._in_time()
+                    self._channel.sendall(part)
+            return self._heard(limits)
+        except TimeoutError:
+            message = f"Reading this file takes longer than {limits.wall_s:g} seconds."
+            raise UnreadableDocument("too_large", message) from None
+        except (EOFError, OSError):
+            raise self._death(limits) from None
+        except (ValueError, KeyError, TypeError):  # no child of ours answers like this
+            raise UnreadableDocument("invalid_file", "This file cannot be read.") from None
+        finally:
+            self._channel.close()
+            if self._pid:
+                self._nursery.end(self._number, self._pid)
+
+    def cancel(self) -> None:
+        """End it; whoever waits for it gets UnreadableDocument."""
+        with suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+
+    def _heard(self, limits: ReadingLimits) -> Document:
+        self._in_time()
+        told = json.loads(receive(self._channel, _MAX_TOLD))
+        if "code" in told:
+            code, message = told["code"], told["message"]
+            if code not in get_args(Code) or not isinstance(message, str):
+                raise ValueError("no such error")
+            raise UnreadableDocument(code, message[:_MAX_MESSAGE])
+        kind, title, count = told["kind"], told["title"], told["pages"]
+        if kind not in KINDS or not isinstance(title, str | None) or not 0 <= count <= limits.max_pages:
+            raise ValueError("no such document")
+        self.confined = tuple(map(str, told["confined"]))
+        pages, chars = [], 0
+        for _ in range(count):
+            self._in_time()
+            frame = receive(self._channel, PAGE.size + 4 * (limits.max_chars - chars))
+            text = frame[PAGE.size :].decode()
+            chars += len(text)
+            pages.append(DocumentPage(PAGE.unpack_from(frame)[0] or None, text))
+        return Document(kind, tuple(pages), title)
+
+    def _in_time(self) -> None:
+        """The next operation may take what is left of the time. Raises TimeoutError."""
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._channel.settimeout(left)
+
+    def _death(self, limits: ReadingLimits) -> UnreadableDocument:
+        """The error for a document whose child has gone without an answer."""
+        status = self._nursery.end(self._number, self._pid)
+        self._pid = 0
+        if status is None:
+            message = "The process that reads documents was lost. Try again."
+            return UnreadableDocument("server_error", message)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+            message = f"Reading this file takes more than {limits.cpu_s} seconds of a processor."
+            return UnreadableDocument("too_large", message)
+        message = "This file cannot be read: it is damaged, or needs too much memory."
+        return UnreadableDocument("invalid_file", message)
+
+
+class Reader:
+    """Reads documents, PLACES at a time. Of any event loop."""
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self._threads = ThreadPoolExecutor(PLACES, thread_name_prefix="documents")
+        self._confined: tuple[str, ...] = ()
+
+    async def read(
+        self,
+        source: bytes | Path,
+        filename: str,
+        *,
+        url: str | None = None,
+        limits: ReadingLimits = DEFAULT_LIMITS,
+    ) -> Document:
+        """A document as text. Raises UnreadableDocument."""
+        work = _Work(self._nursery, source, filename, url, limits)
+        try:
+            document, self._confined = await asyncio.get_running_loop().run_in_executor(
+                self._threads, work.run
+            )
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        return document
+
+    def confinement(self) -> tuple[str, ...]:
+        """By what means children are confined, as far as one was seen."""
+        return (*(["bubblewrap"] if self._nursery.namespaces else []), *self._confined, "limits")
+
+    def start(self) -> None:
+        """Start what the first document would wait for."""
+        self._nursery.start()
+
+    def close(self) -> None:
+        """End every child."""
+        self._nursery.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Work:
+    """The reading of one document, on a thread."""
+
+    def __init__(
+        self, nursery: Nursery, source: bytes | Path, filename: str, url: str | None, limits: ReadingLimits
+    ) -> None:
+        self._nursery = nursery
+        self._source = source
+        self._filename = filename
+        self._url = url
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._cancelled = False
+
+    def run(self) -> tuple[Document, tuple[str, ...]]:
+        source = self._source
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        if size > self._limits.max_bytes:
+            message = f"This file is larger than {self._limits.max_bytes >> 20} MiB."
+            raise UnreadableDocument("too_large", message)
+        if not size:
+            raise UnreadableDocument("invalid_file", "This file is empty.")
+        head = next(_parts(source, HEAD))
+        kind = likely_kind(head, self._filename)
+        child = self._nursery.fork(kind)
+        with self._lock:
+            self._child = child
+            if self._cancelled:
+                child.cancel()
+        document = child.read(_parts(source, PART), size, self._filename, self._url, self._limits)
+        return document, child.confined
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._child is not None:
+                self._child.cancel()
+
+
+def _parts(source: bytes | Path, size: int) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        yield from (source[at : at + size] for at in range(0, len(source), size))
+        return
+    with source.open("rb") as file:
+        while part := file.read(size):
+            yield part
+
+
+@cache
+def shared_reader() -> Reader:
+    """The reader of this process."""
+    reader = Reader(Nursery())
+    atexit.register(reader.close)
+    return reader
+
+
+async def read_document(
+    source: bytes | Path, filename: str, *, url: str | None = None, limits: ReadingLimits = DEFAULT_LIMITS
+) -> Document:
+    """A document as text, read in a confined process of its own.
+
+    source: its bytes, or the file they lie in. filename: what its sender calls it; its ending tells the kind
+    where the bytes do not. url: for a page of the web, from where its relative links lead; links are left out
+    otherwise. Raises UnreadableDocument, and OSError for a path that cannot be read.
+    """
+    return await shared_reader().read(source, filename, url=url, limits=limits)
+
+
+def prepare_documents() -> None:
+    """Start what the first document would otherwise wait for."""
+    shared_reader().start()
+
+
+def reading_confinement() -> tuple[str, ...]:
+    """By what means documents are read apart: of bubblewrap, Landlock, seccomp and limits of resources."""
+    return shared_reader().confinement()
+
+
+def unreadable_kinds() -> tuple[Kind, ...]:
+    """The kinds of documents that are not read (HTML: not well) because an extra is not installed."""
+    missing = (kind for kind, libraries in LIBRARIES.items() if not all(map(find_spec, libraries)))
+    return tuple(missing)
+
+
+@cache
+def parser_version() -> str:
+    """What the text of a document depends on besides its bytes: this code, and the libraries."""
+    names = ("pypdfium2", "mammoth", "python-pptx", "openpyxl", "trafilatura")
+    return " ".join(["1", *filter(None, map(_library, names))])
+
+
+def _library(name: str) -> str | None:
+    with suppress(PackageNotFoundError):
+        return f"{name}={version(name)}"
+    return None

@@ -1,0 +1,103 @@
+"""Cuts documents into chunks of at most so many tokens, which overlap. The same document gives the same
+chunks."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from tools.documents.document import BETWEEN_PAGES, Document, UnreadableDocument
+
+if TYPE_CHECKING:
+    from semantic_text_splitter import MarkdownSplitter, TextSplitter
+
+CHARS_PER_TOKEN = 4
+"""Where no tokenizer counts."""
+
+WINDOW = 40
+"""Characters that are looked at in one go, for each token of a chunk: some ten chunks. The library holds
+Python's lock all the while, and no other thread may wait long for it."""
+
+_PLAIN = ("text", "pdf")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a document. start, end: of its text in `Document.text`, in characters. page: the number of
+    the page, slide or sheet that it begins on; None where there are none. num_tokens: of its text."""
+
+    text: str
+    page: int | None
+    start: int
+    end: int
+    num_tokens: int
+
+
+def split_document(
+    document: Document,
+    *,
+    max_tokens: int = 800,
+    overlap_tokens: int = 400,
+    count: Callable[[str], int] | None = None,
+) -> Iterator[Chunk]:
+    """The chunks of a document, in order: cut at headings, paragraphs or sentences where that is possible.
+
+    overlap_tokens: of the end of a chunk, which the next one begins with; at most half of max_tokens. count:
+    the tokens of a text; estimated where it is None. Chunks are made as they are taken; a long document is
+    work for a thread. Raises UnreadableDocument where the library is not installed.
+    """
+    if max_tokens < 1 or not 0 <= overlap_tokens <= max_tokens // 2:
+        raise ValueError("a chunk has at least one token, and shares at most half of them with the next")
+    counted = count or estimated_tokens
+    splitter = _splitter(document, max_tokens, overlap_tokens, counted)
+    text = document.text
+    starts = [0, *accumulate(len(page.text) + len(BETWEEN_PAGES) for page in document.pages)][:-1]
+    for start, part in _cut(splitter, text, max_tokens * WINDOW):
+        page = document.pages[bisect_right(starts, start) - 1].number
+        yield Chunk(part, page, start, start + len(part), counted(part))
+
+
+def _cut(splitter: MarkdownSplitter | TextSplitter, text: str, window: int) -> Iterator[tuple[int, str]]:
+    """Positions and texts of chunks. Windows overlap by a chunk: the last of one, which may have been cut
+    short, is the first of the next."""
+    at = 0
+    while at < len(text):
+        found = splitter.chunk_indices(text[at : at + window])
+        last = at + window >= len(text)
+        if not found:
+            at += window  # nothing but blanks
+            continue
+        for offset, part in found if last or len(found) == 1 else found[:-1]:
+            yield at + offset, part
+        if last:
+            return
+        offset, part = found[-1]
+        at += offset + len(part) if len(found) == 1 else offset
+
+
+def _splitter(
+    document: Document, max_tokens: int, overlap_tokens: int, count: Callable[[str], int]
+) -> MarkdownSplitter | TextSplitter:
+    try:
+        from semantic_text_splitter import MarkdownSplitter, TextSplitter
+    except ModuleNotFoundError:
+        message = "This server cannot cut files into chunks: its operator has to install antiphon[files]."
+        raise UnreadableDocument("unsupported_file", message) from None
+    splitter = TextSplitter if document.kind in _PLAIN else MarkdownSplitter
+    return splitter.from_callback(count, max_tokens, overlap_tokens)
+
+
+def estimated_tokens(text: str) -> int:
+    """About as many tokens as a text has: one for four characters of English, one for each of Chinese."""
+    return -(-len(text.encode("utf-8", "replace")) // CHARS_PER_TOKEN)
+
+
+@cache
+def splitter_version() -> str:
+    """What chunks depend on besides their document: this code, and the library."""
+    return f"1 semantic-text-splitter={version('semantic-text-splitter')}"
