@@ -42,7 +42,17 @@ ORDERS = {
         *("kernels", "models", "executor", "core", "benchmark", "backends", "llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "records", "tables", "drivers", "files", "backup", "queries", "migrate"),
+        *(
+            "private_files",
+            "records",
+            "tables",
+            "drivers",
+            "files",
+            "containers",
+            "backup",
+            "queries",
+            "migrate",
+        ),
         *("inspection", "storage"),
     ),
     "tools": (
