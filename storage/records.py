@@ -207,8 +207,60 @@ class Park:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredContainer:
+    """A container of an owner. lifetime: microseconds from its last use to its expiry. memory_limit: as its
+    client said it. version: raised by each change of its files or its session. cells: how many have run."""
+
+    id: str
+    owner: str
+    name: str
+    created_at: int
+    last_active_at: int
+    lifetime: int
+    memory_limit: str
+    version: int = 0
+    cells: int = 0
+
+    @property
+    def expires_at(self) -> int:
+        """From then on it is gone, unless it is used before."""
+        return self.last_active_at + self.lifetime
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFile:
+    """A file of a container. Its content is the blob `digest`. path: below the container's folder. source:
+    `user` or `assistant`."""
+
+    id: str
+    container_id: str
+    owner: str
+    path: str
+    num_bytes: int
+    digest: str
+    created_at: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerChange:
+    """What a finished cell changes of a container, in the transaction of its outcome. state: the session from
+    now on. files: new ones, each in the place of one of the same path. removed: paths."""
+
+    container_id: str
+    owner: str
+    at: int
+    state: bytes | None
+    files: tuple[ContainerFile, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunAppend:
-    """What one run adds in one transaction; refused as a whole unless (response_id, fence) still holds."""
+    """What one run adds in one transaction; refused as a whole unless (response_id, fence) still holds.
+
+    effects: what the tools changed whose outcomes are among the records.
+    """
 
     response_id: str
     fence: int
@@ -218,6 +270,7 @@ class RunAppend:
     status: str | None = None  # a change that is not an end: queued -> in_progress
     finish: Finish | None = None
     park: Park | None = None
+    effects: tuple[ContainerChange, ...] = ()
 
     @property
     def durable(self) -> bool:
@@ -640,6 +693,7 @@ class Purged:
     keys: int = 0  # revoked
     runs: tuple[str, ...] = ()
     files: int = 0
+    containers: int = 0
 
     def __add__(self, other: Purged) -> Purged:
         return Purged(
@@ -649,6 +703,7 @@ class Purged:
             self.keys + other.keys,
             self.runs + other.runs,
             self.files + other.files,
+            self.containers + other.containers,
         )
 
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
+from storage.containers import Containers
 from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
 from storage.files import Blobs, Files
 from storage.migrate import migrated
@@ -91,7 +92,8 @@ T = TypeVar("T")
 class Storage:
     """An open database. Made by `open_storage`; closed by `close`.
 
-    blobs, files: the operations on contents, and on the files and uploads that name them.
+    blobs, files, containers: the operations on contents, and on the files, uploads and containers that name
+    them.
     """
 
     def __init__(self, url: str, database: Database, writing: Writing, runner: str, *, synced: bool) -> None:
@@ -108,6 +110,7 @@ class Storage:
         self._writer.start()
         self.blobs = Blobs(database, self._read)
         self.files = Files(self._read, self._write, self.blobs, removed=(files_gone,))
+        self.containers = Containers(self._read, self._write, self.blobs)
         self.vector_stores = VectorStores(
             self._read, self._write, self._write_late, runner, shared=database.shared
         )
@@ -636,6 +639,9 @@ class Storage:
                 yield gone
             async for num in files:
                 yield Purged(files=num)
+        async with aclosing(self.containers.purge(owner, now)) as removed:
+            async for num in removed:
+                yield Purged(containers=num)
 
     async def owner_known(self, owner: str) -> bool:
         """Whether a key, live or revoked, or anything that is kept belongs to the owner."""

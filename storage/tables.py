@@ -467,6 +467,44 @@ upload_parts = Table(
     Index("upload_parts_by_digest", "digest"),
 )
 
+# Where code of models runs. lifetime: microseconds from its last use to its expiry. version: raised by each
+# change of its files or its session. cells: how many have run. state: the session as of the last cell, where
+# the interpreter can tell it. num_bytes: of that.
+containers = Table(
+    "containers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("last_active_at", BigInteger, nullable=False),
+    Column("lifetime", BigInteger, nullable=False),
+    Column("memory_limit", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("cells", BigInteger, nullable=False),
+    Column("state", LargeBinary),
+    Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
+    Index("containers_by_time", "owner", "created_at", "id"),
+    Index("containers_by_use", "last_active_at"),
+)
+
+# The files of containers. path: below the container's folder. source: user or assistant.
+container_files = Table(
+    "container_files",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("container_id", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
+    Column("digest", Text, nullable=False, info=NAMES_BLOB),
+    Column("created_at", BigInteger, nullable=False),
+    Column("source", Text, nullable=False),
+    Index("container_files_by_container", "container_id", "path", unique=True),
+    Index("container_files_by_owner", "owner"),
+    Index("container_files_by_digest", "digest"),
+)
+
 # Blobs: bytes by their SHA-256, on PostgreSQL. Where the database is a file, each blob is a file in a folder
 # beside it, and these two tables are empty. content: which parts are its bytes, because parts are written
 # before the digest is known. touched_at: when somebody last put the same bytes; seconds, by the database's

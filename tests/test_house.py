@@ -43,12 +43,12 @@ ORDERS = {
         *("llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "records", "vector_store_records", "tables", "drivers", "files", "vector_stores"),
-        *("backup", "queries", "migrate", "inspection", "storage"),
+        *("private_files", "records", "vector_store_records", "tables", "drivers", "files", "containers"),
+        *("vector_stores", "backup", "queries", "migrate", "inspection", "storage"),
     ),
     "tools": (
-        *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "builtin"),
-        *("operator", "web"),
+        *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "sandbox"),
+        *("builtin", "operator", "web"),
     ),
     "server": (
         *(

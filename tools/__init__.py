@@ -26,6 +26,20 @@ from tools.mcp import ConnectionPool, Connections, Listing, McpServer, McpTool
 from tools.operator import ToolsError, operator_tools, tool
 from tools.ranking import best_matches
 from tools.runtime import UNKNOWN_EFFECT, execute, with_doubt
+from tools.sandbox import (
+    DATA,
+    MIB,
+    CellLimits,
+    CellResult,
+    Moment,
+    Outcome,
+    Sandbox,
+    SandboxError,
+    Workspace,
+    Write,
+    find_sandbox,
+    is_path,
+)
 from tools.spec import Registry, ToolError, ToolResult, ToolSpec
 from tools.web import (
     PAGE,
@@ -48,12 +62,16 @@ from tools.web import (
 
 __all__ = [
     "BUILTIN",
+    "DATA",
     "GENERATE",
+    "MIB",
     "PAGE",
     "PROVIDERS",
     "SEARCH",
     "UNKNOWN_EFFECT",
     "Caps",
+    "CellLimits",
+    "CellResult",
     "Chunk",
     "ConnectionPool",
     "Connections",
@@ -67,8 +85,12 @@ __all__ = [
     "McpSearch",
     "McpServer",
     "McpTool",
+    "Moment",
+    "Outcome",
     "ReadingLimits",
     "Registry",
+    "Sandbox",
+    "SandboxError",
     "SearchFailed",
     "ToolError",
     "ToolResult",
@@ -76,13 +98,17 @@ __all__ = [
     "ToolsError",
     "UnreadableDocument",
     "WebSearch",
+    "Workspace",
+    "Write",
     "best_matches",
     "estimated_tokens",
     "execute",
+    "find_sandbox",
     "folder_tools",
     "guarded_client",
     "host_of",
     "image_tools",
+    "is_path",
     "is_within",
     "operator_tools",
     "parser_version",

@@ -27,6 +27,7 @@ from sqlalchemy import (
     update,
 )
 
+from storage.containers import apply
 from storage.drivers import Keys, by_keys, many
 from storage.queries import conversations, events, items, queue, webhooks
 from storage.queries.keys import usage
@@ -192,7 +193,7 @@ def append(conn: Connection, batch: Sequence[RunAppend], shard: int = 0) -> dict
                 refused[response_id] = gap
                 continue
             growing.append(events.Growth(response_id, next_seq, segment, segment_end, records, end))
-        if one.closed or one.finish or one.park or one.head is not None or one.status is not None:
+        if _has_rest(one):
             rest.append(one)
     if growing:
         many(conn, _ADVANCE, _ADVANCE_NAMES, events.write(conn, growing))
@@ -201,11 +202,19 @@ def append(conn: Connection, batch: Sequence[RunAppend], shard: int = 0) -> dict
     return refused
 
 
+def _has_rest(one: RunAppend) -> bool:
+    """Whether an append has more than records."""
+    changed = one.head is not None or one.status is not None
+    return bool(changed or one.closed or one.finish or one.park or one.effects)
+
+
 def _append_rest(conn: Connection, rest: Sequence[RunAppend], shard: int) -> None:
     """Everything of the appends that is not records."""
     rows = {row[0]: row for row in by_keys(conn, _rows, [one.response_id for one in rest])}
     owners: dict[str, str] = {id: owner for id, owner, _, _ in rows.values()}
     _close_items(conn, rest, owners)
+    if effects := [change for one in rest for change in one.effects]:
+        apply(conn, effects)
     changes = [
         (
             one.head,

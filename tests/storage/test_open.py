@@ -130,14 +130,14 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
 
 def back_to_0010(database_url: str) -> None:
     """Take away what revisions after 0010 added."""
-    for table in ("files", "uploads", "upload_parts", "blobs", "blob_parts"):
+    for table in ("containers", "container_files", "files", "uploads", "upload_parts", "blobs", "blob_parts"):
         query(database_url, f"DROP TABLE {table}")
+    for table in ("stores", "store_files", "store_batches", "chunks", "words"):
+        query(database_url, f"DROP TABLE vector_{table}")
 
 
 def back_to_0009(database_url: str) -> None:
     """Take away what revisions after 0009 added."""
-    for table in ("stores", "store_files", "store_batches", "chunks", "words"):
-        query(database_url, f"DROP TABLE vector_{table}")
     back_to_0010(database_url)
     query(database_url, "DROP TABLE queue_shares")
     query(database_url, "DROP INDEX runs_queued")

@@ -1,0 +1,163 @@
+"""The statements on containers; each function runs inside a transaction that its caller holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, tuple_, update
+
+from storage.records import ContainerChange, ContainerFile, NotFound, Order, Page, StoredContainer
+from storage.tables import container_files, containers
+
+ROWS = 100
+"""Containers that one step of a sweep removes."""
+
+
+def create(conn: Connection, container: StoredContainer, files: Sequence[ContainerFile]) -> None:
+    """Stores a container with its first files; nothing where it is there already."""
+    there = select(containers.c.id).where(containers.c.id == container.id)
+    if conn.execute(there).first() is None:
+        conn.execute(insert(containers).values(**asdict(container), num_bytes=0))
+        if files:
+            conn.execute(insert(container_files), [asdict(file) for file in files])
+
+
+def get(conn: Connection, owner: str, id: str, now: int, *, hold: bool = False) -> StoredContainer:
+    """NotFound("container") for one that is unknown, another owner's, or has expired."""
+    query = select(*_COLUMNS).where(containers.c.id == id, *_alive(owner, now))
+    row = conn.execute(query.with_for_update() if hold else query).first()
+    if row is None:
+        raise NotFound("container", id)
+    return _stored(row)
+
+
+def state_of(conn: Connection, owner: str, id: str) -> bytes | None:
+    """The session of a container, where there is one."""
+    query = select(containers.c.state).where(containers.c.owner == owner, containers.c.id == id)
+    found: bytes | None = conn.execute(query).scalar()
+    return found
+
+
+def list_(
+    conn: Connection,
+    owner: str,
+    *,
+    now: int,
+    limit: int,
+    order: Order,
+    after: str | None,
+    name: str | None,
+) -> Page[StoredContainer]:
+    """One page, by time and then id. NotFound("container") for an unknown `after`."""
+    query = select(*_COLUMNS).where(*_alive(owner, now))
+    if name is not None:
+        query = query.where(containers.c.name == name)
+    by_time = (containers.c.created_at, containers.c.id)
+    if after is not None:
+        last = get(conn, owner, after, now)
+        at = tuple_(last.created_at, last.id)
+        query = query.where(tuple_(*by_time) > at if order == "asc" else tuple_(*by_time) < at)
+    query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))
+    rows = conn.execute(query.limit(limit + 1)).all()
+    return Page(tuple(map(_stored, rows[:limit])), len(rows) > limit)
+
+
+def remove(conn: Connection, ids: Sequence[str]) -> int:
+    """Removes containers with their files; returns how many there were."""
+    conn.execute(delete(container_files).where(container_files.c.container_id.in_(ids)))
+    return conn.execute(delete(containers).where(containers.c.id.in_(ids))).rowcount
+
+
+def expired(conn: Connection, now: int) -> Sequence[str]:
+    """The next containers that have expired."""
+    over = containers.c.last_active_at + containers.c.lifetime <= now
+    return conn.execute(select(containers.c.id).where(over).limit(ROWS)).scalars().all()
+
+
+def of_owner(conn: Connection, owner: str, before: int) -> Sequence[str]:
+    """The next containers that an owner had at that time."""
+    query = select(containers.c.id).where(containers.c.owner == owner, containers.c.created_at <= before)
+    return conn.execute(query.limit(ROWS)).scalars().all()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def files_of(conn: Connection, owner: str, container_id: str) -> tuple[ContainerFile, ...]:
+    """All files of a container, oldest first."""
+    query = select(container_files).where(
+        container_files.c.container_id == container_id, container_files.c.owner == owner
+    )
+    rows = conn.execute(query.order_by(container_files.c.created_at, container_files.c.id)).all()
+    return tuple(ContainerFile(**row._mapping) for row in rows)
+
+
+def add_file(conn: Connection, file: ContainerFile) -> None:
+    """Stores a file in the place of one of the same path, which is a use of the container. NotFound."""
+    get(conn, file.owner, file.container_id, file.created_at, hold=True)
+    _put(conn, (file,), ())
+    _used(conn, file.container_id, file.created_at)
+
+
+def remove_file(conn: Connection, owner: str, container_id: str, id: str, now: int) -> None:
+    """NotFound("container") or NotFound("file")."""
+    get(conn, owner, container_id, now, hold=True)
+    gone = delete(container_files).where(
+        container_files.c.container_id == container_id, container_files.c.id == id
+    )
+    if conn.execute(gone).rowcount == 0:
+        raise NotFound("file", id)
+    _used(conn, container_id, now)
+
+
+def _used(conn: Connection, id: str, now: int) -> None:
+    raised = {"version": containers.c.version + 1, "last_active_at": now}
+    conn.execute(update(containers).where(containers.c.id == id).values(raised))
+
+
+def apply(conn: Connection, changes: Sequence[ContainerChange]) -> None:
+    """What finished cells change. One whose container is gone changes nothing."""
+    wanted = containers.c.id.in_({change.container_id for change in changes})
+    # In one order, so that no two processes wait for each other.
+    held = select(containers.c.id).where(wanted).order_by(containers.c.id).with_for_update()
+    known = {*conn.execute(held).scalars()}
+    for change in changes:
+        if change.container_id not in known:
+            continue
+        conn.execute(
+            update(containers)
+            .where(containers.c.id == change.container_id, containers.c.owner == change.owner)
+            .values(
+                version=containers.c.version + 1,
+                cells=containers.c.cells + 1,
+                last_active_at=change.at,
+                state=change.state,
+                num_bytes=len(change.state or b""),
+            )
+        )
+        _put(conn, change.files, [(change.container_id, path) for path in change.removed])
+
+
+def _put(conn: Connection, files: Sequence[ContainerFile], removed: Sequence[tuple[str, str]]) -> None:
+    for container_id, path in (*removed, *((file.container_id, file.path) for file in files)):
+        conn.execute(
+            delete(container_files).where(
+                container_files.c.container_id == container_id, container_files.c.path == path
+            )
+        )
+    if files:
+        conn.execute(insert(container_files), [asdict(file) for file in files])
+
+
+def _alive(owner: str, now: int) -> tuple[ColumnElement[bool], ...]:
+    return containers.c.owner == owner, containers.c.last_active_at + containers.c.lifetime > now
+
+
+_COLUMNS = tuple(column for column in containers.c if column.name not in ("state", "num_bytes"))
+
+
+def _stored(row: Row[*tuple[Any, ...]]) -> StoredContainer:
+    return StoredContainer(**row._mapping)

@@ -1,0 +1,111 @@
+"""The class `Containers`: every operation on containers, each one a transaction, scoped by owner."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+
+from sqlalchemy import Connection
+
+from storage.containers import rows
+from storage.drivers import Run
+from storage.files import Blobs
+from storage.records import ContainerChange, ContainerFile, NotFound, Order, Page, StoredContainer
+
+
+class Containers:
+    """The containers of one database. An unknown id is NotFound; so are another owner's and one that has
+    expired. Contents of files are blobs: put the content first."""
+
+    def __init__(self, read: Run, write: Run, blobs: Blobs) -> None:
+        self._read, self._write = read, write
+        self._blobs = blobs
+
+    async def create(self, container: StoredContainer, files: Sequence[ContainerFile] = ()) -> None:
+        """Stores a container with its first files; nothing where it is there already."""
+        await self._write(partial(rows.create, container=container, files=tuple(files)))
+
+    async def get(self, owner: str, id: str, now: int) -> StoredContainer:
+        """NotFound("container")."""
+        return await self._read(partial(rows.get, owner=owner, id=id, now=now))
+
+    async def whole(
+        self, owner: str, id: str, now: int
+    ) -> tuple[StoredContainer, tuple[ContainerFile, ...], bytes | None]:
+        """A container, its files and its session, all of one moment. NotFound("container")."""
+
+        def read(conn: Connection) -> tuple[StoredContainer, tuple[ContainerFile, ...], bytes | None]:
+            found = rows.get(conn, owner, id, now)
+            return found, rows.files_of(conn, owner, id), rows.state_of(conn, owner, id)
+
+        return await self._read(read)
+
+    async def list(
+        self,
+        owner: str,
+        *,
+        now: int,
+        limit: int,
+        order: Order = "desc",
+        after: str | None = None,
+        name: str | None = None,
+    ) -> Page[StoredContainer]:
+        """One page by time. NotFound("container") for `after`."""
+        job = partial(rows.list_, owner=owner, now=now, limit=limit, order=order, after=after, name=name)
+        return await self._read(job)
+
+    async def delete(self, owner: str, id: str, now: int) -> None:
+        """Removes a container with its files. NotFound("container")."""
+
+        def remove(conn: Connection) -> None:
+            rows.get(conn, owner, id, now, hold=True)
+            rows.remove(conn, (id,))
+
+        await self._write(remove)
+        self._blobs.let_go()
+
+    async def add_file(self, file: ContainerFile) -> None:
+        """Stores a file, in the place of one of the same path. NotFound("container")."""
+        await self._write(partial(rows.add_file, file=file))
+        self._blobs.let_go()
+
+    async def files(self, owner: str, container_id: str, now: int) -> tuple[ContainerFile, ...]:
+        """All files of a container, oldest first. NotFound("container")."""
+
+        def read(conn: Connection) -> tuple[ContainerFile, ...]:
+            rows.get(conn, owner, container_id, now)
+            return rows.files_of(conn, owner, container_id)
+
+        return await self._read(read)
+
+    async def file(self, owner: str, container_id: str, id: str, now: int) -> ContainerFile:
+        """NotFound("container") or NotFound("file")."""
+        found = await self.files(owner, container_id, now)
+        if (file := next((file for file in found if file.id == id), None)) is None:
+            raise NotFound("file", id)
+        return file
+
+    async def remove_file(self, owner: str, container_id: str, id: str, now: int) -> None:
+        """NotFound("container") or NotFound("file")."""
+        job = partial(rows.remove_file, owner=owner, container_id=container_id, id=id, now=now)
+        await self._write(job)
+        self._blobs.let_go()
+
+    async def change(self, change: ContainerChange) -> None:
+        """What a finished cell changes, where its outcome has no transaction of its own."""
+        await self._write(partial(rows.apply, changes=(change,)))
+
+    async def sweep(self, now: int) -> AsyncGenerator[int]:
+        """Removes containers that have expired; yields how many went after each short transaction."""
+        while ids := await self._read(partial(rows.expired, now=now)):
+            yield await self._remove(ids)
+
+    async def purge(self, owner: str, now: int) -> AsyncGenerator[int]:
+        """Removes those that an owner had at `now`, likewise."""
+        while ids := await self._read(partial(rows.of_owner, owner=owner, before=now)):
+            yield await self._remove(ids)
+
+    async def _remove(self, ids: Sequence[str]) -> int:
+        num = await self._write(partial(rows.remove, ids=ids))
+        self._blobs.let_go()
+        return num

@@ -1,0 +1,287 @@
+"""Code that a model wrote runs, keeps its variables and files, and gets nowhere else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tools.sandbox import MIB, CellLimits, CellResult, Moment, Sandbox, Workspace, Write, find_sandbox
+
+LIMITS = CellLimits(
+    cell_s=1.5,
+    grace_s=0.5,
+    memory_bytes=512 * MIB,
+    data_bytes=4 * MIB,
+    files=50,
+    log_bytes=20_000,
+    processes=24,
+)
+MOMENT = Moment(1e9, "s")
+FILES = {"in.txt": ("hello", 5)}
+
+
+class Box:
+    """A sandbox with one container, whose outcomes are kept."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.space = Workspace("c1", "owner", files=FILES)
+        self.fetched = 0
+
+    async def run(self, code: str, *, keep: bool = True, moment: Moment = MOMENT) -> CellResult:
+        async def fetch(digest: str, write: Write) -> None:
+            self.fetched += 1
+            write(digest.encode())
+
+        outcome = await self.sandbox.run(code, self.space, moment, fetch)
+        if keep:
+            state = outcome.result.state
+            version = self.space.version + 1
+            self.space = replace(self.space, version=version, state=state, cells=self.space.cells + 1)
+            outcome.keep(version)
+        else:
+            outcome.let_go()
+        return outcome.result
+
+
+@asynccontextmanager
+async def box(tier: str, limits: CellLimits = LIMITS) -> AsyncIterator[Box]:
+    found = await find_sandbox(tier, limits)
+    if found.sandbox is None:
+        pytest.skip(f"this machine cannot have it: {found.told}")
+    try:
+        yield Box(found.sandbox)
+    finally:
+        await found.sandbox.close()
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "monty"])
+async def test_variables_and_files_are_kept_from_cell_to_cell(tier: str) -> None:
+    async with box(tier) as kept:
+        first = await kept.run("x = 41\nprint(open('in.txt').read())\nx + 1")
+        assert (first.logs, first.ok, first.changed) == ("hello\n42\n", True, ())
+        second = await kept.run("open('/mnt/data/out.txt', 'w').write(str(x))\nNone")
+        assert (second.logs, second.changed, second.removed) == ("", ("out.txt",), ())
+        wrong = await kept.run("x = 5\n1 / 0")
+        assert not wrong.ok and "ZeroDivisionError: division by zero" in wrong.logs
+        last = await kept.run("from pathlib import Path\nPath('out.txt').unlink()\nx")
+        assert (last.logs, last.removed, kept.fetched) == ("5\n", ("out.txt",), 1)
+        bad = await kept.run("def f(:")
+        assert not bad.ok and "SyntaxError" in bad.logs and "worker" not in bad.logs
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "monty"])
+async def test_what_storage_does_not_have_is_undone(tier: str) -> None:
+    async with box(tier) as kept:
+        await kept.run("x = 1\nopen('a.txt', 'w').write('a')")
+        kept.space = replace(kept.space, files={**FILES, "a.txt": ("a", 1)})
+        await kept.run("x = 2\nopen('a.txt', 'w').write('b')\nopen('c.txt', 'w').write('c')", keep=False)
+        after = await kept.run("import os\nprint(sorted(os.listdir('/mnt/data')), open('a.txt').read())")
+        assert "['a.txt', 'in.txt'] a\n" in after.logs
+        if tier == "monty":
+            assert (await kept.run("x")).logs == "1\n"
+        else:
+            assert "the session has ended since the last cell" in after.logs
+
+
+async def test_a_cell_of_monty_that_runs_again_comes_out_the_same() -> None:
+    code = "import random, datetime\n[random.random(), datetime.datetime.now().isoformat(), x]"
+    async with box("monty") as kept:
+        assert kept.sandbox.exact
+        await kept.run("x = [1, 2]")
+        one = await kept.run(code, keep=False, moment=Moment(1e9, "a"))
+        two = await kept.run(code, keep=False, moment=Moment(1e9, "a"))
+        other = await kept.run(code, moment=Moment(2e9, "b"))
+    assert one.logs == two.logs != other.logs and "2001-09-09T01:46:40" in one.logs
+
+
+async def test_a_stopped_cell_of_monty_leaves_the_variables_of_the_one_before() -> None:
+    async with box("monty", replace(LIMITS, cell_s=0.3, memory_bytes=32 * MIB)) as kept:
+        await kept.run("x = 1")
+        stopped = await kept.run("x = 2\nwhile True: pass")
+        assert not stopped.ok and "time limit" in stopped.logs
+        large = await kept.run("x = 3\ny = [0] * 10**8")
+        assert not large.ok and "MemoryError" in large.logs
+        flood = await kept.run("while True: print('a' * 1000)")
+        assert not flood.ok and len(flood.logs) < LIMITS.log_bytes + 1000
+        assert (await kept.run("x")).logs == "1\n"
+
+
+ESCAPES = {
+    "write outside": """
+for path in ("/usr/x", "/x", "/dev/x", "/etc/x", "/proc/sys/kernel/hostname"):
+    try:
+        open(path, "w").write("x")
+        print("OPEN", path)
+    except OSError:
+        pass
+""",
+    "read outside": """
+for path in ("/etc/shadow", "/etc/passwd", "/proc/1/environ", "/proc/1/root/etc/passwd", SECRET):
+    try:
+        print("OPEN", open(path).read())
+    except OSError:
+        pass
+""",
+    "sockets": """
+import socket
+for family, kind in ((2, 1), (10, 1), (2, 3), (16, 3), (17, 3), (40, 1)):
+    try:
+        found = socket.socket(family, kind)
+        found.settimeout(1)
+        found.connect(("127.0.0.1" if family == 2 else "::1", PORT))
+        print("OPEN", family, kind)
+    except (OSError, TypeError):
+        pass
+""",
+    "system calls": """
+import ctypes
+libc = ctypes.CDLL(None)
+calls = {"ptrace": (16, 1, 0, 0), "unshare": (0x10000000,), "setuid": (0,), "chroot": (b"/tmp",)}
+for name, given in {**calls, "mount": (b"none", b"/tmp", b"tmpfs", 0, 0)}.items():
+    if getattr(libc, name)(*given) == 0:
+        print("OPEN", name)
+""",
+    "end the server": """
+import os
+for process in (1, os.getppid(), PID):
+    try:
+        os.kill(process, 9)
+        print("OPEN", process)
+    except OSError:
+        pass
+""",
+    "other processes": """
+import os
+found = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+if PID in found or len(found) > 3:
+    print("OPEN", found)
+""",
+    "links and pipes": """
+import os
+os.symlink("/etc/passwd", "link")
+os.symlink("/", "root")
+os.mkfifo("pipe")
+os.mkdir("shut")
+os.chmod("shut", 0)
+""",
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+async def test_there_is_no_way_out_of_bubblewrap(name: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        told = f"PORT, PID, SECRET = {port}, {os.getpid()}, {str(secret)!r}\n"
+        async with box("bubblewrap") as kept:
+            result = await kept.run(told + ESCAPES[name])
+            assert result.ok and "OPEN" not in result.logs, result.logs
+            assert result.changed == ()
+            assert (await kept.run("6 * 7")).logs == "42\n"
+
+
+FLOODS = {
+    "processes": (
+        """
+import os, time
+count = 0
+try:
+    while count < 200:
+        if os.fork() == 0:
+            time.sleep(60)
+        count += 1
+except OSError:
+    print("fewer than 30:", count < 30)
+""",
+        "fewer than 30: True",
+    ),
+    "memory": ("x = [0] * 10**9", "MemoryError"),
+    "a large file": ("open('big', 'wb').write(b'a' * 10**7)", "4194304 can be kept"),
+    "many files": ("for n in range(100): open(str(n), 'w').close()", "50 can be kept"),
+    "deep folders": ("import os\nfor n in range(40): os.mkdir('d'); os.chdir('d')", "more than 16 deep"),
+    "scratch": ("for n in range(40): open(f'/tmp/{n}', 'wb').write(b'a' * 4 * 10**6)", "No space left"),
+    "output": ("while True: print('a' * 1000)", "and was stopped"),
+    "time": ("while True: pass", "KeyboardInterrupt"),
+    "time, and deaf": (
+        "import signal\nsignal.signal(2, signal.SIG_IGN)\nwhile True: pass",
+        "The session was ended",
+    ),
+    "its own end": ("import os\nos._exit(1)", "The session was ended"),
+    "lies": (
+        """
+import os
+for descriptor in range(3, 20):
+    try:
+        os.write(descriptor, b'[]\\n' + b'x' * 200000)
+    except OSError:
+        pass
+""",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_what_code_may_use_is_bounded(name: str) -> None:
+    code, told = FLOODS[name]
+    begun = time.monotonic()
+    async with box("bubblewrap") as kept:
+        result = await kept.run(code)
+        assert told in result.logs and len(result.logs) < LIMITS.log_bytes + 2000
+        after = await kept.run("print(open('in.txt').read())")
+        assert after.logs.endswith("hello\n"), "the container is as good as new"
+    assert time.monotonic() - begun < 30
+
+
+async def test_plots_are_files_of_the_container() -> None:
+    async with box("bubblewrap", replace(LIMITS, cell_s=60, memory_bytes=1024 * MIB)) as kept:
+        if "matplotlib" not in kept.sandbox.about:
+            pytest.skip("matplotlib is not installed")
+        result = await kept.run("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")
+        assert (result.images, result.changed) == (("image-1.png",), ("image-1.png",)), result.logs
+
+
+async def test_sessions_end_where_an_owner_has_enough() -> None:
+    async with box("bubblewrap", replace(LIMITS, per_owner=1)) as one:
+        other = Box(one.sandbox)
+        other.space = replace(other.space, key="c2")
+        await one.run("x = 1")
+        await other.run("x = 2")
+        assert one.sandbox.num_live == 1
+        assert "its variables are gone" in (await one.run("'x' in dir()")).logs
+        assert not [*Path("/tmp").glob("antiphon-sandbox-0-*")]
+
+
+@pytest.mark.parametrize("wanted", ["off", "command"])
+async def test_no_sandbox_says_why(wanted: str) -> None:
+    found = await find_sandbox(wanted, LIMITS)
+    assert found.sandbox is None and "sandbox" in found.told
+
+
+async def test_an_operators_own_command_is_taken() -> None:
+    found = await find_sandbox("command", LIMITS, command="env ANTIPHON_FOLDER={data}")
+    assert found.sandbox is not None, found.told
+    try:
+        told = await Box(found.sandbox).run("import os\nprint(os.environ['ANTIPHON_FOLDER'] == os.getcwd())")
+        assert told.logs == "True\n"
+    finally:
+        await found.sandbox.close()
+
+
+async def test_auto_passes_over_what_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = await find_sandbox("auto", LIMITS)
+    assert found.sandbox is not None and found.sandbox.tier == "monty"
+    assert "Creating new namespace failed" in found.passed_over[0]
+    await found.sandbox.close()

@@ -1,0 +1,175 @@
+"""Cells for Monty, an interpreter of a part of Python in a process without system calls.
+
+Its session is bytes: it is taken up from them before each cell, and put into them after it, so nothing has to
+live between cells, and a cell that was cut short can be run again from where it began. Time and chance are
+given from outside, so it then comes out the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tools.sandbox.cells import DATA, CellLimits, CellResult, Moment, SandboxError
+
+if TYPE_CHECKING:
+    from pydantic_monty import Monty, OsHandler
+
+MAX_STATE = 8 * 1024 * 1024
+"""Bytes of a session."""
+
+MAX_DRAWN = 1024 * 1024
+"""Random bytes that a cell may ask for at once."""
+
+LACKS = (
+    "The interpreter knows a part of Python only: there are no third-party packages, no generators, and of "
+    "the standard library little besides datetime, json, math, os, pathlib, random, re, sys, time and typing."
+)
+"""What a model is told of it."""
+
+
+class MontyInterpreter:
+    """Runs the cells of all containers, each with the session that it is given.
+
+    Its pool is used from threads: the one for event loops leaves threads of its own behind, which abort the
+    process as it ends.
+    """
+
+    def __init__(self, limits: CellLimits) -> None:
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(limits.live, thread_name_prefix="monty")
+        self._pool: Monty | None = None
+
+    async def start(self) -> None:
+        """Start its processes. Raises SandboxError."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._start)
+
+    def _start(self) -> None:
+        try:
+            from pydantic_monty import Monty
+
+            pool = Monty(min_processes=0, max_processes=self._limits.live)
+            pool.__enter__()
+        except ImportError:
+            raise SandboxError("Monty is not installed: pip install 'antiphon[code]'") from None
+        except (OSError, RuntimeError) as fault:
+            raise SandboxError(f"Monty cannot be started: {fault}") from None
+        self._pool = pool
+
+    async def close(self) -> None:
+        """End its processes."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await asyncio.get_running_loop().run_in_executor(self._threads, pool.__exit__, None, None, None)
+        self._threads.shutdown()
+
+    async def run(
+        self, code: str, data: Path, state: bytes | None, moment: Moment, memory: int
+    ) -> CellResult:
+        """Run a cell. state: the session as of the cell before. One that is stopped leaves it as it was."""
+        workers: list[int] = []
+        work = partial(self._run, code, data, state, moment, memory, workers)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            for worker in workers:
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+            await asyncio.wait({running})
+            raise
+
+    def _run(
+        self,
+        code: str,
+        data: Path,
+        state: bytes | None,
+        moment: Moment,
+        memory: int,
+        workers: list[int],
+    ) -> CellResult:
+        import pydantic_monty as monty
+
+        assert self._pool is not None, "it was started"
+        limits = self._limits
+        logs = monty.CollectString(limits.log_bytes)
+        session = self._pool.checkout(
+            limits={
+                "max_memory": memory,
+                "max_feed_duration_secs": limits.cell_s,
+                "max_suspensions": 100_000,
+                "max_total_sleep_secs": limits.cell_s,
+            },
+            # What a policy says itself would be that of the first cell for as long as the session lives.
+            os_policy={"datetime": "call_host", "random_start": "call_host", "sleep": "zero"},
+        )
+        folder = monty.MountDir(
+            host_path=data, virtual_path=DATA, mode="read-write", write_bytes_limit=limits.data_bytes
+        )
+        error: str | None = None
+        value: Any = None
+        try:
+            with folder, session:
+                if (worker := session.worker_pid) is not None:
+                    workers.append(worker)
+                if state is not None:
+                    session.load_session(state)
+                try:
+                    world = _world(moment)
+                    value = session.feed_run(code, mount=folder, print_callback=logs, cwd=DATA, os=world)
+                except (monty.MontyRuntimeError, monty.MontySyntaxError) as fault:
+                    error = fault.display()
+                    if _is_end(fault):
+                        return _stopped(logs.output, error, state)
+                kept = session.dump()
+                workers.clear()
+        except monty.MontyCrashedError:
+            error = "The interpreter was ended: the code took too much time or memory."
+            return _stopped(logs.output, error, state)
+        if len(kept) > MAX_STATE:
+            error = f"The variables have become too large: {len(kept)} bytes, and {MAX_STATE} can be kept."
+            return _stopped(logs.output, error, state)
+        shown = logs.output if value is None else f"{logs.output}{value!r}\n"
+        return CellResult(shown + (error or ""), error is None, state=kept)
+
+
+def _world(moment: Moment) -> OsHandler:
+    """What a cell sees of the world: the time, which stands still, and bytes that follow from a seed."""
+    at = datetime.datetime.fromtimestamp(moment.at, datetime.UTC)
+    drawn = 0
+
+    def answer(*, name: str, args: tuple[Any, ...], **_: Any) -> Any:
+        nonlocal drawn
+        from pydantic_monty import NOT_HANDLED
+
+        match name:
+            case "datetime.now":
+                return at.astimezone(args[0]) if args and args[0] is not None else at.replace(tzinfo=None)
+            case "date.today":
+                return at.date()
+            case "time.time":
+                return moment.at
+            case "os.urandom" if args[0] <= MAX_DRAWN:
+                drawn += 1
+                return hashlib.shake_256(f"{moment.seed}:{drawn}".encode()).digest(args[0])
+        return NOT_HANDLED
+
+    return answer
+
+
+def _is_end(fault: Any) -> bool:
+    """Whether a session is in no certain state after an error: a limit stopped it."""
+    return isinstance(fault.exception(), TimeoutError | MemoryError)
+
+
+def _stopped(logs: str, error: str, state: bytes | None) -> CellResult:
+    told = f"{error}\nThe variables are those of the cell before."
+    return CellResult(f"{logs}{told}", ok=False, state=state)

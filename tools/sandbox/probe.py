@@ -1,0 +1,80 @@
+"""Finds out which sandbox this machine can have, by trying it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tools.sandbox.cells import CellLimits, SandboxError
+from tools.sandbox.confinement import Confinement
+from tools.sandbox.monty_session import MontyInterpreter
+from tools.sandbox.python import look_at
+from tools.sandbox.python_session import PythonSession
+from tools.sandbox.sandbox import Sandbox
+
+Wanted = Literal["auto", "bubblewrap", "monty", "command", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found. sandbox: None where there is none. told: how it is, or why there is none, as a line for
+    an operator. passed_over: why tiers before it were not taken."""
+
+    sandbox: Sandbox | None
+    told: str
+    passed_over: tuple[str, ...] = ()
+
+
+async def find_sandbox(
+    wanted: Wanted, limits: CellLimits, *, python: Path | None = None, command: str | None = None
+) -> Found:
+    """The sandbox that is wanted, after a trial. python: which runs code; the server's own by default.
+    command: the operator's own, of that tier."""
+    if wanted == "off":
+        return Found(None, "code is not run here: the setting sandbox is off")
+    tiers = ("bubblewrap", "monty") if wanted == "auto" else (wanted,)
+    faults = []
+    for tier in tiers:
+        try:
+            if tier == "monty":
+                return Found(await _monty(limits), "monty", tuple(faults))
+            if tier == "command" and command is None:
+                raise SandboxError("no command is given: see the setting sandbox_command")
+            confinement = await _tried(python, limits, command if tier == "command" else None)
+            told = f"{tier}, Python {confinement.python.version} at {confinement.python.path}"
+            kind: Literal["command", "bubblewrap"] = "command" if tier == "command" else "bubblewrap"
+            return Found(Sandbox(kind, limits, confinement), told, tuple(faults))
+        except SandboxError as fault:
+            faults.append(f"{tier}: {fault}")
+    return Found(None, "; ".join(faults), tuple(faults))
+
+
+async def _monty(limits: CellLimits) -> Sandbox:
+    trial = MontyInterpreter(limits)
+    await trial.start()
+    await trial.close()
+    return Sandbox("monty", limits)
+
+
+async def _tried(python: Path | None, limits: CellLimits, command: str | None) -> Confinement:
+    if command is None and sys.platform != "linux":
+        raise SandboxError("bubblewrap is for Linux")
+    confinement = Confinement(await look_at(python or Path(sys.executable)), command)
+    with tempfile.TemporaryDirectory(prefix="antiphon-trial-") as folder:
+        data = Path(folder) / "data"
+        data.mkdir()
+        Path(folder).chmod(0o711)
+        await asyncio.to_thread(confinement.give, data, 0)
+        session = PythonSession(confinement, data, limits, 0)
+        await session.start(limits.memory_bytes)
+        try:
+            result = await session.run("open('trial', 'w').write('x')\nprint(6 * 7)")
+        finally:
+            await session.close()
+        if result.logs.strip() != "42" or not (data / "trial").exists():
+            raise SandboxError(f"it runs no code: {result.logs.strip()[-200:]}")
+    return confinement

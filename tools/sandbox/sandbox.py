@@ -1,0 +1,322 @@
+"""Runs the cells of containers: gives each its folder and its session, and takes in which files have changed.
+
+A container's folder and session live here between cells as long as there is room, and are built anew from
+what storage has of it where they do not, or where another process has changed it since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tools.sandbox.cells import CellLimits, CellResult, Fetch, Moment, SandboxError, Tier, Workspace
+from tools.sandbox.confinement import Confinement
+from tools.sandbox.folder import (
+    Mark,
+    TooMuch,
+    create_file,
+    differences,
+    is_path,
+    open_file,
+    remove,
+    scan,
+)
+from tools.sandbox.monty_session import LACKS, MontyInterpreter
+from tools.sandbox.python_session import PythonSession
+
+log = logging.getLogger("antiphon.sandbox")
+
+WATCH_S = 0.5
+"""Seconds between two looks at how much the files of a running cell take."""
+PREFIX = "antiphon-sandbox-"
+
+LOST = "[the session has ended since the last cell: its variables are gone, the files are there]"
+
+
+@dataclass(eq=False, slots=True)
+class _Room:
+    """What is here of a container. version: as of which it is; None where nobody knows. marks: of its files.
+    used: by the loop's clock, when its last cell ended."""
+
+    owner: str
+    folder: Path
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+    version: int | None = None
+    marks: dict[str, Mark] = field(default_factory=dict)
+    whole: bool = False  # the folder is what the last result says
+    session: PythonSession | None = None
+    users: int = 0
+    used: float = 0.0
+
+
+class Sandbox:
+    """Runs Python for all containers of this process."""
+
+    def __init__(self, tier: Tier, limits: CellLimits, confinement: Confinement | None = None) -> None:
+        """confinement: of the tiers that start processes of Python."""
+        self.tier = tier
+        self.limits = limits
+        self._confinement = confinement
+        self._monty = MontyInterpreter(limits) if tier == "monty" else None
+        self._rooms: dict[str, _Room] = {}
+        self._root: Path | None = None
+        self._tidying: asyncio.Task[None] | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether a cell that was cut short can be run again from where it began, and comes out the same."""
+        return self.tier == "monty"
+
+    @property
+    def about(self) -> str:
+        """What a model is to know of the interpreter."""
+        if self.tier == "monty":
+            return LACKS
+        found = () if self._confinement is None else self._confinement.python.packages
+        packages = f"Among the packages are {', '.join(found)}." if found else "There are no other packages."
+        return f"It is Python with the standard library. {packages} There is no internet."
+
+    async def start(self) -> None:
+        """Make room for containers. Raises SandboxError."""
+        if self._root is not None:
+            return
+        if self._monty is not None:
+            await self._monty.start()
+        await asyncio.to_thread(_sweep)
+        self._root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        self._root.chmod(0o711)  # sessions of other users find their folders in it
+        self._tidying = asyncio.create_task(self._tidy(), name="sandbox")
+
+    async def close(self) -> None:
+        """End all sessions."""
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.gather(self._tidying, return_exceptions=True)
+        for room in self._rooms.values():
+            if room.session is not None:
+                await room.session.close()
+        if self._monty is not None:
+            await self._monty.close()
+        if self._root is not None:
+            await asyncio.to_thread(remove, self._root)
+        self._root, self._rooms = None, {}
+
+    @property
+    def num_live(self) -> int:
+        """Sessions that live."""
+        return sum(room.session is not None for room in self._rooms.values())
+
+    # -- cells -----------------------------------------------------------------------------------------------
+
+    async def run(self, code: str, space: Workspace, moment: Moment, fetch: Fetch) -> Outcome:
+        """Run a cell. It is to be kept (`Outcome.keep`) or let go once storage has its changes, or cannot
+        take them; until then no other cell of the container runs here. Raises SandboxError."""
+        await self.start()
+        room = self._room(space)
+        room.users += 1
+        await room.busy.acquire()
+        try:
+            result = await self._run(room, code, space, moment, fetch)
+        except BaseException:
+            room.version = None
+            self._leave(room)
+            raise
+        return Outcome(result, room, self._leave)
+
+    async def _run(
+        self, room: _Room, code: str, space: Workspace, moment: Moment, fetch: Fetch
+    ) -> CellResult:
+        memory = min(self.limits.memory_bytes, space.memory_bytes or self.limits.memory_bytes)
+        if room.version != space.version:
+            await self._build(room, space, fetch)
+        room.version = None  # until the outcome is kept
+        if self._monty is not None:
+            result = await self._monty.run(code, room.folder, space.state, moment, memory)
+        else:
+            fresh = room.session is None or not room.session.alive
+            if fresh:
+                await self._open(room, memory)
+            assert room.session is not None
+            result = await self._watched(room, room.session, code)
+            if fresh and space.cells:
+                result = replace(result, logs=f"{LOST}\n{result.logs}")
+            if result.lost:
+                room.session = None
+        return await self._with_changes(room, result)
+
+    async def _watched(self, room: _Room, session: PythonSession, code: str) -> CellResult:
+        """Run a cell, and end its session where the files become too many or too large."""
+        running = asyncio.ensure_future(session.run(code))
+        why: str | None = None
+        try:
+            while not (await asyncio.wait({running}, timeout=WATCH_S))[0]:
+                if (why := await asyncio.to_thread(self._excess, room.folder)) is not None:
+                    await session.close()
+                    break
+            result = await running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        if why is not None:
+            result = replace(
+                result, logs=f"{result.logs}\n[the code was stopped: {why}]", ok=False, lost=True
+            )
+        return result
+
+    def _excess(self, folder: Path) -> str | None:
+        """Why the files of a folder cannot be kept; None where they can."""
+        try:
+            found = scan(folder)
+        except TooMuch as fault:
+            return str(fault)
+        except OSError as fault:
+            return f"The folder cannot be read: {fault.strerror}."
+        if len(found) > self.limits.files:
+            return f"There are {len(found)} files; {self.limits.files} can be kept."
+        size = sum(mark[0] for mark in found.values())
+        if size > self.limits.data_bytes:
+            return f"The files have {size} bytes; {self.limits.data_bytes} can be kept."
+        return None
+
+    async def _with_changes(self, room: _Room, result: CellResult) -> CellResult:
+        """The result with what became of the files. Where they cannot be kept, they stay as they were."""
+        if (why := await asyncio.to_thread(self._excess, room.folder)) is not None:
+            note = f"[the files are as they were before this code: {why}]"
+            await self._empty(room)
+            room.whole = False
+            return replace(result, logs=f"{result.logs.rstrip()}\n{note}", ok=False, images=(), lost=True)
+        marks = await asyncio.to_thread(scan, room.folder)
+        changed, removed = differences(room.marks, marks)
+        shown = tuple(path for path in result.images if path in marks)
+        room.marks, room.whole = marks, True
+        return replace(result, images=shown, changed=tuple(sorted(changed)), removed=tuple(sorted(removed)))
+
+    # -- rooms -----------------------------------------------------------------------------------------------
+
+    def _room(self, space: Workspace) -> _Room:
+        room = self._rooms.get(space.key)
+        if room is None:
+            assert self._root is not None, "it was started"
+            folder = Path(tempfile.mkdtemp(dir=self._root))
+            room = self._rooms[space.key] = _Room(space.owner, folder)
+        return room
+
+    async def _build(self, room: _Room, space: Workspace, fetch: Fetch) -> None:
+        """Make a room's folder what storage has of the container."""
+        await self._empty(room)
+        for path, (digest, _) in space.files.items():
+            if not is_path(path):
+                continue
+            descriptor = create_file(room.folder, path)
+            with open(descriptor, "wb") as file:
+                await fetch(digest, file.write)
+        room.marks = await asyncio.to_thread(scan, room.folder)
+
+    async def _empty(self, room: _Room) -> None:
+        if room.session is not None:
+            await room.session.close()
+            room.session = None
+        await asyncio.to_thread(remove, room.folder)
+        room.folder.mkdir(mode=0o700)
+        room.marks = {}
+
+    async def _open(self, room: _Room, memory: int) -> None:
+        """Start a session in a room, in the place of the one that was least recently used where there are
+        enough. Raises SandboxError."""
+        assert self._confinement is not None, "this tier starts processes"
+        while True:
+            live = [other for other in self._rooms.values() if other.session is not None]
+            own = [other for other in live if other.owner == room.owner]
+            if len(own) < self.limits.per_owner and len(live) < self.limits.live:
+                break
+            idle = [o for o in (own if len(own) >= self.limits.per_owner else live) if not o.busy.locked()]
+            if not idle:
+                raise SandboxError("too many sessions run code just now; try again later")
+            oldest = min(idle, key=lambda other: other.used)
+            assert oldest.session is not None
+            session, oldest.session = oldest.session, None
+            await session.close()
+        taken = {other.session.slot for other in self._rooms.values() if other.session is not None}
+        slot = next(number for number in range(len(taken) + 1) if number not in taken)
+        room.session = PythonSession(self._confinement, room.folder, self.limits, slot)
+        try:
+            await asyncio.to_thread(self._confinement.give, room.folder, slot)
+            await room.session.start(memory)
+        except BaseException:
+            room.session = None
+            raise
+
+    def _leave(self, room: _Room) -> None:
+        room.users -= 1
+        room.used = asyncio.get_running_loop().time()
+        room.busy.release()
+
+    async def forget(self, key: str) -> None:
+        """Let go of a container that is no more."""
+        room = self._rooms.get(key)
+        if room is not None and not room.users:
+            del self._rooms[key]
+            if room.session is not None:
+                await room.session.close()
+            await asyncio.to_thread(remove, room.folder)
+
+    async def _tidy(self) -> None:
+        """End what nobody has used for a while."""
+        while True:
+            await asyncio.sleep(min(self.limits.idle_s, 30.0))
+            since = asyncio.get_running_loop().time() - self.limits.idle_s
+            for key, room in [*self._rooms.items()]:
+                if not room.users and room.used < since:
+                    with suppress(OSError):
+                        await self.forget(key)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a cell, and the hold on its container."""
+
+    result: CellResult
+    _room: _Room
+    _leave: Callable[[_Room], None]
+    _held: bool = True
+
+    def open(self, path: str) -> int:
+        """A descriptor of one of the container's files, for reading. Raises OSError where it is none."""
+        return open_file(self._room.folder, path)
+
+    def keep(self, version: int) -> None:
+        """Storage has the changes, as of this version of the container."""
+        if self._held:
+            self._held, self._room.version = False, version if self._room.whole else None
+            self._leave(self._room)
+
+    def let_go(self) -> None:
+        """Storage does not have the changes: the folder is built anew before the next cell."""
+        if self._held:
+            self._held = False
+            self._leave(self._room)
+
+
+def _sweep() -> None:
+    """Remove the folders of processes that have ended without removing them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        number = folder.name.removeprefix(PREFIX).partition("-")[0]
+        with suppress(OSError):
+            if number.isdigit() and folder.stat().st_uid == os.geteuid() and not _lives(int(number)):
+                remove(folder)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,214 @@
+"""The program that runs cells of Python, one after the other, inside of a sandbox.
+
+Its text is handed to a Python of the operator's, which may be older or newer than the server's and need have
+no packages; so it imports nothing of ours. The first argument is a JSON object: limits to put on itself, and
+the folder of the files. Standard input brings one JSON object a line: a cell, or an order to interrupt it.
+Standard output takes one line for each cell that has ended; what cells print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import linecache
+import os
+import queue
+import re
+import resource
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from types import CodeType
+from typing import Any
+
+
+def confine(limits: dict[str, Any]) -> None:
+    """Limits that hold for this process and all that it starts; the user comes last, because none may raise
+    them."""
+    for name, most in limits["rlimits"].items():
+        resource.setrlimit(getattr(resource, name), (most, most))
+    os.nice(10)
+    os.umask(0o077)
+    if limits.get("uid"):
+        os.setgroups([])
+        os.setresgid(*[limits["uid"]] * 3)
+        os.setresuid(*[limits["uid"]] * 3)
+
+
+class Cells:
+    """Runs cells in one namespace."""
+
+    def __init__(self, data: str, alone: bool, images: int) -> None:
+        self._data = data
+        self._alone = alone
+        self._most_images = images
+        self._globals: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+        self._count = 0
+        self._loop: Any = None
+        self._shown: list[str] = []
+        self._globals["display"] = self._display
+
+    def run(self, code: str) -> dict[str, Any]:
+        """Runs one; returns what is to be said of it besides what it printed."""
+        self._count += 1
+        self._shown = []
+        ok = False
+        try:
+            self._run(code)
+            ok = True
+        except SystemExit:
+            ok = True
+        except BaseException:
+            self._tell_error()
+        try:
+            self._save_figures()
+        except BaseException:
+            self._tell_error()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(BaseException):
+                stream.flush()
+        if self._alone:  # what the cell has left running; the first process of all is none of ours
+            with suppress(OSError):
+                os.kill(-1, signal.SIGKILL)
+        return {"ok": ok, "images": self._shown[: self._most_images]}
+
+    def _run(self, code: str) -> None:
+        name = f"<cell {self._count}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        tree = _parsed(code, name)
+        last: ast.Expr | None = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
+            last = tree.body.pop()  # type: ignore[assignment]
+        self._execute(compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+        if last is not None:
+            expression = ast.Expression(last.value)
+            value = self._execute(compile(expression, name, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+            if value is not None:
+                self._globals["_"] = value
+                self._display(value)
+
+    def _execute(self, code: CodeType) -> Any:
+        value = eval(code, self._globals)
+        if not code.co_flags & inspect.CO_COROUTINE:
+            return value
+        import asyncio
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(value)
+
+    def _display(self, *values: Any) -> None:
+        for value in values:
+            png = getattr(type(value), "_repr_png_", None)
+            shown = png(value) if callable(png) and not _has_figures(value) else None
+            if isinstance(shown, bytes):
+                self._save(shown)
+            else:
+                print(value if isinstance(value, str) and len(values) > 1 else repr(value))
+
+    def _save_figures(self) -> None:
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is None:
+            return
+        import io
+
+        for number in pyplot.get_fignums():
+            if len(self._shown) < self._most_images:
+                image = io.BytesIO()
+                pyplot.figure(number).savefig(image, format="png", bbox_inches="tight")
+                self._save(image.getvalue())
+        pyplot.close("all")
+
+    def _save(self, image: bytes) -> None:
+        number = 1
+        while os.path.lexists(os.path.join(self._data, f"image-{number}.png")):
+            number += 1
+        name = f"image-{number}.png"
+        with open(os.path.join(self._data, name), "xb") as file:
+            file.write(image)
+        self._shown.append(name)
+
+    def _tell_error(self) -> None:
+        kind, error, trace = sys.exc_info()
+        while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
+            trace = trace.tb_next  # of what runs the cells
+        try:
+            sys.stderr.write("".join(traceback.format_exception(kind, error, trace)))
+        except BaseException:
+            sys.stderr.write(f"{getattr(kind, '__name__', kind)}: the error cannot be told\n")
+
+
+def _has_figures(value: Any) -> bool:
+    """Whether it is a figure of matplotlib, which is saved at the end of the cell."""
+    return type(value).__module__.startswith("matplotlib")
+
+
+_COMMAND = re.compile(r"^([ \t]*)!(.*)$", re.MULTILINE)
+_MAGIC = re.compile(r"^[ \t]*%.*$", re.MULTILINE)
+
+
+def _parsed(code: str, name: str) -> ast.Module:
+    """The syntax tree of a cell; lines of notebooks that are no Python, `!command` and `%magic`, are read
+    where nothing else can be."""
+    try:
+        return ast.parse(code, name)
+    except SyntaxError:
+        plain = _MAGIC.sub("pass", _COMMAND.sub(_as_call, code))
+        if plain == code:
+            raise
+        return ast.parse(plain, name)
+
+
+def _as_call(found: re.Match[str]) -> str:
+    return f"{found[1]}__import__('subprocess').run({found[2]!r}, shell=True) and None"
+
+
+def main() -> None:
+    """Runs cells until nobody asks any more."""
+    told = json.loads(sys.argv[1])
+    confine(told)
+    os.chdir(told["data"])
+    sys.argv = [""]
+    sys.path.insert(0, told["data"])
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    at_work = threading.Event()
+    myself = threading.main_thread().ident
+
+    def listen() -> None:
+        for line in orders:
+            order = json.loads(line)
+            if "code" in order:
+                waiting.put(order["code"])
+            elif at_work.is_set() and myself is not None:
+                signal.pthread_kill(myself, signal.SIGINT)
+        os._exit(0)  # nobody asks any more
+
+    threading.Thread(target=listen, daemon=True).start()
+    cells = Cells(told["data"], told["alone"], told["images"])
+    answers.write(b'{"ready": true}\n')
+    answers.flush()
+    while True:
+        code = waiting.get()
+        at_work.set()
+        try:
+            said = cells.run(code)
+        except KeyboardInterrupt:  # it came too late for the cell
+            said = {"ok": False, "images": []}
+        at_work.clear()
+        answers.write(json.dumps(said).encode() + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
