@@ -362,6 +362,10 @@ class Storage:
         """
         return await self._read(partial(responses.get, owner=owner, id=id, hidden=hidden))
 
+    async def gone_responses(self, ids: Sequence[str]) -> frozenset[str]:
+        """Those of some hundred ids whose responses are deleted or unknown, whoever owns them."""
+        return await self._read(partial(responses.gone, ids=ids))
+
     async def list_responses(
         self,
         owner: str,

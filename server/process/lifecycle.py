@@ -177,7 +177,7 @@ class ServerLifecycle:
         await library.ingesting.start()
         self._deliveries = Deliveries(self._storage, self.telemetry)
         self._deliveries.start()
-        self._retention.start()
+        self._retention.start(runs.forget_gone)
         self.context = context
         await self._note_settings()
         self.telemetry.watch(self._readings)

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from server.clock import now_us
@@ -53,10 +53,13 @@ class Retention:
         self._total = Swept()
         self._files = SweptFiles()
         self._made_room: Counter[str] = Counter()  # responses that went for new ones, by owner
+        self._forget: Callable[[], Awaitable[None]] = _nothing_to_forget
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Start the task, which is this object's until `close`."""
+    def start(self, forget: Callable[[], Awaitable[None]]) -> None:
+        """Start the task, which is this object's until `close`. forget: lets go, at the end of each sweep, of
+        what this process remembers of responses that are gone; raises StorageUnavailable."""
+        self._forget = forget
         self._task = asyncio.create_task(self._sweeps(), name="retention")
 
     async def close(self) -> None:
@@ -112,6 +115,7 @@ class Retention:
             await pace.rest()
         while await self._storage.forget_shares():
             await pace.rest()
+        await self._forget()
         if files != SweptFiles():
             log.info(
                 "%d files and %d uploads had expired; removed %d contents that nothing used any more",
@@ -133,6 +137,10 @@ class Retention:
                 "were deleted to make room for new ones, %d of them of %s",
                 *(made.total(), len(made), most, owner),
             )
+
+
+async def _nothing_to_forget() -> None:
+    """What there is to forget before the server has begun."""
 
 
 def limits(config: Config) -> Limits:

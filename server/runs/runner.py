@@ -715,6 +715,12 @@ class Runs:
                 run.purged = True
                 run.entry.lose(RunLost(response_id))
             self.feed.stop(response_id)
+        self._pasts.forget(response_ids)
+
+    async def forget_gone(self) -> None:
+        """Let go of what is remembered of responses that are in the database no more, whoever has deleted
+        them: retention, or another server. Raises StorageUnavailable."""
+        await self._pasts.forget_gone()
 
     # -- tool outputs ----------------------------------------------------------------------------------------
 

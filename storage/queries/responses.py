@@ -44,6 +44,12 @@ def get(conn: Connection, owner: str, id: str, *, hidden: bool = False) -> Store
     return _stored(row, _outputs(conn, [id])[id], _places(conn, [row]))
 
 
+def gone(conn: Connection, ids: Sequence[str]) -> frozenset[str]:
+    """Those of the ids whose responses are deleted or unknown, whoever owns them."""
+    there = select(responses.c.id).where(responses.c.id.in_(ids), responses.c.deleted_at.is_(None))
+    return frozenset(ids).difference(conn.execute(there).scalars())
+
+
 def list_(
     conn: Connection,
     owner: str,

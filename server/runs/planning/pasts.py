@@ -90,22 +90,25 @@ class Past:
         return list(zip(self.items, self.statuses, strict=True))
 
 
+CHECKED = 500
+"""Responses that are asked after at once."""
+
+
 class Pasts:
-    """The pasts that were needed last, by owner and response."""
+    """The pasts that were needed last, by response."""
 
     def __init__(self, storage: Storage, max_bytes: int = MAX_BYTES) -> None:
         self._storage = storage
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._pasts: OrderedDict[tuple[str, str], Past] = OrderedDict()  # the oldest first
+        self._pasts: OrderedDict[str, Past] = OrderedDict()  # the oldest first
 
     async def of(self, previous: StoredResponse, as_of: int) -> Past:
         """The items up to and with a response that has ended, as they were at `as_of` (microseconds).
         Raises NotFound, and ApiError 400 for an item that no model can be shown."""
-        key = (previous.owner, previous.id)
-        known = self._pasts.get(key)
+        known = self._pasts.get(previous.id)
         if known is not None:
-            self._pasts.move_to_end(key)
+            self._pasts.move_to_end(previous.id)
             return known
         past = await self._behind_its_parent(previous)
         if past is None:
@@ -115,15 +118,28 @@ class Pasts:
             past = await aside(len(history) > THREADED_PARTS, Past.of, history, SOURCE)
             if any(entry.in_conversation for entry in history):
                 return past
-        self._remember(key, past)
+        self._remember(previous.id, past)
         return past
+
+    def forget(self, response_ids: Iterable[str]) -> None:
+        """Let go of the pasts of responses that are deleted: nobody can ask for them any more."""
+        for response_id in response_ids:
+            past = self._pasts.pop(response_id, None)
+            if past is not None:
+                self._num_bytes -= past.num_bytes
+
+    async def forget_gone(self) -> None:
+        """The same for all that are in the database no more, whoever deleted them. Raises StorageUnavailable."""
+        remembered = list(self._pasts)
+        for first in range(0, len(remembered), CHECKED):
+            self.forget(await self._storage.gone_responses(remembered[first : first + CHECKED]))
 
     async def _behind_its_parent(self, previous: StoredResponse) -> Past | None:
         """The past of a response whose parent's is known, which it takes the place of."""
         parent = previous.previous_response_id
         if previous.conversation_id is not None or parent is None:
             return None
-        if (before := self._pasts.get((previous.owner, parent))) is None:
+        if (before := self._pasts.get(parent)) is None:
             return None
         turn = (*await self._storage.response_input(previous.id), *previous.output)
 
@@ -133,22 +149,17 @@ class Pasts:
 
         much = len(turn) > THREADED_PARTS or sum(len(item.body) for item in turn) > THREADED_BYTES
         past = await aside(much, grown)
-        self._forget((previous.owner, parent))
+        self.forget([parent])
         return past
 
-    def _remember(self, key: tuple[str, str], past: Past) -> None:
+    def _remember(self, response_id: str, past: Past) -> None:
         if past.num_bytes > self._max_bytes // 4:
             return
-        self._forget(key)
-        self._pasts[key] = past
+        self.forget([response_id])
+        self._pasts[response_id] = past
         self._num_bytes += past.num_bytes
         while self._num_bytes > self._max_bytes:
-            self._forget(next(iter(self._pasts)))
-
-    def _forget(self, key: tuple[str, str]) -> None:
-        past = self._pasts.pop(key, None)
-        if past is not None:
-            self._num_bytes -= past.num_bytes
+            self.forget([next(iter(self._pasts))])
 
 
 def _weight(items: Iterable[StoredItem]) -> int:

@@ -174,12 +174,15 @@ class Troubled:
         yield Swept(responses=1)
         self.swept.set()
 
+    async def forget(self) -> None:
+        """Nothing is remembered."""
+
 
 async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "EVERY_S", 0.001)
     storage = Troubled()
     sweeper = Retention(storage, Config())
-    sweeper.start()
+    sweeper.start(storage.forget)
     async with asyncio.timeout(10):
         await storage.swept.wait()
     await sweeper.close()

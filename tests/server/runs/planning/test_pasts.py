@@ -100,5 +100,24 @@ async def test_a_deleted_past_is_unknown_and_the_chain_behind_it_goes_on(tmp_pat
         assert len(engine.requests[-1].prompt_ids) > before and engine.num_checked == 14
 
 
+async def test_the_past_of_what_is_gone_is_forgotten(tmp_path: Path) -> None:
+    """At once where this server deleted it, with the next sweep where another or retention did."""
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        api, pasts = Api(client), server.context.runs._pasts
+        first = [(await api.create(f"say {number}"))["id"] for number in range(4)]
+        for id in first:
+            await api.create("say on", previous_response_id=id)
+        assert list(pasts._pasts) == first and pasts._num_bytes > 0
+        assert (await client.delete(f"/v1/responses/{first[0]}")).status_code == 200
+        assert list(pasts._pasts) == first[1:]
+        for id in first[1:3]:
+            await server.context.storage.delete_response("local", id, now_us())
+        assert list(pasts._pasts) == first[1:]
+        assert server.life._retention is not None
+        await server.life._retention.sweep()
+        assert list(pasts._pasts) == first[3:]
+        assert pasts._num_bytes == sum(past.num_bytes for past in pasts._pasts.values())
+
+
 async def request_after(client: httpx.AsyncClient, response_id: str) -> httpx.Response:
     return await client.post("/v1/responses", json={"input": "say on", "previous_response_id": response_id})
