@@ -129,7 +129,7 @@ class Pasts:
                 self._num_bytes -= past.num_bytes
 
     async def forget_gone(self) -> None:
-        """The same for all that are in the database no more, whoever deleted them. Raises StorageUnavailable."""
+        """The same for all that are in the database no more, whoever deleted them. StorageUnavailable."""
         remembered = list(self._pasts)
         for first in range(0, len(remembered), CHECKED):
             self.forget(await self._storage.gone_responses(remembered[first : first + CHECKED]))
