@@ -354,6 +354,6 @@ CHECKS: dict[str, Check] = {
     "mcp": _mcp,
     "web": _web,
     "images": _images,
-    "model": _model,
     "texts": _texts,
+    "model": _model,
 }
