@@ -26,7 +26,7 @@ from engine.pooling.recipe import Recipe, read_recipe
 from engine.pooling.texts import TextInput, Texts, Words
 from engine.pooling.values import PoolingConfig, PoolingInfo, PoolingStats
 from engine.pooling.work import Close, Drop, Inbox, Item, Outcome, Submit, Vector, Worker
-from engine.types import DeadlineExceeded, EngineDead, EngineError, LoadError
+from engine.types import DeadlineExceeded, EngineDead, EngineError, LoadError, PromptTooLong
 
 T = TypeVar("T")
 
@@ -234,13 +234,16 @@ class PoolingEngine:
         """A vector, or scores, for each text, and how many of all their tokens the prefix cache had.
 
         Cancelling it drops the texts. place: one that the caller took in the queue, and gives back.
-        deadline: time.monotonic seconds. Raises DeadlineExceeded, RequestFailed (only this request) and
-        EngineDead.
+        deadline: time.monotonic seconds. Raises PromptTooLong for a text that the model has no room for, or
+        that has no tokens, DeadlineExceeded, RequestFailed (only this request) and EngineDead.
         """
         if self._death.done():
             raise EngineDead(f"the model for {self._config.kind} has stopped")
         if self._closed:
             raise EngineDead("the engine was closed")
+        for text in texts:
+            if not 0 < len(text.ids) <= self._info.max_model_len:
+                raise PromptTooLong(len(text.ids), self._info.max_model_len)
         if not texts:
             return [], 0
         first, self._next_handle = self._next_handle, self._next_handle + len(texts)

@@ -19,6 +19,7 @@ from engine import (
     LoadError,
     PoolingConfig,
     PoolingEngine,
+    PromptTooLong,
     RequestFailed,
     TextInput,
 )
@@ -112,6 +113,9 @@ async def test_a_deadline_ends_a_request_and_a_closed_engine_takes_none(encoder:
         with pytest.raises(DeadlineExceeded):
             await engine.pool([_text(*([9] * 100))] * 500, deadline=time.monotonic())
         assert engine.stats().texts_waiting == 0
+        for count in (0, 121):
+            with pytest.raises(PromptTooLong):
+                await engine.pool([_text(*([9] * count))])
         await engine.close()
         with pytest.raises(EngineDead):
             await engine.pool([_text(9)])
