@@ -188,7 +188,8 @@ class PoolingEngine:
         worker, embeds = self._worker, recipe.kind == "embedding"
         paged = type(worker).__name__ == "PagedWorker"
         digest = hashlib.blake2b(worker.fingerprint + self._texts.fingerprint(), digest_size=16)
-        digest.update(repr((recipe.kind, recipe.modes, recipe.include_prompt, recipe.normalized)).encode())
+        how = (recipe.kind, recipe.modes, recipe.include_prompt, recipe.normalized, recipe.lower_case)
+        digest.update(repr((how, sorted(recipe.prompts.items()))).encode())
         dimensions = recipe.dimensions(worker.hidden) if embeds else 0
         return PoolingInfo(
             name=self._config.name or str(self._config.model).rstrip("/").rsplit("/", 1)[-1],
