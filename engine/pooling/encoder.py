@@ -52,7 +52,7 @@ class EncoderWorker:
         self._share = FairShare()
         self._owners: dict[int, str] = {}
         self.architecture = type(self._model).__name__
-        self.fingerprint = checkpoint.fingerprint()
+        self.fingerprint = checkpoint.fingerprint() + self._finish.fingerprint
         fields = self._model.config.get_text_config()
         self.vocab_size = int(fields.vocab_size)
         self.hidden = len(recipe.labels) if recipe.head == "classes" else int(fields.hidden_size)
@@ -195,6 +195,7 @@ def _load(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Any:
         raise LoadError(
             f"{recipe.folder} lacks weights of {type(model).__name__}: {missing[0]} ({len(missing)} in all)"
         )
+    model.config.use_cache = False  # a decoder's keys and values are of no use here
     return model.eval().to(device)
 
 

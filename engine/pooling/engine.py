@@ -26,7 +26,7 @@ from engine.pooling.recipe import Recipe, read_recipe
 from engine.pooling.texts import TextInput, Texts, Words
 from engine.pooling.values import PoolingConfig, PoolingInfo, PoolingStats
 from engine.pooling.work import Close, Drop, Inbox, Item, Outcome, Submit, Vector, Worker
-from engine.types import DeadlineExceeded, EngineDead, EngineError, LoadError
+from engine.types import DeadlineExceeded, EngineDead, EngineError, LoadError, PromptTooLong
 
 T = TypeVar("T")
 
@@ -188,7 +188,8 @@ class PoolingEngine:
         worker, embeds = self._worker, recipe.kind == "embedding"
         paged = type(worker).__name__ == "PagedWorker"
         digest = hashlib.blake2b(worker.fingerprint + self._texts.fingerprint(), digest_size=16)
-        digest.update(repr((recipe.kind, recipe.modes, recipe.include_prompt, recipe.normalized)).encode())
+        how = (recipe.kind, recipe.modes, recipe.include_prompt, recipe.normalized, recipe.lower_case)
+        digest.update(repr((how, sorted(recipe.prompts.items()))).encode())
         dimensions = recipe.dimensions(worker.hidden) if embeds else 0
         return PoolingInfo(
             name=self._config.name or str(self._config.model).rstrip("/").rsplit("/", 1)[-1],
@@ -234,13 +235,16 @@ class PoolingEngine:
         """A vector, or scores, for each text, and how many of all their tokens the prefix cache had.
 
         Cancelling it drops the texts. place: one that the caller took in the queue, and gives back.
-        deadline: time.monotonic seconds. Raises DeadlineExceeded, RequestFailed (only this request) and
-        EngineDead.
+        deadline: time.monotonic seconds. Raises PromptTooLong for a text that the model has no room for, or
+        that has no tokens, DeadlineExceeded, RequestFailed (only this request) and EngineDead.
         """
         if self._death.done():
             raise EngineDead(f"the model for {self._config.kind} has stopped")
         if self._closed:
             raise EngineDead("the engine was closed")
+        for text in texts:
+            if not 0 < len(text.ids) <= self._info.max_model_len:
+                raise PromptTooLong(len(text.ids), self._info.max_model_len)
         if not texts:
             return [], 0
         first, self._next_handle = self._next_handle, self._next_handle + len(texts)

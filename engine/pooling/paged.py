@@ -82,7 +82,7 @@ class PagedWorker:
         self._finish = Finish(recipe, device)
         self._pooled: dict[int, Pooled] = {}
         self.architecture = recipe.architecture
-        self.fingerprint = model.spec.fingerprint
+        self.fingerprint = model.spec.fingerprint + self._finish.fingerprint
         self.vocab_size = model.spec.vocab_size
         self.max_len = min([sizes.max_len, *known])
 

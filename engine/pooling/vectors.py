@@ -83,13 +83,20 @@ class Pooled:
 
 
 class Finish:
-    """What comes after the pooling, or after the logits of a head: f32 in and out."""
+    """What comes after the pooling, or after the logits of a head: f32 in and out. fingerprint: of the
+    weights in it."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         """Raises LoadError where a map's weights are not there."""
         self._steps: list[nn.Module | None] = []  # None: normalize
+        self.fingerprint = b""
         for step in recipe.after:
-            self._steps += [None] if step == "normalize" else _dense(step, device)
+            if step == "normalize":
+                self._steps.append(None)
+                continue
+            modules, fingerprint = _dense(step, device)
+            self._steps += modules
+            self.fingerprint += fingerprint
         self._activation = None
         if recipe.kind != "embedding":
             self._activation = (
@@ -106,7 +113,7 @@ class Finish:
         return rows if self._activation is None else self._activation(rows)
 
 
-def _dense(step: Dense, device: torch.device) -> list[nn.Module | None]:
+def _dense(step: Dense, device: torch.device) -> tuple[list[nn.Module], bytes]:
     linear = nn.Linear(step.inputs, step.outputs, bias=step.bias, device=device, dtype=torch.float32)
     file = step.folder / "model.safetensors"
     if not file.exists():
@@ -115,7 +122,7 @@ def _dense(step: Dense, device: torch.device) -> list[nn.Module | None]:
     linear.weight = nn.Parameter(weights.take("linear.weight").to(device, torch.float32))
     if step.bias:
         linear.bias = nn.Parameter(weights.take("linear.bias").to(device, torch.float32))
-    return [linear, _named(step.activation)]
+    return [linear, _named(step.activation)], weights.fingerprint() + step.activation.encode()
 
 
 def _named(activation: str) -> nn.Module:

@@ -373,6 +373,6 @@ CHECKS: dict[str, Check] = {
     "web": _web,
     "documents": _documents,
     "images": _images,
-    "model": _model,
     "texts": _texts,
+    "model": _model,
 }

@@ -71,7 +71,6 @@ UNBUILT_FAMILIES = frozenset(
         "batches",
         "chatkit",
         "containers",
-        "embeddings",
         "evals",
         "fine_tuning",
         "images",

@@ -9,8 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine import PoolingInfo
-from server.http import context, json_reply, read_as
+from server.access import require_use
+from server.http import context, json_reply, principal, read_as
 from server.ignored import ignore
+from server.model_registry import PooledModel
 from server.pooling import (
     RerankRequest,
     cut_of,
@@ -42,7 +44,8 @@ async def rerank_without_texts(request: Request) -> Response:
 async def _rerank(request: Request, *, returns: bool) -> Response:
     asked = await read_as(request, partial(parse_rerank, returns=returns))
     served = context(request).models.get_pooled(asked.model, "rerank")
-    cut = await _cut(asked, served.info, request)
+    require_use(principal(request), served.name)
+    cut = await _cut(asked, served)
     done = await work_of(request, served).do(
         [(asked.query, document) for document in asked.documents],
         lambda index: f"documents[{index}]",
@@ -52,13 +55,13 @@ async def _rerank(request: Request, *, returns: bool) -> Response:
     return json_reply(rerank_json(relevance(done.rows, served), asked, served.name, done.num_tokens))
 
 
-async def _cut(asked: RerankRequest, info: PoolingInfo, request: Request) -> int | None:
+async def _cut(asked: RerankRequest, served: PooledModel) -> int | None:
     """The tokens that a pair is cut to."""
     if not asked.per_document or asked.truncate is None:
-        return cut_of(info, asked.truncate)
-    engine = context(request).models.get_pooled(asked.model, "rerank").engine
-    [query] = await engine.encode([(asked.query, "")], prompt=_instruction(asked.instruction, info))
-    return min(info.max_model_len, len(query.ids) + asked.truncate)
+        return cut_of(served.info, asked.truncate)
+    instruction = _instruction(asked.instruction, served.info)
+    [query] = await served.engine.encode([(asked.query, "")], prompt=instruction)
+    return min(served.info.max_model_len, len(query.ids) + asked.truncate)
 
 
 @router.post("/v1/score", **documented("Scores", "embeddings.write", body="CreateScores"))

@@ -19,6 +19,7 @@ from engine import (
     LoadError,
     PoolingConfig,
     PoolingEngine,
+    PromptTooLong,
     RequestFailed,
     TextInput,
 )
@@ -112,6 +113,9 @@ async def test_a_deadline_ends_a_request_and_a_closed_engine_takes_none(encoder:
         with pytest.raises(DeadlineExceeded):
             await engine.pool([_text(*([9] * 100))] * 500, deadline=time.monotonic())
         assert engine.stats().texts_waiting == 0
+        for count in (0, 121):
+            with pytest.raises(PromptTooLong):
+                await engine.pool([_text(*([9] * count))])
         await engine.close()
         with pytest.raises(EngineDead):
             await engine.pool([_text(9)])
@@ -134,6 +138,25 @@ async def test_a_text_that_gives_nan_fails_and_its_neighbours_do_not(tier: str, 
         [again], _ = await engine.pool([_text(9, 10, 11)])
         np.testing.assert_allclose(again, vector, atol=1e-6)
         assert np.isfinite((await engine.pool([_text(*([9] * 41))]))[0][0]).all()
+
+
+async def test_a_fingerprint_names_what_vectors_depend_on(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = make_embedder("llama", tmp_path / "m")
+    dense, pooling = folder / "2_Dense" / "model.safetensors", folder / "1_Pooling" / "config.json"
+
+    async def fingerprint() -> str:
+        async with _engine(folder) as engine:
+            return engine.info.fingerprint
+
+    found = [await fingerprint(), await fingerprint()]
+    assert found[0] == found[1]
+    save_file({name: weight + 1 for name, weight in load_file(dense).items()}, dense)
+    found.append(await fingerprint())
+    pooling.write_text(json.dumps(json.loads(pooling.read_text()) | {"pooling_mode": ["max", "mean"]}))
+    found.append(await fingerprint())
+    assert len(set(found)) == 3
 
 
 async def test_what_a_checkpoint_does_not_say_or_is_not_served_is_refused(tmp_path: Path) -> None:

@@ -86,6 +86,9 @@ async def test_bodies_of_torch_give_the_vectors_of_the_cpu_kernels(tmp_path: Pat
     fast, _, _ = await _vectors(folder, TEXTS)
     plain, _, _ = await _vectors(folder, TEXTS, cpu_kernels=False)
     np.testing.assert_allclose(fast, plain, atol=2e-5)
+    for kernels in (True, False):
+        rounded, _, _ = await _vectors(folder, TEXTS, cpu_kernels=kernels, dtype="bfloat16")
+        assert rounded.dtype == np.float32 and (rounded * fast).sum(axis=1).min() > 0.995  # cosines
 
 
 PAIRS = [("what is the river", TEXTS[0]), ("where", TEXTS[2]), ("a dog", "a cat")]

@@ -514,8 +514,8 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "web",
         "documents",
         "images",
-        "model",
         "texts",
+        "model",
     ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
     assert "FAIL  model" in capsys.readouterr().out
