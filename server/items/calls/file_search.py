@@ -73,7 +73,8 @@ def _lacks(_tool: Tool, registry: Registry) -> str | None:
 
 
 def _offers(_tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
-    queries = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_QUERIES}
+    text = {"type": "string"}
+    others = {"type": "array", "items": text, "minItems": 1, "maxItems": MAX_QUERIES - 1}
     return [
         {
             "type": "function",
@@ -84,8 +85,9 @@ def _offers(_tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
             ),
             "parameters": {
                 "type": "object",
-                "properties": {"queries": queries},
-                "required": ["queries"],
+                # A small model writes one text with ease, and loses itself in lists.
+                "properties": {"query": text, "other_queries": others},
+                "required": ["query"],
                 "additionalProperties": False,
             },
             "strict": True,
@@ -98,9 +100,9 @@ def _offers(_tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
 
 
 def _opened(_name: str, _call_id: str, arguments: str) -> Item:
-    read = read_arguments(arguments, mapping, ("queries",)) or {}
-    asked = read.get("queries")
-    texts = asked if isinstance(asked, list) else [asked]
+    # `queries` is what the hosted tool calls them, and what models may write that were trained on it.
+    read = read_arguments(arguments, mapping, ("query", "other_queries", "queries")) or {}
+    texts = [text for asked in read.values() for text in (asked if isinstance(asked, list) else [asked])]
     # JSON can write halves of surrogate pairs, which are no characters.
     said = [text.encode("utf-8", "replace").decode().strip() for text in texts if isinstance(text, str)]
     return {"queries": [text[:MAX_QUERY] for text in said if text][:MAX_QUERIES], "results": None}
@@ -182,7 +184,9 @@ _HIT = {"file_id": STRING, "text": STRING, "filename": STRING, "attributes": map
 
 
 def _say(item: Item, transcript: Transcript) -> None:
-    transcript.call(item["id"], "file_search", json.dumps({"queries": item["queries"]}, ensure_ascii=False))
+    first, *others = item["queries"] or [""]
+    said = {"query": first, **({"other_queries": others} if others else {})}
+    transcript.call(item["id"], "file_search", json.dumps(said, ensure_ascii=False))
     private = private_of(item)
     transcript.answer(item["id"], _found(item) if private is None else private["output"])
 

@@ -138,22 +138,22 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
     "file_search_call": [
         (
             [{"queries": ["q"], "results": [{"filename": "a.txt", "text": "x"}, {"file_id": "f"}]}],
-            [called("file_search", queries=["q"]), "file_search: a.txt:\nx\n\nf:\n"],
+            [called("file_search", query="q"), "file_search: a.txt:\nx\n\nf:\n"],
         ),
         (
             [{"queries": ["q"]}],
             [
-                called("file_search", queries=["q"]),
+                called("file_search", query="q"),
                 "file_search: The search was made; its results were not kept.",
             ],
         ),
         (
             [{"queries": [], "results": []}],
-            [called("file_search", queries=[]), "file_search: Nothing was found."],
+            [called("file_search", query=""), "file_search: Nothing was found."],
         ),
         (
             [{"queries": [], "status": "failed"}],
-            [called("file_search", queries=[]), "file_search: The search failed."],
+            [called("file_search", query=""), "file_search: The search failed."],
         ),
     ],
     "code_interpreter_call": [

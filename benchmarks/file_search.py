@@ -1,0 +1,146 @@
+"""File search: whether the page with the answer is found, and how fast stores are written and searched.
+
+`python -m benchmarks.file_search quality facts FOLDER` reads the HTML pages of FOLDER into a vector store, and
+asks the questions of a table of `file_search.toml`: how often is the page with the answer among the first
+five passages? The folder is `usr/share/doc/git-doc` of Debian's package `git-doc`, from `apt-get download`
+and `dpkg-deb -x`.
+
+`python -m benchmarks.file_search speed` stores 100,000 chunks of 200 words, whose frequencies are those of a
+language (Zipf's law), and searches them for questions of rare, common and mixed words. It also says how long
+commits of others had to wait for the writing thread meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.crowd import run
+from server.clock import now_us
+from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, open_storage
+from tests.support.libraries import new_store, put_file
+from tests.support.running import http_client, running_app
+
+WORDS, CHUNKS, PER_FILE, BATCH = 40_000, 100_000, 1000, 16
+OWNER = "bench"
+
+
+async def quality(folder: Path, questions: dict[str, list[str]]) -> None:
+    with tempfile.TemporaryDirectory() as data:
+        async with running_app(Path(data)) as running, http_client(running) as http:
+            store = await new_store(running, http)
+            pages = sorted(folder.rglob("*.html"))
+            ids = [await put_file(running, page.name, page.read_bytes()) for page in pages]
+            began = time.perf_counter()
+            await http.post(f"/v1/vector_stores/{store}/file_batches", json={"file_ids": ids})
+            while (await http.get(f"/v1/vector_stores/{store}")).json()["status"] == "in_progress":
+                await asyncio.sleep(0.2)
+            shown = (await http.get(f"/v1/vector_stores/{store}")).json()
+            took = time.perf_counter() - began
+            print(f"{len(pages)} pages, {shown['usage_bytes']:,} bytes of chunks, read in {took:.1f} s")
+            first, five, times = 0, 0, []
+            for question, answers in questions.items():
+                began = time.perf_counter()
+                body = {"query": question, "max_num_results": 5}
+                found = (await http.post(f"/v1/vector_stores/{store}/search", json=body)).json()["data"]
+                times.append(time.perf_counter() - began)
+                names = [hit["filename"] for hit in found]
+                first += bool(set(names[:1]) & set(answers))
+                five += bool(set(names) & set(answers))
+                if not set(names) & set(answers):
+                    print(f"  not found: {question!r}, but {', '.join(dict.fromkeys(names))}")
+            count = len(questions)
+            print(f"{five} of {count} ({five / count:.0%}) in the first five, {first} the very first")
+            print(f"a search took {statistics.median(times) * 1e3:.1f} ms (median)")
+
+
+async def speed() -> None:
+    rng = np.random.default_rng(1)
+    shares = 1 / np.arange(1, WORDS + 1) ** 1.05
+    shares /= shares.sum()
+    letters = random.Random(1)
+    words = ["".join(letters.choices("abcdefghijklmnop", k=4 + n % 7)) + f"{n % 10}" for n in range(WORDS)]
+    with tempfile.TemporaryDirectory() as folder:
+        storage = await open_storage(f"sqlite+aiosqlite:///{folder}/bench.db", runner="bench")
+        stores = storage.vector_stores
+        files = [NewStoreFile(f"file-{n}", "a.txt", 800, 400) for n in range(CHUNKS // PER_FILE)]
+        await stores.create(NewVectorStore("vs_1", OWNER, now_us(), "", None, b"{}"), files)
+        waits: list[float] = []
+        others = asyncio.create_task(_others(storage, waits))
+        began, writing = time.perf_counter(), 0.0
+        while (job := await stores.claim()) is not None:
+            for start in range(0, PER_FILE, BATCH):
+                size = min(BATCH, PER_FILE - start)
+                drawn = rng.choice(WORDS, (size, 200), p=shares)
+                texts = [" ".join(words[index] for index in row) for row in drawn]
+                wrote = time.perf_counter()
+                await stores.add_chunks(
+                    job, [NewChunk(start + n, 1, t, 270) for n, t in enumerate(texts)], b"d"
+                )
+                writing += time.perf_counter() - wrote
+            await stores.finish(job)
+        others.cancel()
+        took = time.perf_counter() - began
+        print(f"{CHUNKS / writing:,.0f} chunks/s written ({took:.0f} s with making them)")
+        waits.sort()
+        print(
+            f"a commit beside it: median {statistics.median(waits) * 1e3:.1f} ms,"
+            f" p99 {waits[int(len(waits) * 0.99)] * 1e3:.1f} ms, longest {waits[-1] * 1e3:.1f} ms"
+        )
+        [store] = await stores.searched(OWNER, ["vs_1"])
+        for name, ranks in (
+            ("3 rare words", (500, 2000, 8000)),
+            ("6 words, one of them common", (100, 500, 2000, 8000, 300, 900)),
+            ("8 words, half of them common", (10, 20, 40, 80, 160, 320, 640, 1280)),
+            ("2 common words", (50, 200)),
+            ("5 words, three of them in every chunk", (0, 1, 5, 500, 2000)),
+        ):
+            print(f"{name}: {await _searched(storage, store.number, [words[rank] for rank in ranks]):.1f} ms")
+        await storage.close()
+
+
+async def _others(storage: Storage, waits: list[float]) -> None:
+    """What a stream commits meanwhile."""
+    while True:
+        began = time.perf_counter()
+        await storage.touch_keys({"key_none": 1})
+        waits.append(time.perf_counter() - began)
+        await asyncio.sleep(0.005)
+
+
+async def _searched(storage: Storage, number: int, words: Sequence[str]) -> float:
+    times = []
+    for _ in range(7):
+        began = time.perf_counter()
+        await storage.vector_stores.search([number], " ".join(words), (), only=False, most=50)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e3
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    asked = commands.add_parser("quality")
+    asked.add_argument("questions", help="a table of file_search.toml")
+    asked.add_argument("folder", type=Path)
+    commands.add_parser("speed")
+    given = parser.parse_args()
+    if given.command == "speed":
+        run(speed())
+    else:
+        table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+        run(quality(given.folder, table[given.questions]))
+
+
+if __name__ == "__main__":
+    main()
