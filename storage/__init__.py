@@ -11,6 +11,15 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from storage.batches import (
+    BatchEnd,
+    BatchEnded,
+    BatchLine,
+    BatchLost,
+    NewBatch,
+    StoredBatch,
+    TooManyBatches,
+)
 from storage.files import Blob, BlobTooLarge, StoredFile, StoredPart, StoredUpload, SweptFiles, UploadEnded
 from storage.private_files import make_private_folder
 from storage.records import (
@@ -106,6 +115,10 @@ __all__ = [
     "AuditFilter",
     "AuditState",
     "BadText",
+    "BatchEnd",
+    "BatchEnded",
+    "BatchLine",
+    "BatchLost",
     "Blob",
     "BlobTooLarge",
     "Blobs",
@@ -134,6 +147,7 @@ __all__ = [
     "KnownRequest",
     "Limits",
     "LiveRun",
+    "NewBatch",
     "NewItem",
     "NewKey",
     "NewResponse",
@@ -161,6 +175,7 @@ __all__ = [
     "StorageError",
     "StorageUnavailable",
     "StoredAudit",
+    "StoredBatch",
     "StoredConversation",
     "StoredFile",
     "StoredItem",
@@ -172,6 +187,7 @@ __all__ = [
     "StoredWebhook",
     "Swept",
     "SweptFiles",
+    "TooManyBatches",
     "TooManyQueued",
     "ToolOutput",
     "UnknownCall",

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
+from storage.batches import Batches
 from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
 from storage.files import Blobs, Files
 from storage.migrate import migrated
@@ -90,7 +91,8 @@ T = TypeVar("T")
 class Storage:
     """An open database. Made by `open_storage`; closed by `close`.
 
-    blobs, files: the operations on contents, and on the files and uploads that name them.
+    blobs, files: the operations on contents, and on the files and uploads that name them. batches: those on
+    batches of requests.
     """
 
     def __init__(self, url: str, database: Database, writing: Writing, runner: str, *, synced: bool) -> None:
@@ -107,6 +109,7 @@ class Storage:
         self._writer.start()
         self.blobs = Blobs(database, self._read)
         self.files = Files(self._read, self._write, self.blobs)
+        self.batches = Batches(self._read, self._write, self.blobs, runner, shared=database.shared)
         self.announced = asyncio.Event()  # set whenever a run has ended with a notice: deliveries may be due
 
     @classmethod
@@ -627,9 +630,12 @@ class Storage:
             with_keys=with_keys,
             settle=self._settle(spending),
         )
-        async with aclosing(rows), aclosing(self.files.purge(owner, now)) as files:
+        batches, files = self.batches.purge(owner, now), self.files.purge(owner, now)
+        async with aclosing(rows), aclosing(batches), aclosing(files):
             async for gone in rows:
                 yield gone
+            async for _ in batches:
+                yield Purged()
             async for num in files:
                 yield Purged(files=num)
 
@@ -720,6 +726,10 @@ class Storage:
     async def find_key(self, hash: bytes) -> FoundKey | None:
         """The key with this hash and its owner, unless it is revoked; it may have expired."""
         return await self._read(partial(api_keys.find, hash=hash))
+
+    async def key_hash(self, owner: str, id: str) -> bytes | None:
+        """The hash of an owner's key; None for an unknown one."""
+        return await self._read(partial(api_keys.hash_of, owner=owner, id=id))
 
     async def touch_keys(self, used: Mapping[str, int]) -> None:
         """Notes when keys were last used: id -> microseconds. May be lost with the machine."""

@@ -42,8 +42,8 @@ ORDERS = {
         *("kernels", "models", "executor", "core", "benchmark", "backends", "llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "records", "tables", "drivers", "files", "backup", "queries", "migrate"),
-        *("inspection", "storage"),
+        *("private_files", "records", "tables", "drivers", "files", "batches", "backup", "queries"),
+        *("migrate", "inspection", "storage"),
     ),
     "tools": (
         *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "builtin"),
@@ -66,7 +66,7 @@ ORDERS = {
         "model_registry",
         *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "access"),
         *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
-        *("http", "admin", "routes", "process", "bench", "cli"),
+        *("http", "batches", "admin", "routes", "process", "bench", "cli"),
     ),
     "server.runs": ("events", "planning", "execution", "cluster", "runner"),
 }

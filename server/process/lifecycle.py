@@ -14,8 +14,11 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 
+from starlette.types import ASGIApp
+
 from engine import Engine
 from server.access import LOCAL_OWNER, Accesses, Keys
+from server.batches import BatchWorker
 from server.clock import now_us
 from server.config import Config
 from server.encrypted_reasoning import Sealing
@@ -83,6 +86,8 @@ class ServerLifecycle:
         self._probe: GenerationProbe | None = None
         self._engine_rates = EngineRates()
         self._meter: Meter | None = None
+        self._batches: BatchWorker | None = None
+        self._app: ASGIApp | None = None
         self._meters: Meters | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._noting: asyncio.Task[None] | None = None
@@ -157,10 +162,23 @@ class ServerLifecycle:
         self._deliveries.start()
         self._retention.start()
         self.context = context
+        self._batches = BatchWorker(self._storage, self.keys)
+        await self._batches.start(self._app)
         await self._note_settings()
         self.telemetry.watch(self._readings)
         if self.phase == "starting":
             self.phase = "ready"
+
+    def serve_inside(self, app: ASGIApp) -> None:
+        """Have requests of batches carried out by this application."""
+        self._app = app
+        if self._batches is not None:
+            self._batches.serve(app)
+
+    def batches_stirred(self) -> None:
+        """There is a batch to be carried on, or one to be ended."""
+        if self._batches is not None:
+            self._batches.stir()
 
     def keys_changed(self) -> None:
         """The settings give other keys than before."""
@@ -297,6 +315,8 @@ class ServerLifecycle:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._quiet.wait()
+        if self._batches is not None:
+            await self._batches.close()
         if self._num_posts:
             log.warning("%d requests were still in flight after %g s", self._num_posts, grace_s)
 

@@ -207,6 +207,13 @@ def _requests() -> dict[str, Schema]:
                 "stream": BOOLEAN,
             },
         ),
+        "CreateBatch": of(
+            {"input_file_id": STRING, "endpoint": STRING, "completion_window": {"const": "24h"}},
+            {
+                "metadata": or_null(METADATA),
+                "output_expires_after": of({"anchor": {"const": "created_at"}, "seconds": INTEGER}),
+            },
+        ),
         "CreateConversation": of({}, {"items": listed(ref("InputItem"), maxItems=20), "metadata": METADATA}),
         "UpdateConversation": of({"metadata": or_null(METADATA)}),
         "AddItems": of({"items": listed(ref("InputItem"), maxItems=20)}),
@@ -305,7 +312,31 @@ _FINISH = or_null({"enum": ["stop", "length", "tool_calls", "content_filter"]})
 _HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": STRING}
 _CHAT_TEXT = {"content": or_null(STRING), "reasoning": STRING, "reasoning_content": STRING}
 
+_BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
+
 _REPLIES: Mapping[str, Schema] = {
+    "Batch": of(
+        {
+            "id": STRING,
+            "object": {"const": "batch"},
+            "endpoint": STRING,
+            "input_file_id": STRING,
+            "completion_window": STRING,
+            "status": {"enum": ["validating", "in_progress", "finalizing", "cancelling", *_BATCH_ENDS]},
+            "created_at": INTEGER,
+            "expires_at": INTEGER,
+            "request_counts": of(dict.fromkeys(("total", "completed", "failed"), INTEGER)),
+            "errors": or_null(of({"object": {"const": "list"}, "data": listed(OBJECT)})),
+            "metadata": or_null(METADATA),
+            "usage": or_null(_USAGE),
+            **{
+                f"{step}_at": or_null(INTEGER)
+                for step in ("in_progress", "finalizing", "cancelling", *_BATCH_ENDS)
+            },
+            **{name: or_null(STRING) for name in ("model", "output_file_id", "error_file_id")},
+        }
+    ),
+    "Batches": _page(ref("Batch")),
     "Error": of(
         {"error": of({"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)})}
     ),

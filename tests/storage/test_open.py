@@ -125,7 +125,7 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
 
 def back_to_0010(database_url: str) -> None:
     """Take away what revisions after 0010 added."""
-    for table in ("files", "uploads", "upload_parts", "blobs", "blob_parts"):
+    for table in ("batches", "batch_lines", "files", "uploads", "upload_parts", "blobs", "blob_parts"):
         query(database_url, f"DROP TABLE {table}")
 
 

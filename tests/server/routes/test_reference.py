@@ -309,7 +309,11 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
         if template.startswith("/v1/organization"):
             continue  # another test asks as an administrator
         path = template.format(
-            response_id=made, conversation_id=conversation, item_id="msg_a", model_id="antiphon-scripted"
+            response_id=made,
+            conversation_id=conversation,
+            item_id="msg_a",
+            model_id="antiphon-scripted",
+            batch_id="batch_none",
         )
         for parameter in methods.get("get", {}).get("parameters", ()):
             name = parameter["name"]
