@@ -507,6 +507,12 @@ class Config(BaseModel):
 
     # What it refuses
     max_body_bytes: Bytes = _setting(32 << 20, "largest request body", unit="bytes", gt=0)
+    max_file_bytes: Bytes = _setting(
+        512 << 20,  # the official limit
+        "largest file that may be uploaded, in one piece or in parts",
+        unit="bytes",
+        gt=0,
+    )
     max_arriving_bytes: Bytes = _setting(
         256 << 20, "request bodies that arrive at once, all together, before 503", unit="bytes", gt=0
     )

@@ -50,6 +50,7 @@ from storage import (
     TooManyBatches,
     TooManyQueued,
     UnknownCall,
+    UploadEnded,
 )
 
 
@@ -261,6 +262,9 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         "queue_full",
         lambda e: f"{e.limit} of your responses are queued already. Try again once some have begun.",
         _SOON,  # whoever knows how fast they begin says it better
+    ),
+    UploadEnded: _Row(
+        400, "upload_ended", lambda e: f"Upload '{e.id}' is {e.status}: it takes nothing more."
     ),
     StorageError: _Row(500, "server_error", lambda _: "Storage had an error while processing your request."),
 }

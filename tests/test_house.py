@@ -65,7 +65,7 @@ ORDERS = {
         ),
         "model_registry",
         *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "access"),
-        *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
+        *("item_ids", "encrypted_reasoning", "input_files", "prompting", "webhooks", "runs", "stateless"),
         *("http", "batches", "admin", "routes", "process", "bench", "cli"),
     ),
     "server.runs": ("events", "planning", "execution", "cluster", "runner"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, BinaryIO
@@ -24,7 +25,7 @@ from server.admin.database_access import (
 from server.admin.owner_names import owner_id
 from server.clock import now_us
 from server.config import Config
-from server.http import conversation_json
+from server.http import conversation_json, file_json
 from server.runs import spent_so_far
 from server.runs.events import snapshot
 from storage import (
@@ -40,6 +41,7 @@ from storage import (
 
 RESPONSES_AT_ONCE = 8
 ITEMS_AT_ONCE = 100
+FILES_AT_ONCE = 10_000
 
 SLICE_S = 5.0
 """How long a server purges before it says how far it is; the command then asks again."""
@@ -57,10 +59,11 @@ async def require_owner(storage: Storage, owner: str) -> None:
 
 
 async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[bytes]:
-    """All that an owner can read, as JSON lines in pieces: conversations, responses, and a last line that
-    says that it is whole. Each object is as it was when its line was written. The audit log is told first."""
+    """All that an owner can read, as JSON lines in pieces: conversations, responses, files with their
+    contents in base64, and a last line that says that it is whole. Each object is as it was when its line was
+    written. The audit log is told first."""
     await storage.add_audit(by.did("project.exported", owner, owner))
-    counts = {"conversations": 0, "responses": 0}
+    counts = {"conversations": 0, "responses": 0, "files": 0}
     after: tuple[int, str] | None = None
     while page := await storage.export_conversations(owner, after=after, limit=ITEMS_AT_ONCE):
         for conversation in page:
@@ -84,7 +87,31 @@ async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[by
         counts["responses"] += len(responses)
         last = responses[-1].response
         after = (last.created_at, last.id)
+    place: str | None = None
+    while True:
+        files = await storage.files.list(owner, now=now_us(), limit=FILES_AT_ONCE, order="asc", after=place)
+        for file in files.data:
+            yield b'{"type":"file","file":' + file_json(file) + b',"content":"'
+            async for piece in _base64(storage.blobs.open(file.digest)):
+                yield piece
+            yield b'"}\n'
+        counts["files"] += len(files.data)
+        if not files.has_more:
+            break
+        place = files.data[-1].id
     yield orjson.dumps({"type": "end", "owner": owner, **counts}) + b"\n"
+
+
+async def _base64(content: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """The base64 of what comes in pieces of any length."""
+    rest = b""
+    async with aclosing(content):
+        async for piece in content:
+            rest += piece
+            whole = len(rest) - len(rest) % 3
+            yield b64encode(rest[:whole])
+            rest = rest[whole:]
+    yield b64encode(rest)
 
 
 async def _response(storage: Storage, stored: StoredResponse) -> bytes:
@@ -158,6 +185,7 @@ async def purge(
         "responses": total.responses,
         "runs": len(total.runs),
         "conversations": total.conversations,
+        "files": total.files,
         "webhooks": total.webhooks,
         "keys": total.keys,
     }
@@ -175,8 +203,8 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     owner = owner_id(config, options.owner)
     if not options.yes:
         raise AdminError(
-            f"nothing was removed: all responses, conversations and webhooks of owner {owner!r} would go, "
-            "and none of it comes back: add --yes to do it"
+            f"nothing was removed: all responses, conversations, files and webhooks of owner {owner!r} would "
+            "go, and none of it comes back: add --yes to do it"
         )
     body = {"owner": owner, "before": now_us(), "keys": options.keys}
     total: dict[str, int] = {}
@@ -198,7 +226,7 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     yield (
         f"everything of the owner {owner} is removed: {_num(total['responses'], 'response')} "
         f"({total['runs']} in flight), {_num(total['conversations'], 'conversation')}, "
-        f"{_num(total['webhooks'], 'webhook')}"
+        f"{_num(total['files'], 'file')}, {_num(total['webhooks'], 'webhook')}"
     )
     if options.keys:
         yield f"{_num(total['keys'], 'key')} revoked"

@@ -27,7 +27,7 @@ from server.http.query_params import (
     query_text,
     timestamp,
 )
-from server.http.replies import conversation_json, json_reply, page_json
+from server.http.replies import conversation_json, file_json, json_reply, page_json
 from server.http.request import (
     actor,
     context,
@@ -66,6 +66,7 @@ __all__ = [
     "context",
     "conversation_json",
     "declared_scope",
+    "file_json",
     "flag",
     "include",
     "integer",

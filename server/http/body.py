@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -174,34 +174,44 @@ def _load(arrived: _Arrived, config: Config, digest: Digest | None) -> Body:
 
 
 async def _receive(request: Request, config: Config, count: Callable[[int], None]) -> _Arrived:
-    """The whole body, or ApiError 413 as soon as it is known to be too large, 408 when it is too slow."""
-    limit = config.max_body_bytes
-    if int(request.headers.get("content-length", 0)) > limit:
-        raise _too_large(limit)
+    """The whole body; raises ApiError as `body_chunks` does."""
     arrived = _Arrived()
-    until = asyncio.get_running_loop().time() + config.body_timeout_s
+    async for chunk in body_chunks(request, config.max_body_bytes):
+        count(len(chunk))
+        arrived.add(chunk)
+    return arrived
+
+
+async def body_chunks(request: Request, limit: int) -> AsyncGenerator[bytes]:
+    """The body as it comes; ApiError 413 as soon as it is known to have more than `limit` bytes, 408 when it
+    is too slow."""
+    if int(request.headers.get("content-length", 0)) > limit:
+        raise too_large(limit)
+    num_bytes, allowed_s = 0, life(request).config.body_timeout_s
+    began = asyncio.get_running_loop().time()
     chunks = request.stream()
-    try:
-        while True:
-            async with asyncio.timeout_at(until + arrived.num_bytes / MIN_BODY_RATE):
+    while True:
+        until = began + allowed_s + num_bytes / MIN_BODY_RATE
+        try:
+            async with asyncio.timeout_at(until):
                 chunk = await anext(chunks, None)
-            if chunk is None:
-                return arrived
-            if arrived.num_bytes + len(chunk) > limit:
-                raise _too_large(limit)
-            count(len(chunk))
-            arrived.add(chunk)
-    except TimeoutError:
-        allowed = config.body_timeout_s + arrived.num_bytes / MIN_BODY_RATE
-        raise ApiError(
-            408,
-            f"The request's body did not arrive: {arrived.num_bytes} bytes in {allowed:.3g} s.",
-            code="request_timeout",
-            headers={"connection": "close"},
-        ) from None
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"The request's body did not arrive: {num_bytes} bytes in {until - began:.3g} s.",
+                code="request_timeout",
+                headers={"connection": "close"},
+            ) from None
+        if chunk is None:
+            return
+        num_bytes += len(chunk)
+        if num_bytes > limit:
+            raise too_large(limit)
+        yield chunk
 
 
-def _too_large(limit: int) -> ApiError:
+def too_large(limit: int) -> ApiError:
+    """The 413 of a body with more than `limit` bytes."""
     return ApiError(413, f"The request's body is larger than {limit} bytes.", code="request_too_large")
 
 

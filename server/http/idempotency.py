@@ -24,6 +24,7 @@ from server.clock import now_us
 from server.errors import ApiError, to_api_error
 from server.http.authentication import ADMIN_PATHS, ORGANIZATION_PATHS
 from server.http.body import load_body
+from server.http.contents import load_form, takes_form
 from server.http.request import while_connected
 from storage import KeyedRequest, KnownRequest, RequestKnown, StorageUnavailable
 
@@ -106,13 +107,17 @@ class IdempotencyMiddleware:
             await self._app(scope, receive, send)
             return
         # Read and parsed once, for the key's sake and for the route's.
-        body = await load_body(Request(scope, receive), digest=_digest)
-        scope["state"]["body"] = body
+        coming = Request(scope, receive)
+        if takes_form(coming):
+            digest = (await load_form(coming)).digest
+        else:
+            body = scope["state"]["body"] = await load_body(coming, digest=_digest)
+            digest = body.digest
         request = KeyedRequest(
             owner=scope["state"]["principal"].owner,
             route=scope["path"],
             key=key,
-            body_hash=body.digest,
+            body_hash=digest,
             created_at=now_us(),
         )
         while not await self._answered(request, scope, receive, send):

@@ -1,4 +1,4 @@
-"""Builds JSON replies, conversation objects and list objects from stored bytes.
+"""Builds JSON replies: objects of conversations and files, and lists, from what is stored.
 
 Stored JSON is put into a reply as it is, without being parsed again.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 from starlette.responses import Response
 
-from storage import StoredConversation
+from storage import StoredConversation, StoredFile
 
 
 def json_reply(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
@@ -28,6 +28,22 @@ def conversation_json(stored: StoredConversation) -> bytes:
             "metadata": orjson.Fragment(stored.metadata),
         }
     )
+
+
+def file_json(stored: StoredFile) -> bytes:
+    """The official File object. Its `status` is deprecated, and required."""
+    shown = {
+        "id": stored.id,
+        "object": "file",
+        "bytes": stored.num_bytes,
+        "created_at": stored.created_at // 1_000_000,
+        "filename": stored.filename,
+        "purpose": stored.purpose,
+        "status": "processed",
+    }
+    if stored.expires_at is not None:
+        shown["expires_at"] = stored.expires_at // 1_000_000
+    return orjson.dumps(shown)
 
 
 def page_json(bodies: Sequence[bytes], ids: Sequence[str], *, has_more: bool) -> bytes:

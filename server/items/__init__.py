@@ -58,8 +58,17 @@ from server.items.item_type import (
     function_of,
     unspoken,
 )
+from server.items.message import input_files_of, with_file_texts
 from server.items.parts import ASSISTANT_PART, OUTPUT_PART, USER_PART, identifier
-from server.items.private_half import SEALED, Private, dump_private, load_item, private_of, with_private
+from server.items.private_half import (
+    SEALED,
+    Private,
+    dump_private,
+    load_item,
+    private_bytes,
+    private_of,
+    with_private,
+)
 from server.items.sources import Source, Sources
 from server.items.transcript import Transcript, text_of
 
@@ -105,6 +114,7 @@ __all__ = [
     "filled_body",
     "function_of",
     "identifier",
+    "input_files_of",
     "instead_of",
     "is_approval",
     "is_client_call",
@@ -120,6 +130,7 @@ __all__ = [
     "link_of",
     "listed_elsewhere",
     "load_item",
+    "private_bytes",
     "private_of",
     "shown_name",
     "source_of",
@@ -128,6 +139,7 @@ __all__ = [
     "type_asked_for",
     "type_of_calls",
     "unspoken",
+    "with_file_texts",
     "with_private",
     "words_of",
 ]

@@ -1,5 +1,5 @@
-"""Sweeps the database at intervals, at an easy pace: has storage remove what the limits no longer cover, put
-old usage together in hours, and forget who was served what by a queue that is empty."""
+"""Sweeps the database at intervals, at an easy pace: has storage remove what the limits no longer cover, and
+files that have expired, put old usage together in hours, and forget who was served what by an empty queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from server.clock import now_us
 from server.config import Config
-from storage import Limits, Storage, StorageUnavailable, Swept
+from storage import Limits, Storage, StorageUnavailable, Swept, SweptFiles
 
 log = logging.getLogger("antiphon.retention")
 
@@ -51,6 +51,7 @@ class Retention:
         self._storage = storage
         self._limits = limits(config)
         self._total = Swept()
+        self._files = SweptFiles()
         self._made_room: Counter[str] = Counter()  # responses that went for new ones, by owner
         self._task: asyncio.Task[None] | None = None
 
@@ -72,6 +73,7 @@ class Retention:
             "logs_total": total.logs,
             "requests_total": total.requests,
             "conversations_total": total.conversations,
+            "files_total": self._files.files,
         }
 
     def made_room(self, owner: str, went: Swept) -> None:
@@ -95,16 +97,26 @@ class Retention:
     async def sweep(self, pace: Pace | None = None) -> Swept:
         """One whole sweep; returns what went. Raises StorageUnavailable."""
         self._tell_of_room()
-        went, pace = Swept(), pace or Pace()
+        went, files, pace = Swept(), SweptFiles(), pace or Pace()
         async with aclosing(self._storage.sweep(self._limits, now_us())) as steps:
             async for step in steps:
                 went += step
                 self._total += step
                 await pace.rest()
+        async with aclosing(self._storage.files.sweep(now_us())) as removals:
+            async for removed in removals:
+                files += removed
+                self._files += removed
+                await pace.rest()
         while await self._storage.fold_usage(now_us() - _us(USAGE_MINUTES_S)):
             await pace.rest()
         while await self._storage.forget_shares():
             await pace.rest()
+        if files != SweptFiles():
+            log.info(
+                "%d files and %d uploads had expired; removed %d contents that nothing used any more",
+                *(files.files, files.uploads, files.blobs),
+            )
         if went != Swept():
             log.info(
                 "let go of %d responses, %d logs, %d idempotent requests, %d conversations",

@@ -19,6 +19,7 @@ from server.routes import (
     tokenize,
     webhooks,
 )
+from server.routes.files import ROUTERS as FILES
 from server.routes.organization import ROUTERS as ORGANIZATION
 
 ROUTERS: tuple[APIRouter, ...] = (
@@ -29,6 +30,7 @@ ROUTERS: tuple[APIRouter, ...] = (
             *(keys, webhooks, sealing, tenants, live_runs),
         )
     ),
+    *FILES,
     *ORGANIZATION,
 )
 

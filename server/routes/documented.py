@@ -23,6 +23,11 @@ QUERY: Mapping[str, tuple[Json, str]] = {
     "limit": ({"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 20}, "How many at most."),
     "order": ({"enum": ["asc", "desc"], "default": "desc"}, "Oldest or newest first."),
     "after": ({"type": "string"}, "The id after which the page begins."),
+    "limit:files": (
+        {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 10_000},
+        "How many at most.",
+    ),
+    "purpose": ({"type": "string"}, "Only files of this purpose."),
     "status": ({"enum": [*STATUSES]}, "Only those that are in this state."),
     "created_after": (_WHOLE, "Only those that were created later; Unix seconds."),
     "created_before": (_WHOLE, "Only those that were created earlier; Unix seconds."),
@@ -132,6 +137,7 @@ def documented(
     *,
     body: str | None = None,
     body_required: bool = True,
+    body_type: str = "application/json",
     query: tuple[str, ...] = (),
     headers: tuple[str, ...] = (),
     stream: str | None = None,
@@ -155,7 +161,7 @@ def documented(
     }
     extra: Json = {"parameters": [*map(_parameter, query), *map(_header, headers)], SCOPE: scope}
     if body is not None:
-        described = {"application/json": {"schema": _named(body)}}
+        described = {body_type: {"schema": _named(body)}}
         extra["requestBody"] = {"required": body_required, "content": described}
     if scope != OPEN:
         # The last is none: on loopback no key is needed until there is one.

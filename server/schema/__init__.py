@@ -9,7 +9,7 @@ from __future__ import annotations
 from server.items import Item
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
-from server.schema.description import STATUSES
+from server.schema.description import FILE_PURPOSES, STATUSES
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, is_tier, tier_of
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
@@ -19,7 +19,7 @@ from server.schema.items import (
     num_parts,
     unsupported_parts,
 )
-from server.schema.messages import unsupported_in
+from server.schema.messages import file_paths, unsupported_in
 from server.schema.organization import components
 from server.schema.responses import (
     INCLUDES,
@@ -37,6 +37,7 @@ from server.schema.tools import Unsupported, lacking, leave_out
 from server.shapes import array, boolean, check_length, missing, mistyped, refuse, shorten, text
 
 __all__ = [
+    "FILE_PURPOSES",
     "INCLUDES",
     "PRIORITIES",
     "STATUSES",
@@ -58,6 +59,7 @@ __all__ = [
     "components",
     "echo",
     "effective_tier",
+    "file_paths",
     "is_tier",
     "lacking",
     "leave_out",

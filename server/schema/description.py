@@ -156,6 +156,11 @@ def _request(api: str, model: type[BaseModel], *required: str) -> Schema:
     return {**body, "required": [*required]} if required else body
 
 
+FILE_PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
+_BINARY: Schema = {"type": "string", "format": "binary"}
+_EXPIRES_AFTER = of(
+    {"anchor": {"const": "created_at"}, "seconds": {**INTEGER, "minimum": 3600, "maximum": 2_592_000}}
+)
 _CONTENT: Schema = {"anyOf": [STRING, listed(OBJECT)]}
 _CHAT_CALL = of(
     {"id": STRING, "type": {"enum": ["function", "custom"]}}, {"function": OBJECT, "custom": OBJECT}
@@ -231,6 +236,24 @@ def _requests() -> dict[str, Schema]:
             },
         ),
         "Detokenize": of({"tokens": listed(INTEGER)}, {"model": STRING}),
+        "CreateFile": of(
+            {"file": _BINARY, "purpose": {"enum": [*FILE_PURPOSES]}},
+            {
+                "expires_after[anchor]": {"const": "created_at"},
+                "expires_after[seconds]": {**INTEGER, "minimum": 3600, "maximum": 2_592_000},
+            },
+        ),
+        "CreateUpload": of(
+            {
+                "filename": STRING,
+                "purpose": {"enum": [*FILE_PURPOSES]},
+                "bytes": {**INTEGER, "minimum": 0},
+                "mime_type": STRING,
+            },
+            {"expires_after": _EXPIRES_AFTER},
+        ),
+        "AddUploadPart": of({"data": _BINARY}),
+        "CompleteUpload": of({"part_ids": listed(STRING)}, {"md5": STRING}),
         "Nothing": OBJECT,
         "Tool": schema_of(normalize_tool),
         "ToolChoice": {"anyOf": [{"enum": ["none", "auto", "required"]}, of({"type": STRING})]},
@@ -313,6 +336,16 @@ _HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint"
 _CHAT_TEXT = {"content": or_null(STRING), "reasoning": STRING, "reasoning_content": STRING}
 
 _BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
+_FILE = of(
+    {
+        **{name: STRING for name in ("id", "filename", "purpose")},
+        "object": {"const": "file"},
+        "bytes": INTEGER,
+        "created_at": INTEGER,
+        "status": {"const": "processed", "deprecated": True},
+    },
+    {"expires_at": INTEGER},
+)
 
 _REPLIES: Mapping[str, Schema] = {
     "Batch": of(
@@ -443,6 +476,27 @@ _REPLIES: Mapping[str, Schema] = {
     ),
     "Conversation": of(
         {"id": STRING, "object": {"const": "conversation"}, "created_at": INTEGER, "metadata": METADATA}
+    ),
+    "File": _FILE,
+    "Files": _page(ref("File")),
+    "Upload": of(
+        {
+            **{name: STRING for name in ("id", "filename", "purpose")},
+            "object": {"const": "upload"},
+            "bytes": INTEGER,
+            "created_at": INTEGER,
+            "expires_at": INTEGER,
+            "status": {"enum": ["pending", "completed", "cancelled", "expired"]},
+        },
+        {"file": ref("File")},
+    ),
+    "UploadPart": of(
+        {
+            "id": STRING,
+            "object": {"const": "upload.part"},
+            "created_at": INTEGER,
+            "upload_id": STRING,
+        }
     ),
     "Deleted": of({"id": STRING, "object": STRING, "deleted": {"const": True}}),
     "Model": of(

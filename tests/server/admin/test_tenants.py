@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,15 @@ async def test_an_export_holds_what_its_owner_reads(
                 await live.until("output_item.done")
             while not (await api.get(waiting)).get("pending_tool_calls"):
                 await asyncio.sleep(0)
+            sent = {"files": {"file": ("a.bin", bytes(range(256)) * 9000)}, "data": {"purpose": "user_data"}}
+            files = [(await http.post("/v1/files", **sent)).json() for _ in range(2)]
             capsys.readouterr()
             assert await run(running, "export", "--owner", "ann") == 0
             exported = lines(capsys.readouterr().out)
-            first, *responses, end = exported
-            assert end == {"type": "end", "owner": "ann", "conversations": 1, "responses": 12}
+            first, *responses, one, two, end = exported
+            assert end == {"type": "end", "owner": "ann", "conversations": 1, "responses": 12, "files": 2}
+            assert [one["file"], two["file"]] == files
+            assert b64decode(one["content"]) == bytes(range(256)) * 9000
             assert first["type"] == "conversation"
             assert first["conversation"] == (await http.get(f"/v1/conversations/{conversation}")).json()
             assert first["items"] == await api.conversation_items(conversation)
@@ -81,7 +86,7 @@ async def test_an_export_holds_what_its_owner_reads(
             assert await run(running, "export", "--owner", "nobody") == 1
             told = capsys.readouterr()
             assert not told.out and "no such owner" in told.err
-    before = exported[:-2]
+    before = exported[:-4]
     assert await asyncio.to_thread(main, ["export", "--owner", "ann", "--data", str(tmp_path)]) == 0
     assert lines(capsys.readouterr().out)[: len(before)] == before
 
@@ -105,7 +110,7 @@ async def test_a_purge_beside_a_running_server(tmp_path: Path, capsys: pytest.Ca
                 assert await run(running, "purge", "--owner", "ann", "--keys", "--yes") == 0
                 await live.cut()
             told = capsys.readouterr().out
-            assert "2 responses (1 in flight), 1 conversation, " in told and "1 key revoked" in told
+            assert "2 responses (1 in flight), 1 conversation, 0 files, " in told and "1 key revoked" in told
             assert (await ann.get(f"/v1/responses/{gone['id']}")).status_code == 401
             assert await Api(bob).get(kept["id"]) == kept
             assert await rows(storage) == untouched

@@ -18,6 +18,11 @@ CALL = 'call f {"x": 1}'
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 KEPT = {"type": "message", "id": "msg_kept", "role": "user", "content": "hi"}
 
+UPLOAD = {"filename": "a", "purpose": "user_data", "bytes": 0, "mime_type": "text/plain"}
+
+FORMS = {"/v1/files": "file", "/v1/uploads/{upload_id}/parts": "data"}
+"""Routes whose bodies are forms, and the names of the files in them."""
+
 ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/health"): None,
     ("GET", "/ping"): None,
@@ -87,10 +92,19 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/v1/organization/audit_logs/verify"): None,
     ("GET", "/v1/organization/usage/{kind}"): None,
     ("GET", "/v1/organization/costs"): None,
+    ("POST", "/v1/files"): {"purpose": "user_data"},
+    ("GET", "/v1/files"): None,
+    ("GET", "/v1/files/{file_id}"): None,
+    ("GET", "/v1/files/{file_id}/content"): None,
+    ("POST", "/v1/uploads"): UPLOAD,
+    ("POST", "/v1/uploads/{upload_id}/parts"): {},
+    ("POST", "/v1/uploads/{upload_id}/complete"): {"part_ids": []},
+    ("POST", "/v1/uploads/{upload_id}/cancel"): {},
     # These come last: they take away what the others are about.
     ("DELETE", "/v1/organization/admin_api_keys/{admin_key_id}"): None,
     ("DELETE", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}"): None,
     ("POST", "/v1/organization/projects/{project_id}/archive"): {},
+    ("DELETE", "/v1/files/{file_id}"): None,
     ("DELETE", "/v1/responses/{response_id}"): None,
     ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"): None,
     ("DELETE", "/v1/conversations/{conversation_id}"): None,
@@ -143,7 +157,11 @@ async def test_every_route_names_what_it_does_not_read(
     ended = await made("/v1/responses", asked)
     waits = {**asked, "background": True, "await_tool_outputs": True}
     waiting, of_anybody = await made("/v1/responses", waits), await made("/v1/responses", waits)
+    file = await client.post("/v1/files", files={"file": b"x"}, data={"purpose": "user_data"})
     paths = {
+        "{file_id}": file.json()["id"],
+        "{upload_id}/cancel": (await made("/v1/uploads", UPLOAD))["id"] + "/cancel",
+        "{upload_id}": (await made("/v1/uploads", UPLOAD))["id"],
         "{response_id}/cancel": waiting["id"] + "/cancel",
         "{response_id}": ended["id"],
         "{run_id}": of_anybody["id"],
@@ -164,6 +182,7 @@ async def test_every_route_names_what_it_does_not_read(
     }
     key = (await made("/admin/keys", {"owner": "local"}))["key"]
     for (method, path), body in ROUTES.items():
+        field = FORMS.get(path) if method == "POST" else None
         for name, value in paths.items():
             path = path.replace(name, value)
         strict = path.startswith(STRICT)
@@ -177,7 +196,8 @@ async def test_every_route_names_what_it_does_not_read(
             query["owner"] = "somebody"
         if path.endswith(("/usage/completions", "/costs")):
             query["start_time"] = "0"
-        reply = await client.request(method, path, params=query, json=body, headers=headers)
+        said = {"json": body} if field is None else {"data": body, "files": {field: b"x"}}
+        reply = await client.request(method, path, params=query, headers=headers, **said)
         assert reply.status_code == 200, (method, path, reply.text)
         expected = "?unheard_of" if body is None or strict else "unheard_of,?unheard_of"
         assert reply.headers[HEADER] == expected, (method, path)

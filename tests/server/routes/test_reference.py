@@ -304,6 +304,7 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
         "after": "",
         "status": "completed",
         "scope": "all",
+        "purpose": "user_data",
     }
     for template, methods in found["paths"].items():
         if template.startswith("/v1/organization"):
@@ -314,6 +315,8 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
             item_id="msg_a",
             model_id="antiphon-scripted",
             batch_id="batch_none",
+            file_id="file-none",
+            upload_id="upload_none",
         )
         for parameter in methods.get("get", {}).get("parameters", ()):
             name = parameter["name"]
