@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ MAX_LINES = 50_000
 MAX_ERRORS = 100
 """Faults that are told of one input; who mends these finds the others."""
 MAX_CUSTOM_ID = 512
+MAX_LINE = 16 << 20
+"""Bytes of one line."""
 CHUNK = 4 << 20
 """Bytes of lines that are checked in one go, on a thread."""
 
@@ -31,7 +33,7 @@ class InputLines:
     _number: int = 0
     _at: int = 0
 
-    async def read(self, content: AsyncGenerator[bytes]) -> None:
+    async def read(self, content: AsyncIterable[bytes]) -> None:
         """Check a whole input."""
         held = bytearray()
         async for part in content:
@@ -41,6 +43,10 @@ class InputLines:
                 await asyncio.to_thread(self._take, whole)
                 if len(self.faults) >= MAX_ERRORS:
                     return
+            elif len(held) > MAX_LINE:
+                self._number += 1
+                self._fault("line_too_long", f"A line has at most {MAX_LINE} bytes.", None)
+                return
         await asyncio.to_thread(self._take, bytes(held))
         if not self.lines and not self.faults:
             self._fault("empty_file", "The input file has no requests.", None, line=None)

@@ -57,7 +57,7 @@ class BatchWorker:
         self._keys = keys
         self._app: ASGIApp | None = None
         self._stirred = asyncio.Event()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by batch and claim
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self, app: ASGIApp | None = None) -> None:
@@ -96,8 +96,9 @@ class BatchWorker:
                 room = 0 if self._app is None else BATCHES_AT_ONCE - len(self._tasks)
                 for batch in await self._storage.batches.claim(room) if room else ():
                     task = asyncio.create_task(self._carry(batch), name=f"batch {batch.id}")
-                    self._tasks[batch.id] = task
-                    task.add_done_callback(partial(self._over, batch.id))
+                    claim = (batch.id, batch.fence)
+                    self._tasks[claim] = task
+                    task.add_done_callback(partial(self._over, claim))
                 if clock() - tidied_at > 60:
                     tidied_at = clock()
                     await self._storage.batches.tidy(now_us() - int(KEPT_S * 1e6))
@@ -108,8 +109,8 @@ class BatchWorker:
                     await self._stirred.wait()
             self._stirred.clear()
 
-    def _over(self, id: str, _: asyncio.Task[None]) -> None:
-        self._tasks.pop(id, None)
+    def _over(self, claim: tuple[str, int], _: asyncio.Task[None]) -> None:
+        self._tasks.pop(claim, None)
         self._stirred.set()
 
     async def _carry(self, batch: StoredBatch) -> None:
@@ -124,7 +125,8 @@ class BatchWorker:
                 log.warning("batch %s waits: %s", batch.id, error)
                 await asyncio.sleep(LOOK_S)
                 with suppress(StorageUnavailable, NotFound):
-                    batch = await self._storage.batches.get(batch.owner, batch.id)
+                    now = await self._storage.batches.get(batch.owner, batch.id)
+                    batch = replace(now, fence=batch.fence)  # under the claim that this task has
             except Exception:  # it must not keep the others, or the server, down
                 log.exception("batch %s cannot be carried on now", batch.id)
                 await asyncio.sleep(60)

@@ -186,6 +186,15 @@ def _items() -> Schema:
     return {"anyOf": kinds}
 
 
+_CREATE_BATCH = of(
+    {"input_file_id": STRING, "endpoint": STRING, "completion_window": {"const": "24h"}},
+    {
+        "metadata": or_null(METADATA),
+        "output_expires_after": of({"anchor": {"const": "created_at"}, "seconds": INTEGER}),
+    },
+)
+
+
 def _requests() -> dict[str, Schema]:
     """Bodies of requests, and what they share with replies."""
     return {
@@ -210,13 +219,6 @@ def _requests() -> dict[str, Schema]:
                 "tool_call_id": STRING,
                 "output": _CONTENT,
                 "stream": BOOLEAN,
-            },
-        ),
-        "CreateBatch": of(
-            {"input_file_id": STRING, "endpoint": STRING, "completion_window": {"const": "24h"}},
-            {
-                "metadata": or_null(METADATA),
-                "output_expires_after": of({"anchor": {"const": "created_at"}, "seconds": INTEGER}),
             },
         ),
         "CreateConversation": of({}, {"items": listed(ref("InputItem"), maxItems=20), "metadata": METADATA}),

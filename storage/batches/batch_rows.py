@@ -101,6 +101,14 @@ def cancel(conn: Connection, owner: str, id: str, now: int) -> StoredBatch:
 # -- whose work it is ----------------------------------------------------------------------------------------
 
 
+def any_of_others(conn: Connection, runner: str) -> bool:
+    """Whether any batch is to be carried on that this process does not; it may be another one's."""
+    query = select(batches.c.id).where(
+        batches.c.ended_at.is_(None), batches.c.runner.is_distinct_from(runner)
+    )
+    return conn.execute(query.limit(1)).first() is not None
+
+
 def claim(conn: Connection, runner: str, limit: int, *, shared: bool) -> list[StoredBatch]:
     """Takes over batches that nobody carries on, the oldest first. shared: processes that do not beat are
     dead, this one's own beat is there."""
@@ -237,6 +245,15 @@ def results(
     )
     rows = conn.execute(query.order_by(table.ended_at, table.position).limit(limit)).all()
     return [((row.ended_at, row.position), row.result) for row in rows]
+
+
+def untidy(conn: Connection, before: int) -> bool:
+    """Whether `tidy` has anything to remove."""
+    lines = select(batch_lines.c.batch_id).where(batch_lines.c.batch_id == batches.c.id).exists()
+    query = select(batches.c.id).where(
+        batches.c.ended_at.is_not(None), or_(batches.c.ended_at <= before, lines)
+    )
+    return conn.execute(query.limit(1)).first() is not None
 
 
 def tidy(conn: Connection, before: int) -> int:

@@ -48,6 +48,9 @@ class Batches:
 
     async def claim(self, limit: int) -> Sequence[StoredBatch]:
         """Takes over up to `limit` batches that nobody carries on."""
+        others = partial(batch_rows.any_of_others, runner=self._runner)
+        if not await self._read(others):
+            return ()
         job = partial(batch_rows.claim, runner=self._runner, limit=limit, shared=self._shared)
         return await self._write(job)
 
@@ -121,8 +124,8 @@ class Batches:
 
     async def tidy(self, before: int) -> None:
         """Removes what batches that have ended need no more, and those that had ended at `before`."""
-        while await self._write(partial(batch_rows.tidy, before=before)):
-            pass
+        while await self._read(partial(batch_rows.untidy, before=before)):
+            await self._write(partial(batch_rows.tidy, before=before))
 
     async def purge(self, owner: str, now: int) -> AsyncGenerator[None]:
         """Removes the batches that an owner had at `now`; yields after each short transaction."""

@@ -15,9 +15,14 @@ import pytest
 
 from engine import ScriptedEngine
 from server.batches import worker
+from server.batches.input_lines import InputLines
+from server.clock import now_us
+from storage import BatchLost
 from tests.support.batching import Json, chats, input_file, line, lines_of, responses
+from tests.support.postgres import the_server
 from tests.support.running import Running, http_client, live_app, running_app
 
+CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -75,6 +80,7 @@ async def test_responses_are_made_and_stay(running: Running, client: httpx.Async
     made = await begun(client, file_id, "/v1/responses", metadata={"of": "test"})
     assert (made["object"], made["status"], made["metadata"]) == ("batch", "validating", {"of": "test"})
     assert made["expires_at"] - made["created_at"] == 24 * 3600
+    await storage.files.delete("local", file_id, now_us())  # the batch has what it needs of it
     batch = await ended(client, made["id"])
     assert (batch["status"], batch["error_file_id"], batch["errors"]) == ("completed", None, None)
     assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
@@ -121,6 +127,10 @@ async def test_stateless_requests_and_those_that_are_refused(
     assert await tokens_of_batches(running, client) == batch["usage"]["total_tokens"]
 
 
+async def nothing() -> None:
+    """In the place of a verb that is not to have any effect."""
+
+
 GOOD = {"input": "say yes"}
 FAULTS = [
     ("no JSON", "{", "invalid_json_line", None),
@@ -150,6 +160,16 @@ async def test_an_input_that_cannot_be_carried_out_names_its_lines(
     (error,) = (await ended(client, empty["id"]))["errors"]["data"]
     assert (error["code"], error["line"]) == ("empty_file", None)
     assert (await client.get("/v1/responses")).json()["data"] == [], "nothing of them was carried out"
+
+
+async def test_a_line_without_an_end_is_not_read_to_its_end() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * (1 << 20)
+
+    checked = InputLines("/v1/responses")
+    await checked.read(endless())
+    assert [(fault["code"], fault["line"]) for fault in checked.faults] == [("line_too_long", 1)]
 
 
 async def test_requests_for_a_batch_that_are_refused(running: Running, client: httpx.AsyncClient) -> None:
@@ -277,16 +297,50 @@ async def test_the_official_sdk(tmp_path: Path) -> None:
             await client.batches.cancel(made.id)
 
 
+async def test_two_servers_share_batches(tmp_path: Path) -> None:
+    """The one that has a batch is gone without a word; the other one goes on with it."""
+    settings = {"db": await the_server().fresh(), "lease_s": 2.0}
+    async with running_app(tmp_path / "b", **settings) as other:
+        async with running_app(tmp_path / "a", tick_s=0.05, **settings) as first:
+            worker_of(other)._app, app = None, worker_of(other)._app
+            storage = first.context.storage
+            async with http_client(first) as client:
+                made = await begun(client, await input_file(storage, chats(60, "say a b {}")), CHAT)
+                async with asyncio.timeout(60):
+                    while not (await storage.batches.get("local", made["id"])).completed:
+                        await asyncio.sleep(0.02)
+            # It does nothing any more, and holds on to what it had.
+            worker_of(first)._storage.batches.release = nothing
+            await worker_of(first).close()
+        assert app is not None
+        worker_of(other).serve(app)
+        async with http_client(other) as client:
+            batch = await ended(client, made["id"])
+        assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
+        lines = await lines_of(other.context.storage, batch["output_file_id"])
+        assert sorted(each["custom_id"] for each in lines) == sorted(f"r{n}" for n in range(60))
+
+
+async def test_an_owners_batches_are_purged(running: Running, client: httpx.AsyncClient) -> None:
+    storage = running.context.storage
+    made = await begun(client, await input_file(storage, responses(3)), "/v1/responses")
+    await ended(client, made["id"])
+    worker_of(running)._app = None
+    await begun(client, await input_file(storage, responses(3)), "/v1/responses")
+    async for _ in storage.purge("local", now_us(), entry=None):
+        pass
+    assert (await client.get("/v1/batches")).json()["data"] == []
+    assert (await client.get(f"/v1/batches/{made['id']}")).status_code == 404
+
+
 async def test_what_a_claim_writes_is_refused_under_a_newer_one(running: Running) -> None:
     """As on two servers, of which one was taken for dead."""
-    from storage import BatchLost
-
     worker_of(running)._app = None
     storage = running.context.storage
     async with http_client(running) as client:
         made = await begun(client, await input_file(storage, responses(1)), "/v1/responses")
     (old,) = await storage.batches.claim(1)
-    assert await storage.batches.claim(1) == []
+    assert not await storage.batches.claim(1)
     await storage.batches.free_all()
     (new,) = await storage.batches.claim(1)
     assert (old.id, new.fence) == (made["id"], old.fence + 1)
