@@ -31,6 +31,7 @@ from engine import (
 )
 from storage import (
     BadText,
+    BatchEnded,
     ConversationFull,
     ConversationLocked,
     ConversationMoved,
@@ -46,6 +47,7 @@ from storage import (
     SchemaTooNew,
     StorageError,
     StorageUnavailable,
+    TooManyBatches,
     TooManyQueued,
     UnknownCall,
     UploadEnded,
@@ -228,6 +230,15 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         "tool_output_conflict",
         lambda e: f"Call '{e.call_id}' was answered already, with another output.",
         param="tool_outputs",
+    ),
+    BatchEnded: _Row(
+        400, "batch_not_cancellable", lambda e: f"Batch '{e.id}' has ended (status {e.status})."
+    ),
+    TooManyBatches: _Row(
+        429,
+        "too_many_batches",
+        lambda e: f"There are {e.limit} batches that have not ended. Wait until one ends, or cancel one.",
+        {"retry-after": "60"},
     ),
     KeyEnded: _Row(400, "key_ended", lambda e: f"Key '{e.key_id}' has expired or is revoked."),
     OwnerArchived: _Row(

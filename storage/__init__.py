@@ -11,6 +11,15 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from storage.batches import (
+    BatchEnd,
+    BatchEnded,
+    BatchLine,
+    BatchLost,
+    NewBatch,
+    StoredBatch,
+    TooManyBatches,
+)
 from storage.files import Blob, BlobTooLarge, StoredFile, StoredPart, StoredUpload, SweptFiles, UploadEnded
 from storage.private_files import make_private_folder
 from storage.records import (
@@ -126,6 +135,10 @@ __all__ = [
     "AuditFilter",
     "AuditState",
     "BadText",
+    "BatchEnd",
+    "BatchEnded",
+    "BatchLine",
+    "BatchLost",
     "Blob",
     "BlobTooLarge",
     "Blobs",
@@ -160,6 +173,7 @@ __all__ = [
     "KnownRequest",
     "Limits",
     "LiveRun",
+    "NewBatch",
     "NewChunk",
     "NewItem",
     "NewKey",
@@ -191,6 +205,7 @@ __all__ = [
     "StorageError",
     "StorageUnavailable",
     "StoredAudit",
+    "StoredBatch",
     "StoredChunk",
     "StoredContainer",
     "StoredConversation",
@@ -207,6 +222,7 @@ __all__ = [
     "StoredWebhook",
     "Swept",
     "SweptFiles",
+    "TooManyBatches",
     "TooManyQueued",
     "ToolOutput",
     "UnknownCall",

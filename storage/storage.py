@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
+from storage.batches import Batches
 from storage.containers import Containers
 from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
 from storage.files import Blobs, Files
@@ -93,7 +94,7 @@ class Storage:
     """An open database. Made by `open_storage`; closed by `close`.
 
     blobs, files, containers: the operations on contents, and on the files, uploads and containers that name
-    them.
+    them. batches: those on batches of requests.
     """
 
     def __init__(self, url: str, database: Database, writing: Writing, runner: str, *, synced: bool) -> None:
@@ -111,6 +112,7 @@ class Storage:
         self.blobs = Blobs(database, self._read)
         self.files = Files(self._read, self._write, self.blobs, removed=(files_gone,))
         self.containers = Containers(self._read, self._write, self.blobs)
+        self.batches = Batches(self._read, self._write, self.blobs, runner, shared=database.shared)
         self.vector_stores = VectorStores(
             self._read, self._write, self._write_late, runner, shared=database.shared
         )
@@ -638,9 +640,12 @@ class Storage:
             with_keys=with_keys,
             settle=self._settle(spending),
         )
-        async with aclosing(rows), aclosing(self.files.purge(owner, now)) as files:
+        batches, files = self.batches.purge(owner, now), self.files.purge(owner, now)
+        async with aclosing(rows), aclosing(batches), aclosing(files):
             async for gone in rows:
                 yield gone
+            async for _ in batches:
+                yield Purged()
             async for num in files:
                 yield Purged(files=num)
         async with aclosing(self.containers.purge(owner, now)) as removed:
@@ -734,6 +739,10 @@ class Storage:
     async def find_key(self, hash: bytes) -> FoundKey | None:
         """The key with this hash and its owner, unless it is revoked; it may have expired."""
         return await self._read(partial(api_keys.find, hash=hash))
+
+    async def key_hash(self, owner: str, id: str) -> bytes | None:
+        """The hash of an owner's key; None for an unknown one."""
+        return await self._read(partial(api_keys.hash_of, owner=owner, id=id))
 
     async def touch_keys(self, used: Mapping[str, int]) -> None:
         """Notes when keys were last used: id -> microseconds. May be lost with the machine."""

@@ -635,3 +635,63 @@ vector_chunks = Table(
     Column("tokens", Integer, nullable=False),
     Column("embedding", LargeBinary),
 )
+
+# Batches. key_id: of the key that made it, null without one. digest: of the input, which stays for as long as
+# lines are read from it; null once the batch has ended. runner, fence: as of runs. num_bytes: of the results
+# that its lines have and no file has yet. total, completed, failed, usage: as of the end; before it, they are
+# those of its lines. output_lifetime: microseconds that its files live; null: for ever.
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("key_id", Text),
+    Column("endpoint", Text, nullable=False),
+    Column("input_file_id", Text, nullable=False),
+    Column("digest", Text, info=NAMES_BLOB),
+    Column("metadata", LargeBinary, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("in_progress_at", BigInteger),
+    Column("cancelling_at", BigInteger),
+    Column("finalizing_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Column("output_lifetime", BigInteger),
+    Column("errors", LargeBinary),
+    Column("output_file_id", Text),
+    Column("error_file_id", Text),
+    Column("model", Text),
+    Column("usage", LargeBinary),
+    Column("total", Integer, nullable=False),
+    Column("completed", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
+    Column("runner", Text),
+    Column("fence", BigInteger, nullable=False),
+    Index("batches_by_owner", "owner", "created_at", "id"),
+    Index("batches_by_digest", "digest"),
+    Index(  # what is to be carried on
+        "batches_open",
+        "created_at",
+        sqlite_where=text("ended_at IS NULL"),
+        postgresql_where=text("ended_at IS NULL"),
+    ),
+)
+
+# The requests of batches that have not ended. position: the number of the line in the input, from 1. start,
+# stop: its bytes there. result: the line of the output or error file, once it has one; ended_at orders them.
+batch_lines = Table(
+    "batch_lines",
+    metadata,
+    Column("batch_id", Text, primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("custom_id", Text, nullable=False),
+    Column("start", BigInteger, nullable=False),
+    Column("stop", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("result", LargeBinary),
+    Column("ended_at", BigInteger),
+    Index("batch_lines_by_status", "batch_id", "status", "position"),
+    Index("batch_lines_by_end", "batch_id", "status", "ended_at", "position"),
+)

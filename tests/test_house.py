@@ -44,7 +44,7 @@ ORDERS = {
     ),
     "storage": (
         *("private_files", "records", "vector_store_records", "tables", "drivers", "files", "containers"),
-        *("vector_stores", "backup", "queries", "migrate", "inspection", "storage"),
+        *("batches", "vector_stores", "backup", "queries", "migrate", "inspection", "storage"),
     ),
     "tools": (
         *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "sandbox"),
@@ -68,7 +68,7 @@ ORDERS = {
         *("environment", "quota", "usage", "ignored", "shapes", "vector_stores", "items", "schema", "access"),
         *("item_ids", "encrypted_reasoning", "input_files", "prompting", "webhooks", "pooling", "runs"),
         "stateless",
-        *("http", "admin", "routes", "process", "bench", "cli"),
+        *("http", "batches", "admin", "routes", "process", "bench", "cli"),
     ),
     "server.runs": ("events", "planning", "execution", "cluster", "runner"),
 }

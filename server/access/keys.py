@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.access.principal import LOCAL, OWNER_PREFIX, Principal
+from server.access.principal import LOCAL, LOCAL_OWNER, OWNER_PREFIX, Principal
 from server.access.scopes import ALL, Scopes
 from server.access.tiers import EVERY_TIER, KEYED_TIERS
 from server.clock import now_us
@@ -202,6 +202,23 @@ class Keys:
                 f"Incorrect API key provided: {key[:4]}...{key[-4:] if len(key) > 16 else ''}."
             )
         return principal
+
+    async def of(self, owner: str, key_id: str | None) -> Principal:
+        """Whom an owner's key stands for now; without an id, the owner on a server that needs no keys.
+        ApiError 401 `invalid_api_key` where the key is not good any more."""
+        if key_id is None:
+            if owner == LOCAL_OWNER and not await self.needed():
+                return self._local
+            raise unauthorized("An API key is needed now.")
+        for _, principal in self._given:
+            if (principal.owner, principal.key_id) == (owner, key_id):
+                return principal
+        looked = None
+        if self._storage is not None and (digest := await self._storage.key_hash(owner, key_id)) is not None:
+            looked = await self._look_up(digest)
+        if looked is None:
+            raise unauthorized("The API key is not known any more.")
+        return looked
 
     async def _stored(self) -> bool:
         clock = asyncio.get_running_loop().time

@@ -25,7 +25,7 @@ class Principal:
     with, None without one. A run's plan keeps both, so that they are known after a crash as well. scopes:
     what the key may do. key_limits, owner_limits: what the key, and all keys of the owner together, may
     use, as it was at most `FRESH_S` seconds ago. tiers: those of service that may be used where no limits
-    say which.
+    say which. batch: the request is one of a batch.
     """
 
     owner: str
@@ -34,6 +34,7 @@ class Principal:
     key_limits: LimitSet = NONE
     owner_limits: LimitSet = NONE
     tiers: tuple[ServedTier, ...] = EVERY_TIER
+    batch: bool = False
 
     @property
     def subjects(self) -> tuple[Subject, ...]:

@@ -7,12 +7,12 @@ exceptions into error replies, and streams.
 from __future__ import annotations
 
 from server.http.arrivals import Arrivals
-from server.http.authentication import OPEN_PATHS, SCOPE, Admission, declared_scope
+from server.http.authentication import INSIDE, OPEN_PATHS, SCOPE, Admission, declared_scope
 from server.http.body import read_as, read_body
 from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
 from server.http.host_and_origin import HostAndOrigin
-from server.http.idempotency import IdempotencyMiddleware, keyed
+from server.http.idempotency import RUN_ROUTES, IdempotencyMiddleware, keyed
 from server.http.ignored_header import NameIgnored
 from server.http.proxies import RootPath, trusted_hosts
 from server.http.query_params import (
@@ -42,8 +42,10 @@ from server.http.sse import EventStream, StreamCut
 from server.http.state import Context, Phase
 
 __all__ = [
+    "INSIDE",
     "MAX_PAGE",
     "OPEN_PATHS",
+    "RUN_ROUTES",
     "SCOPE",
     "Admission",
     "Arrivals",

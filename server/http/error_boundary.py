@@ -68,7 +68,6 @@ UNBUILT_FAMILIES = frozenset(
     {
         "assistants",
         "audio",
-        "batches",
         "chatkit",
         "containers",
         "evals",

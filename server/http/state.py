@@ -70,5 +70,8 @@ class ServerState(Protocol):
     async def probe(self) -> None:
         """Have the model generate; ApiError 503 where it does not."""
 
+    def batches_stirred(self) -> None:
+        """There is a batch to be carried on, or one to be ended."""
+
     def at_work(self, method: str) -> AbstractContextManager[None]:
         """Held around each request, so that a drain knows when new work has gone quiet."""

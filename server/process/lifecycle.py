@@ -14,8 +14,11 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from starlette.types import ASGIApp
+
 from engine import Engine, PoolingEngine
 from server.access import LOCAL_OWNER, Accesses, Keys
+from server.batches import BatchWorker
 from server.clock import now_us
 from server.config import Config
 from server.encrypted_reasoning import Sealing
@@ -87,6 +90,8 @@ class ServerLifecycle:
         self._engine_rates = EngineRates()
         self._library: Library | None = None
         self._meter: Meter | None = None
+        self._batches: BatchWorker | None = None
+        self._app: ASGIApp | None = None
         self._meters: Meters | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._noting: asyncio.Task[None] | None = None
@@ -179,6 +184,8 @@ class ServerLifecycle:
         self._deliveries.start()
         self._retention.start(runs.forget_gone)
         self.context = context
+        self._batches = BatchWorker(self._storage, self.keys)
+        await self._batches.start(self._app)
         await self._note_settings()
         self.telemetry.watch(self._readings)
         if self.phase == "starting":
@@ -188,6 +195,17 @@ class ServerLifecycle:
         """Have other limits hold for every owner, as the setting `owner_limit` has them."""
         if self.context is not None:
             self.context.limiter.set_defaults(changed(NONE, parse_limits(words)))
+
+    def serve_inside(self, app: ASGIApp) -> None:
+        """Have requests of batches carried out by this application."""
+        self._app = app
+        if self._batches is not None:
+            self._batches.serve(app)
+
+    def batches_stirred(self) -> None:
+        """There is a batch to be carried on, or one to be ended."""
+        if self._batches is not None:
+            self._batches.stir()
 
     def settings_changed(self) -> None:
         """The settings give other keys than before, or other limits."""
@@ -334,6 +352,8 @@ class ServerLifecycle:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._quiet.wait()
+        if self._batches is not None:
+            await self._batches.close()
         if self._num_posts:
             log.warning("%d requests were still in flight after %g s", self._num_posts, grace_s)
 

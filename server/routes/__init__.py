@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from server.routes import (
+    batches,
     completions,
     conversations,
     health,
@@ -24,7 +25,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     *(
         family.router
         for family in (
-            *(health, models, responses, conversations, completions, tokenize),
+            *(health, models, responses, conversations, completions, batches, tokenize),
             webhooks,
         )
     ),

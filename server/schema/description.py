@@ -186,6 +186,15 @@ def _items() -> Schema:
     return {"anyOf": kinds}
 
 
+_CREATE_BATCH = of(
+    {"input_file_id": STRING, "endpoint": STRING, "completion_window": {"const": "24h"}},
+    {
+        "metadata": or_null(METADATA),
+        "output_expires_after": of({"anchor": {"const": "created_at"}, "seconds": INTEGER}),
+    },
+)
+
+
 def _requests() -> dict[str, Schema]:
     """Bodies of requests, and what they share with replies."""
     return {
@@ -382,6 +391,7 @@ def _pooled(kind: str, entry: Mapping[str, Schema]) -> Schema:
     return of({**head, "data": listed(row)})
 
 
+_BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
 _FILE = of(
     {
         **{name: STRING for name in ("id", "filename", "purpose")},
@@ -409,6 +419,28 @@ _REPLIES: Mapping[str, Schema] = {
             "meta": OBJECT,
         }
     ),
+    "Batch": of(
+        {
+            "id": STRING,
+            "object": {"const": "batch"},
+            "endpoint": STRING,
+            "input_file_id": STRING,
+            "completion_window": STRING,
+            "status": {"enum": ["validating", "in_progress", "finalizing", "cancelling", *_BATCH_ENDS]},
+            "created_at": INTEGER,
+            "expires_at": INTEGER,
+            "request_counts": of(dict.fromkeys(("total", "completed", "failed"), INTEGER)),
+            "errors": or_null(of({"object": {"const": "list"}, "data": listed(OBJECT)})),
+            "metadata": or_null(METADATA),
+            "usage": or_null(_USAGE),
+            **{
+                f"{step}_at": or_null(INTEGER)
+                for step in ("in_progress", "finalizing", "cancelling", *_BATCH_ENDS)
+            },
+            **{name: or_null(STRING) for name in ("model", "output_file_id", "error_file_id")},
+        }
+    ),
+    "Batches": _page(ref("Batch")),
     "Error": of(
         {"error": of({"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)})}
     ),

@@ -132,7 +132,13 @@ def _completion(
         engine=served.engine,
         telemetry=telemetry,
         meter=meter,
-        account=Account(owner, principal.key_id, served.name, request.service_tier or "default"),
+        account=Account(
+            owner,
+            principal.key_id,
+            served.name,
+            request.service_tier or "default",
+            batch=principal.batch,
+        ),
         requests=prompt_requests(asked, served, request.search, request.n),
         writers=[
             ChatWriter(

@@ -132,6 +132,8 @@ def back_to_0010(database_url: str) -> None:
     """Take away what revisions after 0010 added."""
     for table in ("containers", "container_files", "files", "uploads", "upload_parts", "blobs", "blob_parts"):
         query(database_url, f"DROP TABLE {table}")
+    for table in ("batches", "batch_lines"):
+        query(database_url, f"DROP TABLE {table}")
     for table in ("stores", "store_files", "store_batches", "chunks", "words"):
         query(database_url, f"DROP TABLE vector_{table}")
 

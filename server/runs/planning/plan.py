@@ -76,7 +76,8 @@ class RunPlan:
     it (`RequestRecord.dump`); None in plans of earlier versions. charge: what its start took of limits, None
     where there are none. truncates: whether the oldest items may be left out. secrets: what its tools said
     besides, sealed, as long as the run is not over. approvals: which calls of MCP tools need one. approved:
-    ids of the items that asked for calls which the input approves, and which the run makes first.
+    ids of the items that asked for calls which the input approves, and which the run makes first. batch: it
+    is a request of a batch.
     """
 
     response_id: str
@@ -118,6 +119,7 @@ class RunPlan:
     include: list[str] = field(default_factory=list)  # what items are to say of their private halves
     approvals: Approvals = field(default_factory=Approvals)
     approved: list[str] = field(default_factory=list)
+    batch: bool = False
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -355,7 +357,8 @@ async def make_plan(
         num_dropped, prompt = await fit(
             plan, served, context.items, offered, functions, context.told, kept=kept
         )
-    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=turn.principal.key_id)
+    who = turn.principal
+    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=who.key_id, batch=who.batch)
 
     def finished() -> Planned:
         first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)

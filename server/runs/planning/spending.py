@@ -16,7 +16,7 @@ def spent(plan: RunPlan, progress: Progress, at: int) -> Spent | None:
     """What a run used that ended at `at` (microseconds), whichever way; None where no generation began."""
     if not progress.generations:
         return None
-    account = Account(plan.owner, plan.key_id, plan.model, tier_of(plan.priority))
+    account = Account(plan.owner, plan.key_id, plan.model, tier_of(plan.priority), batch=plan.batch)
     counts = Counts(
         requests=1,
         input_tokens=progress.input_tokens,
@@ -34,7 +34,7 @@ def _served(counts: Counts) -> float:
 
 def used_by_tool(plan: RunPlan, kind: str, model: str, at: int) -> Spent:
     """One call of a tool that has a model of its own, as usage of a kind, at `at` (microseconds)."""
-    account = Account(plan.owner, plan.key_id, model, tier_of(plan.priority), kind)
+    account = Account(plan.owner, plan.key_id, model, tier_of(plan.priority), kind, plan.batch)
     return Spent(at, account, Counts(requests=1))
 
 

@@ -71,6 +71,13 @@ def get(conn: Connection, id: str) -> StoredKey:
     return _stored(row)
 
 
+def hash_of(conn: Connection, owner: str, id: str) -> bytes | None:
+    """The hash of an owner's key; None for an unknown one."""
+    query = select(api_keys.c.hash).where(api_keys.c.id == id, api_keys.c.owner == owner)
+    found: bytes | None = conn.execute(query).scalar()
+    return found
+
+
 def find(conn: Connection, hash: bytes) -> FoundKey | None:
     """The key with this hash; it may be revoked or have expired."""
     columns = (

@@ -314,6 +314,7 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
             conversation_id=conversation,
             item_id="msg_a",
             model_id="antiphon-scripted",
+            batch_id="batch_none",
             file_id="file-none",
             upload_id="upload_none",
         )

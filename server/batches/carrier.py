@@ -1,0 +1,99 @@
+"""Carries out one request of a batch: through the server's own door, as if its client had sent it now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from starlette.types import ASGIApp, Message
+
+from server.access import Principal
+from server.http import INSIDE
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of a request. headers: by their names in small letters."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def again(self) -> bool:
+        """Whether the same request may succeed later: what the server is short of, or that it is ending."""
+        if self.headers.get("x-should-retry") == "false":
+            return False
+        return self.status in (408, 429, 503) or self.headers.get("x-should-retry") == "true"
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait before that."""
+        return min(60.0, float(self.headers.get("retry-after", "1")))
+
+
+def request_body(line: bytes, principal: Principal) -> bytes:
+    """The body of a line's request: served in the flex tier, where its owner may use that."""
+    body: dict[str, Any] = orjson.loads(line)["body"]
+    body.pop("priority", None)
+    if "flex" in principal.service.tiers:
+        body["service_tier"] = "flex"
+    return orjson.dumps(body)
+
+
+async def carry_out(app: ASGIApp, path: str, body: bytes, principal: Principal, *, key: str | None) -> Reply:
+    """Have a request carried out. key: its idempotency key, where it is to be done at most once."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    headers.append((b"content-length", str(len(body)).encode()))
+    if key is not None:
+        headers.append((b"idempotency-key", key.encode()))
+    scope: MutableMapping[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "https",  # nothing of it is on any network, so a server for HTTPS only takes it, too
+        "path": path,
+        "raw_path": quote(path).encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 0),
+        "server": ("localhost", 443),
+        "state": {},
+        INSIDE: principal,
+    }
+    reply = _Collected(body)
+    await app(scope, reply.receive, reply.send)
+    return Reply(reply.status, reply.headers, bytes(reply.body))
+
+
+class _Collected:
+    """The client's side of a request: it sends its body, stays, and keeps the reply."""
+
+    def __init__(self, body: bytes) -> None:
+        self._sent: bytes | None = body
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = bytearray()
+
+    async def receive(self) -> Message:
+        """The body, and after it nothing for as long as the request is under way."""
+        if self._sent is None:
+            await asyncio.get_running_loop().create_future()
+        body, self._sent = self._sent, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        """Take a part of the reply."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {
+                name.decode("latin-1").lower(): value.decode("latin-1") for name, value in message["headers"]
+            }
+        else:
+            self.body += message.get("body", b"")
