@@ -74,7 +74,7 @@ ORDERS = {
             "sse_frame",
         ),
         "model_registry",
-        *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "access"),
+        *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "containers", "access"),
         *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),
     ),

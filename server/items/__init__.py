@@ -58,7 +58,14 @@ from server.items.item_type import (
     function_of,
     unspoken,
 )
-from server.items.parts import ASSISTANT_PART, OUTPUT_PART, USER_PART, identifier
+from server.items.parts import (
+    ASSISTANT_PART,
+    MEMORY_LIMIT,
+    OUTPUT_PART,
+    USER_PART,
+    identifier,
+    network_policy,
+)
 from server.items.private_half import SEALED, Private, dump_private, load_item, private_of, with_private
 from server.items.sources import Source, Sources
 from server.items.transcript import Transcript, text_of
@@ -67,6 +74,7 @@ __all__ = [
     "ASSISTANT_PART",
     "FILLED",
     "ITEM_TYPES",
+    "MEMORY_LIMIT",
     "OUTPUT_PART",
     "SEALED",
     "USER_PART",
@@ -120,6 +128,7 @@ __all__ = [
     "link_of",
     "listed_elsewhere",
     "load_item",
+    "network_policy",
     "private_of",
     "shown_name",
     "source_of",

@@ -186,6 +186,24 @@ def _items() -> Schema:
     return {"anyOf": kinds}
 
 
+def _containers_asked() -> dict[str, Schema]:
+    return {
+        "CreateContainer": of(
+            {"name": STRING},
+            {
+                "file_ids": listed(STRING),
+                "expires_after": of({"anchor": {"const": "last_active_at"}, "minutes": INTEGER}),
+                "memory_limit": _MEMORY,
+                "network_policy": of({"type": {"const": "disabled"}}),
+            },
+        ),
+        "CreateContainerFile": {
+            "description": "Or a form (`multipart/form-data`) whose field `file` is one.",
+            **of({"file_id": STRING}),
+        },
+    }
+
+
 def _requests() -> dict[str, Schema]:
     """Bodies of requests, and what they share with replies."""
     return {
@@ -229,6 +247,7 @@ def _requests() -> dict[str, Schema]:
             },
         ),
         "Detokenize": of({"tokens": listed(INTEGER)}, {"model": STRING}),
+        **_containers_asked(),
         "CreateFile": of(
             {"file": _BINARY, "purpose": {"enum": [*FILE_PURPOSES]}},
             {
@@ -339,6 +358,30 @@ _FILE = of(
     {"expires_at": INTEGER},
 )
 
+_MEMORY: Schema = {"enum": ["1g", "4g", "16g", "64g"]}
+
+_CONTAINER = of(
+    {
+        **{name: STRING for name in ("id", "name", "status")},
+        "object": {"const": "container"},
+        "created_at": INTEGER,
+        "last_active_at": INTEGER,
+        "expires_after": of({"anchor": {"const": "last_active_at"}, "minutes": INTEGER}),
+        "memory_limit": _MEMORY,
+        "network_policy": of({"type": {"const": "disabled"}}),
+    }
+)
+
+_CONTAINER_FILE = of(
+    {
+        **{name: STRING for name in ("id", "container_id", "path")},
+        "object": {"const": "container.file"},
+        "created_at": INTEGER,
+        "bytes": INTEGER,
+        "source": {"enum": ["user", "assistant"]},
+    }
+)
+
 _REPLIES: Mapping[str, Schema] = {
     "Error": of(
         {"error": of({"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)})}
@@ -447,6 +490,10 @@ _REPLIES: Mapping[str, Schema] = {
     "Conversation": of(
         {"id": STRING, "object": {"const": "conversation"}, "created_at": INTEGER, "metadata": METADATA}
     ),
+    "Container": _CONTAINER,
+    "Containers": _page(ref("Container")),
+    "ContainerFile": _CONTAINER_FILE,
+    "ContainerFiles": _page(ref("ContainerFile")),
     "File": _FILE,
     "Files": _page(ref("File")),
     "Upload": of(
