@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from server.errors import ApiError
-from server.items import FILLED, ITEM_TYPES, SEALED, Item, filled, load_item, private_of, with_private
+from server.items import (
+    FILLED,
+    ITEM_TYPES,
+    SEALED,
+    Item,
+    filled,
+    input_files_of,
+    load_item,
+    private_of,
+    with_private,
+)
 from server.schema import normalize_item, num_parts
 from server.threads import THREADED_PARTS, aside, in_large_request
 
@@ -20,8 +30,9 @@ if TYPE_CHECKING:
 
 
 def may_be_known(item: Item) -> bool:
-    """Whether an item is of a kind that clients send back: anything but a message of theirs."""
-    return bool(item["type"] != "message" or item["role"] == "assistant")
+    """Whether an item is of a kind that clients send back: anything but a message of theirs, unless it has
+    files, which may have been read before."""
+    return bool(item["type"] != "message" or item["role"] == "assistant" or input_files_of(item))
 
 
 async def identify(

@@ -75,7 +75,7 @@ ORDERS = {
         ),
         "model_registry",
         *("environment", "quota", "usage", "ignored", "shapes", "items", "schema", "containers", "access"),
-        *("item_ids", "encrypted_reasoning", "prompting", "webhooks", "runs", "stateless"),
+        *("item_ids", "encrypted_reasoning", "input_files", "prompting", "webhooks", "runs", "stateless"),
         *("http", "admin", "routes", "process", "bench", "cli"),
     ),
     "server.runs": ("events", "planning", "execution", "cluster", "runner"),

@@ -58,6 +58,7 @@ from server.items.item_type import (
     function_of,
     unspoken,
 )
+from server.items.message import input_files_of, with_file_texts
 from server.items.parts import (
     ASSISTANT_PART,
     MEMORY_LIMIT,
@@ -66,7 +67,15 @@ from server.items.parts import (
     identifier,
     network_policy,
 )
-from server.items.private_half import SEALED, Private, dump_private, load_item, private_of, with_private
+from server.items.private_half import (
+    SEALED,
+    Private,
+    dump_private,
+    load_item,
+    private_bytes,
+    private_of,
+    with_private,
+)
 from server.items.sources import Source, Sources
 from server.items.transcript import Transcript, text_of
 
@@ -113,6 +122,7 @@ __all__ = [
     "filled_body",
     "function_of",
     "identifier",
+    "input_files_of",
     "instead_of",
     "is_approval",
     "is_client_call",
@@ -129,6 +139,7 @@ __all__ = [
     "listed_elsewhere",
     "load_item",
     "network_policy",
+    "private_bytes",
     "private_of",
     "shown_name",
     "source_of",
@@ -137,6 +148,7 @@ __all__ = [
     "type_asked_for",
     "type_of_calls",
     "unspoken",
+    "with_file_texts",
     "with_private",
     "words_of",
 ]

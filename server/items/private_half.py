@@ -8,7 +8,7 @@ it as JSON can write the other half. A client that keeps items itself is given i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -43,6 +43,11 @@ def load_item(body: bytes, private: bytes | None) -> dict[str, Any]:
     """An item as storage has it, both halves."""
     item: dict[str, Any] = orjson.loads(body)
     return with_private(item, None if private is None else orjson.loads(private))
+
+
+def private_bytes(items: Iterable[Mapping[str, Any]], kind: str) -> int:
+    """The bytes of the private halves of the items of one type, as storage takes them."""
+    return sum(len(dump_private(item) or b"") for item in items if item["type"] == kind)
 
 
 def dump_private(item: Mapping[str, Any]) -> bytes | None:

@@ -28,7 +28,7 @@ from server.http import (
 )
 from server.model_registry import ServedModel
 from server.routes.documented import documented
-from server.schema import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from server.schema import ChatRequest, CompletionRequest, file_paths, parse_chat, parse_completion
 from server.stateless import (
     Completion,
     begin,
@@ -73,6 +73,9 @@ async def create_chat_completion(request: Request) -> Response:
     asked = await _read(request, partial(parse_chat, unsupported_tools=unsupported))
     if runs_tools(asked, here.runs, unsupported):
         return await _run(request, asked)
+    paths = file_paths(asked.messages)
+    if paths:
+        asked.items[:] = await here.runs.input_files.read(principal(request).owner, asked.items, paths=paths)
     return await _answer(request, asked, prepare_chat, *CHAT)
 
 

@@ -21,6 +21,7 @@ from engine import EngineUnavailable, Place
 from server.access import Actor, Principal, admitted, require_use
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
+from server.input_files import InputFiles
 from server.item_ids import identify, may_be_known
 from server.items import (
     Item,
@@ -33,6 +34,7 @@ from server.items import (
     key_of,
     lacks,
     link_of,
+    private_bytes,
 )
 from server.limits import LiveRuns
 from server.mcp_servers import Approvals, Directory, Reach
@@ -184,6 +186,7 @@ class Runs:
             config.max_tool_output_bytes,
         )
         self._directory = Directory(config.mcp, config.egress_policy)
+        self.input_files = InputFiles(storage, config.egress_policy)
         self._restorer = Restorer(
             storage, models, sealing, self._journal, self.feed, registry, self._directory
         )
@@ -339,6 +342,9 @@ class Runs:
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         if late or any(map(may_be_known, items)):
             items = await identify(self._storage, owner, items)
+        items = await self.input_files.read(owner, items)
+        if (told := private_bytes(items, "message")) and (request.store or keyed is not None or late):
+            await self._quota.require(owner, told, self._limiter.stored_bytes(principal.subjects))
         sealed_by = await self._sealing.by(request.include, served.info.name)
         while True:
             plan = make_plan(
@@ -396,6 +402,7 @@ class Runs:
         approvals = self._directory.require(request.tools, request.secrets, owner)
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         items = await identify(self._storage, owner, items)
+        items = await self.input_files.read(owner, items)
         turn = Turn(request, items, principal, served, now_us(), approvals)
         return await count_input(turn, self._storage, self._registry)
 

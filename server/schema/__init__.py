@@ -19,7 +19,7 @@ from server.schema.items import (
     num_parts,
     unsupported_parts,
 )
-from server.schema.messages import unsupported_in
+from server.schema.messages import file_paths, unsupported_in
 from server.schema.organization import components
 from server.schema.responses import (
     INCLUDES,
@@ -59,6 +59,7 @@ __all__ = [
     "components",
     "echo",
     "effective_tier",
+    "file_paths",
     "is_tier",
     "lacking",
     "leave_out",

@@ -210,13 +210,15 @@ UNSUPPORTED_KINDS: Mapping[str, str] = {
 def unsupported_parts(
     items: Iterable[Item], *, modalities: frozenset[str] = frozenset({"text"}), param: str = "input"
 ) -> list[tuple[str, str]]:
-    """(path, modality) of every part of normalised `items` that a model of these modalities cannot read."""
+    """(path, modality) of every part of normalised `items` that a model of these modalities cannot read;
+    files of messages are read for it."""
     found: list[tuple[str, str]] = []
     for index, item in enumerate(items):
         for field in ("content", "output"):
             parts = item.get(field)
             for position, part in enumerate(parts if isinstance(parts, list) else ()):
-                modality = UNSUPPORTED_KINDS.get(str(part.get("type"))) if isinstance(part, dict) else None
-                if modality is not None:
+                kind = str(part.get("type")) if isinstance(part, dict) else ""
+                modality = UNSUPPORTED_KINDS.get(kind)
+                if modality is not None and not (kind == "input_file" and field == "content"):
                     found.append((f"{param}[{index}].{field}[{position}]", modality))
     return [(path, modality) for path, modality in found if modality not in modalities]

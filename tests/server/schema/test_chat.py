@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from server.errors import ApiError
 from server.schema.chat import parse_chat
 from server.schema.completions import parse_completion
-from server.schema.messages import to_items, unsupported_in
+from server.schema.messages import file_paths, to_items, unsupported_in
 from tests.support import wire
 
 Json = dict[str, Any]
@@ -71,14 +71,16 @@ def test_parts_that_are_not_text_are_found_where_they_stand() -> None:
         {"type": "image_url", "image_url": {"url": "u", "detail": "low"}},
         {"type": "file", "file": {"file_id": "f"}},
     ]
-    messages: list[Json] = [{"role": "user", "content": "x"}, {"role": "user", "content": parts}]
+    output = {"role": "tool", "tool_call_id": "c", "content": parts[2:]}
+    messages: list[Json] = [{"role": "user", "content": "x"}, {"role": "user", "content": parts}, output]
     assert [part["type"] for part in items(*messages)[1]["content"]] == [
         "input_text",
         "input_image",
         "input_file",
     ]
     found = unsupported_in(messages, modalities=frozenset({"text"}))
-    assert found == [("messages[1].content[1]", "image"), ("messages[1].content[2]", "file")]
+    assert found == [("messages[1].content[1]", "image"), ("messages[2].content[0]", "file")]
+    assert file_paths(messages) == ["messages[1].content[2]"]
     assert unsupported_in(messages, modalities=frozenset({"text", "image", "file"})) == []
 
 

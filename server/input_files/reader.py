@@ -1,0 +1,108 @@
+"""Reads the files that messages name, for models that read text.
+
+The words that a file becomes are the private half of its message (`server.items.message`): they are made
+once, when the message comes in, and stored with it. So later turns and resumed runs show the model the same
+text, whatever becomes of the file or of the parsers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from server.errors import ApiError
+from server.input_files.sources import FoundFile, RequestFiles
+from server.items import Item, input_files_of, with_file_texts
+from server.schema import refuse, shorten
+from storage import Storage
+from tools import Document, Egress, ReadingLimits, UnreadableDocument, read_document
+
+MAX_FILES = 32
+"""In one request."""
+
+LIMITS = ReadingLimits(max_chars=4_000_000)
+"""More text than any context has room for is refused while it is read."""
+
+KEPT_CHARS = 16_000_000
+"""Of files read before, the latest ones: clients that keep a conversation themselves send its files with
+every turn."""
+
+_PAGES = {"pptx": "slide", "xlsx": "sheet"}
+
+
+class InputFiles:
+    """The files in messages, as texts. egress: which addresses may be reached for `file_url`."""
+
+    def __init__(self, storage: Storage, egress: Egress) -> None:
+        self._storage, self._egress = storage, egress
+        self._known: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._num_chars = 0
+
+    async def read(
+        self, owner: str, items: Sequence[Item], *, param: str = "input", paths: Iterable[str] | None = None
+    ) -> list[Item]:
+        """Normalised items, of which messages with files hold what these say; one whose files were read
+        before stays as it is. paths: of the files, in their order, where they are not those of items in
+        `param`.
+
+        Raises ApiError: 404 for an unknown `file_id`; 400 for what is not one file, cannot be fetched or
+        read, or is too large; 503 where it could not be read at this moment.
+        """
+        named = iter(paths) if paths is not None else None
+        sources = RequestFiles(self._storage, self._egress, owner)
+        done, num_files = list(items), 0
+        for index, item in enumerate(items):
+            texts: dict[int, str] = {}
+            for position, part in input_files_of(item):
+                path = next(named) if named else f"{param}[{index}].content[{position}]"
+                num_files += 1
+                if num_files > MAX_FILES:
+                    refuse(path, f"Invalid '{path}': a request may have at most {MAX_FILES} files.")
+                texts[position] = await self._text(part, sources, path)
+            if texts:
+                done[index] = with_file_texts(item, texts)
+        return done
+
+    async def _text(self, part: Mapping[str, Any], sources: RequestFiles, path: str) -> str:
+        source = await sources.find(part, path)
+        key = (source.digest, source.filename)
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            return known
+        try:
+            document = await read_document(source.data, source.filename, url=source.url, limits=LIMITS)
+        except UnreadableDocument as why:
+            _refuse(why, source, path)
+        text = words(document, source.filename)
+        self._known[key] = text
+        self._num_chars += len(text)
+        while self._num_chars > KEPT_CHARS:
+            self._num_chars -= len(self._known.popitem(last=False)[1])
+        return text
+
+
+def words(document: Document, filename: str) -> str:
+    """A file in a prompt: its name, its text, and before each page its number."""
+    noun = _PAGES.get(document.kind, "page")
+    name = shorten("".join(char for char in filename if char.isprintable()), 255)
+    lines = [f"[file: {name}]"]
+    for page in document.pages:
+        if page.number is not None:
+            lines.append(f"[{noun} {page.number}]")
+        lines.append(page.text)
+    return "\n".join([*lines, f"[end of file: {name}]"])
+
+
+def _refuse(why: UnreadableDocument, source: FoundFile, path: str) -> NoReturn:
+    message = f"The file '{shorten(source.filename)}' cannot be read. {why.message}"
+    match why.code:
+        case "unsupported_file":
+            refuse(path, message, "unsupported_file")
+        case "invalid_file":
+            refuse(path, message, "invalid_file")
+        case "too_large":
+            refuse(path, message, "file_too_large")
+        case "server_error":
+            raise ApiError(503, message, code="file_not_read", param=path, headers={"retry-after": "1"})

@@ -1,0 +1,134 @@
+"""The bytes of a file that a message names: uploaded before, sent along, or at an address."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+from server.clock import now_us
+from server.config import THREADED_BYTES
+from server.errors import ApiError
+from server.schema import refuse, shorten
+from server.threads import aside
+from storage import NotFound, Storage
+from tools import Caps, Egress, EgressError, guarded_client
+
+MAX_BYTES = 50 << 20
+"""Of all files of one request together: the official limit."""
+
+MAX_REDIRECTS = 5
+FETCH_S = 30.0
+
+FIELDS = ("file_id", "file_data", "file_url")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """The bytes of a file, the name to show, and their SHA-256 in hexadecimal. url: where they come from."""
+
+    data: bytes
+    filename: str
+    digest: str
+    url: str | None = None
+
+
+class RequestFiles:
+    """Finds the files of one request, and counts their bytes."""
+
+    def __init__(self, storage: Storage, egress: Egress, owner: str) -> None:
+        self._storage, self._egress, self._owner = storage, egress, owner
+        self._left = MAX_BYTES
+
+    async def find(self, part: Mapping[str, Any], path: str) -> FoundFile:
+        """The file that a part names. path: of the part. Raises ApiError 400, and 404 for an unknown id."""
+        given = [name for name in FIELDS if part.get(name) is not None]
+        if len(given) != 1:
+            message = f"Invalid '{path}': give exactly one of 'file_id', 'file_data' and 'file_url'."
+            refuse(path, message)
+        (field,) = given
+        at = f"{path}.{field}"
+        name = part.get("filename")
+        if field == "file_id":
+            source = await self._uploaded(part["file_id"], name, at)
+        elif field == "file_data":
+            # It is as long as the request's body lets it be.
+            source = await aside(
+                len(part["file_data"]) > THREADED_BYTES, _decoded, part["file_data"], name, at
+            )
+        else:
+            source = await self._fetched(part["file_url"], name, at)
+        self._count(len(source.data), at)
+        return source
+
+    def _count(self, num_bytes: int, at: str) -> None:
+        if num_bytes > self._left:
+            raise _too_large(at)
+        self._left -= num_bytes
+
+    async def _uploaded(self, id: str, name: str | None, at: str) -> FoundFile:
+        try:
+            file = await self._storage.files.get(self._owner, id, now_us())
+        except NotFound:
+            message = f"File with id '{shorten(id)}' not found."
+            raise ApiError(404, message, code="not_found", param=at) from None
+        if file.num_bytes > self._left:
+            raise _too_large(at)
+        async with aclosing(self._storage.blobs.open(file.digest)) as content:
+            data = b"".join([piece async for piece in content])
+        return FoundFile(data, name or file.filename, file.digest)
+
+    async def _fetched(self, url: str, name: str | None, at: str) -> FoundFile:
+        caps = Caps(max_bytes=self._left, total_s=FETCH_S)
+        asked = url
+        try:
+            self._egress.check(url)
+            async with asyncio.timeout(FETCH_S), guarded_client(self._egress, caps) as client:
+                for _ in range(MAX_REDIRECTS + 1):
+                    answer = await client.get(url)
+                    if not answer.is_redirect:
+                        break
+                    url = urljoin(url, answer.headers.get("location", ""))
+                    self._egress.check(url)
+        except EgressError as why:
+            if why.kind == "too_large":
+                raise _too_large(at) from None
+            hint = (
+                " The operator may allow it by --egress or --egress-allow." if why.kind == "refused" else ""
+            )
+            raise _unreached(at, f"{why}{hint}") from None
+        except TimeoutError:
+            raise _unreached(at, f"It took longer than {FETCH_S:g} s.") from None
+        if answer.status_code != 200:
+            raise _unreached(at, f"The answer has status {answer.status_code}.")
+        name = name or unquote(urlsplit(asked).path.rpartition("/")[2]) or "file"
+        digest = await asyncio.to_thread(lambda: sha256(answer.content).hexdigest())
+        return FoundFile(answer.content, name, digest, url)
+
+
+def _decoded(text: str, name: str | None, at: str) -> FoundFile:
+    """Base64, as it is or as a data URL."""
+    if text.startswith("data:"):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            refuse(at, f"Invalid '{at}': a data URL must be 'data:TYPE;base64,...'.")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        refuse(at, f"Invalid '{at}': expected base64, or a data URL with base64.")
+    return FoundFile(data, name or "file", sha256(data).hexdigest())
+
+
+def _too_large(at: str) -> ApiError:
+    message = f"Invalid '{at}': the files of one request may have {MAX_BYTES} bytes together."
+    return ApiError(400, message, code="file_too_large", param=at)
+
+
+def _unreached(at: str, why: str) -> ApiError:
+    return ApiError(400, f"Error while downloading '{at}'. {why}", code="invalid_file_url", param=at)

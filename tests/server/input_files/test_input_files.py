@@ -1,0 +1,180 @@
+"""Files in messages: the model reads their text, now, in later turns, and after a crash."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine import ScriptedEngine
+from tests.support.documents import docx, docx_paragraph, pdf
+from tests.support.loopback_web import loopback_web
+from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.talk import Api, Gate, gated, prompts
+from tests.support.wire import Json
+
+MANUAL = pdf(["The lamp glows blue.", "Press the red button\nfor two seconds."])
+SHOWN = (
+    "[file: manual.pdf]\n[page 1]\nThe lamp glows blue.\n[page 2]\nPress the red button\nfor two seconds.\n"
+    "[end of file: manual.pdf]\nsay fine"
+)
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+async def server(tmp_path: Path, engine: ScriptedEngine) -> AsyncIterator[Running]:
+    async with running_app(tmp_path, engine) as running:
+        yield running
+
+
+@pytest.fixture
+async def http(server: Running) -> AsyncIterator[httpx.AsyncClient]:
+    async with http_client(server) as client:
+        yield client
+
+
+def asked(**file: object) -> list[Json]:
+    """A user's message with a file."""
+    content = [{"type": "input_file", **file}, {"type": "input_text", "text": "say fine"}]
+    return [{"role": "user", "content": content}]
+
+
+def data_of(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+async def upload(client: httpx.AsyncClient, content: bytes = MANUAL, name: str = "manual.pdf") -> str:
+    form = {"files": {"file": (name, content)}, "data": {"purpose": "user_data"}}
+    made: Json = (await client.post("/v1/files", **form)).json()
+    return str(made["id"])
+
+
+async def test_a_file_is_read_and_stays_read_when_it_is_deleted(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine) as running, http_client(running) as client:
+        api, file_id = Api(client), await upload(client)
+        first = await api.create(asked(file_id=file_id))
+        assert SHOWN in prompts(engine)[-1]
+        assert (await client.delete(f"/v1/files/{file_id}")).status_code == 200
+        second = await api.create("say more", previous_response_id=first["id"])
+        assert SHOWN in prompts(engine)[-1]
+        (part, _) = (await api.input_items(first["id"]))["data"][0]["content"]
+        assert part == {"type": "input_file", "file_id": file_id}, "the official item alone is shown"
+        counted = {"input": "say more", "previous_response_id": first["id"]}
+        count = (await client.post("/v1/responses/input_tokens", json=counted)).json()["input_tokens"]
+        assert count == second["usage"]["input_tokens"]
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine) as running, http_client(running) as client:
+        api = Api(client)
+        await api.create("say more", previous_response_id=second["id"])
+        assert SHOWN in prompts(engine)[-1]
+        item = (await api.input_items(first["id"]))["data"][0]
+        await api.create([item])  # sent back as it was: it is known what its file said
+        assert SHOWN in prompts(engine)[-1]
+        gone = await client.post("/v1/responses", json={"input": asked(file_id=file_id)})
+        error = gone.json()["error"]
+        assert (gone.status_code, error["code"]) == (404, "not_found")
+        assert error["param"] == "input[0].content[0].file_id"
+
+
+async def test_a_run_that_is_taken_up_again_is_shown_the_same(tmp_path: Path) -> None:
+    gate, engine = Gate(), ScriptedEngine()
+    stopped = ScriptedEngine(gated(gate))
+    async with live_app(tmp_path, stopped) as running, http_client(running) as client:
+        file_id = await upload(client)
+        begun = await Api(client).create(asked(file_id=file_id), background=True)
+        await gate.reached.wait()
+        await client.delete(f"/v1/files/{file_id}")
+    async with running_app(tmp_path, engine) as running, http_client(running) as client:
+        assert (await Api(client).ended(begun["id"]))["status"] == "completed"
+    assert SHOWN in prompts(stopped)[-1]
+    assert prompts(engine)[-1].startswith(prompts(stopped)[-1])
+
+
+async def test_data_in_the_request_conversations_and_chat_are_read_alike(
+    http: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    api = Api(http)
+    for data in (data_of(MANUAL), f"data:application/pdf;base64,{data_of(MANUAL)}"):
+        await api.create(asked(file_data=data, filename="manual.pdf"), store=False)
+        assert SHOWN in prompts(engine)[-1]
+    conversation = await api.conversation(*asked(file_data=data, filename="manual.pdf"))
+    await api.create("say on", conversation=conversation)
+    assert SHOWN in prompts(engine)[-1]
+    parts = [
+        {"type": "file", "file": {"file_id": await upload(http)}},
+        {"type": "text", "text": "say fine"},
+    ]
+    messages = [{"role": "system", "content": "short"}, {"role": "user", "content": parts}]
+    chat = await http.post("/v1/chat/completions", json={"messages": messages})
+    assert chat.status_code == 200 and SHOWN in prompts(engine)[-1], chat.text
+    parts[0]["file"]["file_id"] = "file-none"
+    refused = await http.post("/v1/chat/completions", json={"messages": messages})
+    assert refused.json()["error"]["param"] == "messages[1].content[0].file_id"
+    two = asked(file_data=data_of(docx(docx_paragraph("Cold lamps."))), filename="lamps.docx")
+    two[0]["content"].insert(0, {"type": "input_file", "file_data": data_of(b"x = 1"), "filename": "a.py"})
+    await api.create(two)
+    shown = prompts(engine)[-1]
+    assert (
+        "[file: a.py]\nx = 1\n[end of file: a.py]\n[file: lamps.docx]\n" in shown and "Cold lamps." in shown
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "status", "code", "field"),
+    [
+        ({}, 400, "invalid_value", ""),
+        ({"file_id": "file-a", "file_data": "aGk="}, 400, "invalid_value", ""),
+        ({"file_id": "file-a"}, 404, "not_found", ".file_id"),
+        ({"file_data": "no base64!"}, 400, "invalid_value", ".file_data"),
+        ({"file_data": "data:text/plain,hi"}, 400, "invalid_value", ".file_data"),
+        ({"file_data": data_of(b"%PDF-1.4 broken"), "filename": "a.pdf"}, 400, "invalid_file", ""),
+        ({"file_data": data_of(bytes(range(256)) * 9), "filename": "a.bin"}, 400, "unsupported_file", ""),
+        ({"file_url": "http://127.0.0.1:9/a.pdf"}, 400, "invalid_file_url", ".file_url"),
+        ({"file_url": "ftp://127.0.0.1/a.pdf"}, 400, "invalid_file_url", ".file_url"),
+        ({"file_url": "https://example.com/a.pdf"}, 400, "invalid_file_url", ".file_url"),
+        (
+            {"file_data": data_of(b"one two " * 40_000), "filename": "a.txt"},
+            400,
+            "context_length_exceeded",
+            None,
+        ),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_by_its_path(
+    http: httpx.AsyncClient, file: Json, status: int, code: str, field: str | None
+) -> None:
+    reply = await http.post("/v1/responses", json={"input": asked(**file)})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (status, code), reply.text
+    assert error["param"] == ("input" if field is None else f"input[0].content[0]{field}")
+    items = await http.post("/v1/conversations", json={"items": asked(**file)})
+    if field is not None:
+        assert items.status_code == status and items.json()["error"]["param"] == f"items[0].content[0]{field}"
+
+
+async def test_an_address_is_read_where_the_operator_lets_it_be_reached(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with loopback_web() as web:
+        settings = {"egress_allow": (web.host,)}
+        async with running_app(tmp_path, engine, **settings) as running, http_client(running) as client:
+            api = Api(client)
+            await api.create(asked(file_url=web.url("/p/moved")))
+            assert "[file: moved]\nline 1 of the bay\nline 2 of the bay\n" in prompts(engine)[-1]
+
+
+async def test_the_text_counts_among_what_the_owner_stores(tmp_path: Path) -> None:
+    limit = ("stored_bytes=55000",)
+    async with running_app(tmp_path, owner_limit=limit) as running, http_client(running) as client:
+        file_id = await upload(client, b"one " * 5_000, "a.txt")
+        for store, status in ((False, 200), (True, 200), (True, 429)):
+            body = {"input": asked(file_id=file_id), "store": store}
+            reply = await client.post("/v1/responses", json=body)
+            assert reply.status_code == status, reply.text
