@@ -509,6 +509,27 @@ class Config(BaseModel):
         "where they may besides (repeatable): NAME, *.NAME, ADDRESS or NETWORK, at ports 80 and 443, or with "
         ":PORT or :*",
     )
+    sandbox: Literal["off", "auto", "bubblewrap", "monty", "command"] = _setting(
+        "off",
+        "what runs the code of the code interpreter: auto takes bubblewrap where that works, or else monty",
+    )
+    sandbox_python: File | None = _setting(
+        None, "the Python that runs code under bubblewrap; default: the server's own"
+    )
+    sandbox_command: str | None = _setting(
+        None, "with sandbox=command: what a Python is started by; {data} is the folder of its files"
+    )
+    sandbox_cell_s: float = _setting(60.0, "how long one call may run code", unit="seconds", gt=0, le=3600)
+    sandbox_memory_bytes: Bytes = _setting(
+        1 << 30,  # numpy, pandas and matplotlib want more than half of that as addresses
+        "most memory that a process of code may have; a container may ask for less",
+        unit="bytes",
+        ge=64 << 20,
+    )
+    max_container_bytes: Bytes = _setting(256 << 20, "files of a container", unit="bytes", gt=0)
+    public_url: str | None = _setting(
+        None, "where clients reach the server, for links in items; default: links without a host"
+    )
     demo_web: Folder | None = _setting(
         None,
         "folder of documents (.md, .txt, .html) that web_search finds in place of the web, to try it",

@@ -14,6 +14,8 @@ class ToolResult:
     source: what an error comes from: the tool, the protocol by which it is called, or HTTP. code: of an error
     of those two. kept: what is to be kept of the call besides, and shown to nobody, as JSON values.
     uncertain: the call was cut short after it was sent, so that it may have had its effect all the same.
+    effects: rows that are to be stored in one transaction with the outcome. settle: told afterwards whether
+    they were.
     """
 
     output: str | None = None
@@ -22,6 +24,8 @@ class ToolResult:
     code: int | None = None
     kept: Mapping[str, Any] | None = None
     uncertain: bool = False
+    effects: tuple[Any, ...] = ()
+    settle: Callable[[bool], None] | None = None
 
 
 Function = Callable[..., Awaitable[str | ToolResult]]

@@ -297,6 +297,17 @@ async def _documents(config: Config) -> Finding:
     return "ok", words
 
 
+async def _sandbox(config: Config) -> Finding:
+    from server.process import look_for_sandbox
+
+    found = await look_for_sandbox(config)
+    if found.sandbox is None:
+        return ("ok" if config.sandbox == "off" else "FAIL"), found.told
+    return ("note" if found.passed_over else "ok"), "; ".join(
+        [f"code runs by {found.told}", *found.passed_over]
+    )
+
+
 async def _images(config: Config) -> Finding:
     if (generator := config.images.generator(config.max_item_bytes)) is None:
         return "ok", "no server of images is configured, so image_generation is not offered"
@@ -372,6 +383,7 @@ CHECKS: dict[str, Check] = {
     "mcp": _mcp,
     "web": _web,
     "documents": _documents,
+    "sandbox": _sandbox,
     "images": _images,
     "texts": _texts,
     "model": _model,

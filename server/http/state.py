@@ -57,6 +57,7 @@ class ServerState(Protocol):
     accesses: Accesses
     admin_token: str
     phase: Phase
+    sandbox: str | None  # what runs code, in words; None: nothing does
     context: Context | None  # None: the server cannot serve yet, or no longer
 
     num_connections: Callable[[], int]  # open connections of clients

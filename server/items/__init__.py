@@ -60,7 +60,14 @@ from server.items.item_type import (
     unspoken,
 )
 from server.items.message import input_files_of, with_file_texts
-from server.items.parts import ASSISTANT_PART, OUTPUT_PART, USER_PART, identifier
+from server.items.parts import (
+    ASSISTANT_PART,
+    MEMORY_LIMIT,
+    OUTPUT_PART,
+    USER_PART,
+    identifier,
+    network_policy,
+)
 from server.items.private_half import (
     SEALED,
     Private,
@@ -77,6 +84,7 @@ __all__ = [
     "ASSISTANT_PART",
     "FILLED",
     "ITEM_TYPES",
+    "MEMORY_LIMIT",
     "OUTPUT_PART",
     "SEALED",
     "USER_PART",
@@ -131,6 +139,7 @@ __all__ = [
     "link_of",
     "listed_elsewhere",
     "load_item",
+    "network_policy",
     "private_bytes",
     "private_of",
     "shown_name",

@@ -116,14 +116,16 @@ class Deferred:
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Where a call is made: the tools of its request, its instructions, the conversation so far, and the
-    functions that a search may load. owner: whose call it is. show: makes an event of the call while it is
-    carried out, for the event's type and its fields besides those that every event of an item has."""
+    functions that a search may load. owner: whose run it is. at: when that began, in microseconds. show:
+    makes an event of the call while it is carried out, for the event's type and its fields besides those
+    that every event of an item has."""
 
     tools: Sequence[Tool]
     instructions: str | None
     items: Sequence[Item]
     deferred: Sequence[Deferred] = ()
     owner: str = ""
+    at: int = 0
     show: Callable[[str, Mapping[str, Any]], None] = _unseen
 
 
@@ -154,9 +156,11 @@ class Execution:
     written, with what the result keeps among it. broken: the status of a call that is not whole, or of no
     tool. listing: what is shown of the tool before the first generation. elsewhere: where tools of such calls
     may be those of other servers. approval: how a client is asked for calls that need its approval. counts:
-    for the result of a call without an error, the kind of usage that it counts as, and the model of that.
+    for the result of a call without an error, the kind of usage that it counts as, and the model of that;
+    None where it counts as none.
     follows: the item that holds the outcome, where the call's own does not: its type and fields; None for
-    none.
+    none. uncertain: what the model is told of a call that a crash cut short and that may not be made again,
+    where there is more to be said than that.
     """
 
     running: str
@@ -169,8 +173,9 @@ class Execution:
     listing: Listing | None = None
     elsewhere: Elsewhere | None = None
     approval: Approval | None = None
-    counts: Callable[[ToolResult], tuple[str, str]] | None = None
+    counts: Callable[[ToolResult], tuple[str, str] | None] | None = None
     follows: Callable[[Item, ToolResult], Item | None] | None = None
+    uncertain: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

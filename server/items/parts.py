@@ -15,6 +15,7 @@ from server.ignored import collecting
 from server.shapes import (
     STRING,
     Shape,
+    anything,
     array,
     described,
     either,
@@ -22,6 +23,7 @@ from server.shapes import (
     one_of,
     record,
     refuse,
+    schema_of,
     tagged,
     text,
     whole,
@@ -42,6 +44,23 @@ def identifier(value: Any, path: str) -> Any:
 
 
 described(identifier, lambda: {"type": "string", "minLength": 1, "maxLength": MAX_ID})
+
+MEMORY_LIMIT = one_of("1g", "4g", "16g", "64g")
+"""What a container's memory may be."""
+
+_POLICY = tagged({"disabled": record({}), "allowlist": record({"allowed_domains": anything})})
+
+
+def network_policy(value: Any, path: str) -> Any:
+    """Which network a container has: none."""
+    policy = _POLICY(value, path)
+    if policy["type"] == "allowlist":
+        message = f'Invalid \'{path}\': code has no network here; only {{"type": "disabled"}} is taken.'
+        refuse(path, message, "unsupported_parameter")
+    return policy
+
+
+described(network_policy, lambda: schema_of(_POLICY))
 
 STATUSES = ("completed", "in_progress", "incomplete")
 SEARCHING = ("completed", "in_progress", "searching", "failed")

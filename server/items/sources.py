@@ -24,11 +24,13 @@ class Source:
 
 
 class Sources:
-    """The sources of a conversation. Private halves say them, as `sources`; a URL keeps its number."""
+    """The sources of a conversation. Private halves say them, as `sources`; a URL keeps its number. files: of
+    containers, which private halves say as `files`."""
 
     def __init__(self, items: Iterable[Mapping[str, Any]] = ()) -> None:
         self._by_number: dict[int, Source] = {}
         self._by_url: dict[str, Source] = {}
+        self.files: dict[str, tuple[str, str]] = {}  # ids of the container and the file, by path
         for item in items:
             if isinstance(item, PrivateItem):  # of thousands few are
                 self.add(item)
@@ -40,6 +42,8 @@ class Sources:
         """Take in the sources of an item."""
         for said in (private_of(item) or {}).get("sources", ()):
             self._know(Source(said["number"], said["url"], said["title"], said.get("file_id")))
+        for said in (private_of(item) or {}).get("files", ()):
+            self.files[said["path"]] = (said["container_id"], said["file_id"])
 
     def get(self, number: int) -> Source | None:
         """The source of a number."""

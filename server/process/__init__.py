@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from server.process.serve import bind, serve, set_up_logging
 from server.process.tls import CertificateError, Tls
-from server.process.tools_registry import read_web, unenforced
+from server.process.tools_registry import look_for_sandbox, read_web, unenforced
 
-__all__ = ["CertificateError", "Tls", "bind", "read_web", "serve", "set_up_logging", "unenforced"]
+__all__ = [
+    "CertificateError",
+    "Tls",
+    "bind",
+    "look_for_sandbox",
+    "read_web",
+    "serve",
+    "set_up_logging",
+    "unenforced",
+]

@@ -21,6 +21,7 @@ from server.access import LOCAL_OWNER, Accesses, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
 from server.config import Config
+from server.containers import Cells
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
@@ -29,7 +30,7 @@ from server.model_registry import Models, build_engine, build_pooling, caps_of, 
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.process.settings_audit import note_settings
-from server.process.tools_registry import enforceable, read_registry
+from server.process.tools_registry import enforceable, look_for_sandbox, read_registry
 from server.quota import Quota
 from server.stateless import LiveCompletions
 from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Tracing
@@ -37,7 +38,7 @@ from server.usage import Meter, Prices
 from server.vector_stores import Library
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, StorageUnavailable, open_storage
-from tools import Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
+from tools import RUN_CODE, Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
 
 log = logging.getLogger("antiphon")
 
@@ -78,6 +79,7 @@ class ServerLifecycle:
         self.admin_token = secrets.token_urlsafe(32)
         self.phase: Phase = "starting"
         self.context: Context | None = None
+        self.sandbox: str | None = None
         self.cause: BaseException | None = None
         self.died = asyncio.Event()
         self._engine = engine
@@ -145,6 +147,11 @@ class ServerLifecycle:
         registry = {**registry, **library.tools()}
         self._meter = Meter(self._storage)
         self._meter.start()
+        found = await look_for_sandbox(self.config)
+        if found.sandbox is not None:
+            self.sandbox = found.told
+            cells = Cells(self._storage, found.sandbox, quota, self.config.public_url)
+            self._registry = registry = {**registry, RUN_CODE: cells.tool()}
         runs = Runs(
             self._storage,
             models,

@@ -106,6 +106,9 @@ class Retention:
                 went += step
                 self._total += step
                 await pace.rest()
+        async with aclosing(self._storage.containers.sweep(now_us())) as gone:
+            async for _ in gone:
+                await pace.rest()
         async with aclosing(self._storage.files.sweep(now_us())) as removals:
             async for removed in removals:
                 files += removed

@@ -8,11 +8,14 @@ from dataclasses import replace
 
 from engine import Constraint, ConstraintError, Engine, ToolShape, closed_schema
 from server.config import Config
+from server.containers import cell_limits
 from tools import (
     BUILTIN,
+    Found,
     Registry,
     ToolsError,
     ToolSpec,
+    find_sandbox,
     folder_tools,
     image_tools,
     operator_tools,
@@ -52,6 +55,21 @@ def read_images(config: Config) -> dict[str, ToolSpec]:
     """The tool that makes images, where a server for it is configured."""
     generator = config.images.generator(config.max_item_bytes)
     return {} if generator is None else image_tools(generator)
+
+
+async def look_for_sandbox(config: Config) -> Found:
+    """What runs code, by the settings, after a trial; and a line of the log that says so."""
+    found = await find_sandbox(
+        config.sandbox,
+        cell_limits(config),
+        python=config.sandbox_python,
+        command=config.sandbox_command,
+    )
+    for why in found.passed_over:
+        log.warning("no sandbox by %s", why)
+    if found.sandbox is not None:
+        log.info("code runs in a sandbox: %s", found.told)
+    return found
 
 
 async def enforceable(registry: Registry, engine: Engine) -> Registry:

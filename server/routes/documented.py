@@ -27,6 +27,7 @@ QUERY: Mapping[str, tuple[Json, str]] = {
         {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 10_000},
         "How many at most.",
     ),
+    "name": ({"type": "string"}, "Only those of this name."),
     "purpose": ({"type": "string"}, "Only files of this purpose."),
     "status": ({"enum": [*STATUSES]}, "Only those that are in this state."),
     "created_after": (_WHOLE, "Only those that were created later; Unix seconds."),

@@ -62,8 +62,9 @@ async def load(request: Request) -> Response:
 
 @router.get("/version", **documented("Version", OPEN))
 async def version(request: Request) -> Response:
-    """The version of the server."""
-    return JSONResponse({"version": __version__})
+    """The version of the server, and what runs code, where anything does."""
+    sandbox = life(request).sandbox
+    return JSONResponse({"version": __version__, **({} if sandbox is None else {"sandbox": sandbox})})
 
 
 @router.get("/metrics", **documented("", "metrics.read", media_type="text/plain"))

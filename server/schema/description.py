@@ -195,6 +195,24 @@ _CREATE_BATCH = of(
 )
 
 
+def _containers_asked() -> dict[str, Schema]:
+    return {
+        "CreateContainer": of(
+            {"name": STRING},
+            {
+                "file_ids": listed(STRING),
+                "expires_after": of({"anchor": {"const": "last_active_at"}, "minutes": INTEGER}),
+                "memory_limit": _MEMORY,
+                "network_policy": of({"type": {"const": "disabled"}}),
+            },
+        ),
+        "CreateContainerFile": {
+            "description": "Or a form (`multipart/form-data`) whose field `file` is one.",
+            **of({"file_id": STRING}),
+        },
+    }
+
+
 def _requests() -> dict[str, Schema]:
     """Bodies of requests, and what they share with replies."""
     return {
@@ -239,6 +257,7 @@ def _requests() -> dict[str, Schema]:
         ),
         "Detokenize": of({"tokens": listed(INTEGER)}, {"model": STRING}),
         **_pooling_requests(),
+        **_containers_asked(),
         "CreateFile": of(
             {"file": _BINARY, "purpose": {"enum": [*FILE_PURPOSES]}},
             {
@@ -403,6 +422,30 @@ _FILE = of(
     {"expires_at": INTEGER},
 )
 
+_MEMORY: Schema = {"enum": ["1g", "4g", "16g", "64g"]}
+
+_CONTAINER = of(
+    {
+        **{name: STRING for name in ("id", "name", "status")},
+        "object": {"const": "container"},
+        "created_at": INTEGER,
+        "last_active_at": INTEGER,
+        "expires_after": of({"anchor": {"const": "last_active_at"}, "minutes": INTEGER}),
+        "memory_limit": _MEMORY,
+        "network_policy": of({"type": {"const": "disabled"}}),
+    }
+)
+
+_CONTAINER_FILE = of(
+    {
+        **{name: STRING for name in ("id", "container_id", "path")},
+        "object": {"const": "container.file"},
+        "created_at": INTEGER,
+        "bytes": INTEGER,
+        "source": {"enum": ["user", "assistant"]},
+    }
+)
+
 _REPLIES: Mapping[str, Schema] = {
     "Embeddings": _pooled("embedding", {"embedding": _VECTOR}),
     "Pooled": _pooled("pooling", {"data": _VECTOR}),
@@ -548,6 +591,10 @@ _REPLIES: Mapping[str, Schema] = {
     "Conversation": of(
         {"id": STRING, "object": {"const": "conversation"}, "created_at": INTEGER, "metadata": METADATA}
     ),
+    "Container": _CONTAINER,
+    "Containers": _page(ref("Container")),
+    "ContainerFile": _CONTAINER_FILE,
+    "ContainerFiles": _page(ref("ContainerFile")),
     "File": _FILE,
     "Files": _page(ref("File")),
     "Upload": of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.sandbox.cells import (
     DATA,
     MIB,
+    RUN_CODE,
     CellLimits,
     CellResult,
     Fetch,
@@ -23,6 +24,7 @@ from tools.sandbox.sandbox import Outcome, Sandbox
 __all__ = [
     "DATA",
     "MIB",
+    "RUN_CODE",
     "CellLimits",
     "CellResult",
     "Confinement",

@@ -11,6 +11,9 @@ Tier = Literal["bubblewrap", "monty", "command"]
 
 MIB = 1024 * 1024
 
+RUN_CODE = "code.run"
+"""The name of the tool that runs cells. No function can have it, and no model is shown it."""
+
 DATA = "/mnt/data"
 """The folder of a container's files, as its code sees it."""
 

@@ -37,6 +37,8 @@ ENVELOPE_BYTES = 1 << 20
 MAX_FILENAME = 255
 
 _FORMS = re.compile(r"/v1/(files|uploads/[^/]+/parts)")
+_MAY_BE_FORMS = re.compile(r"/v1/containers/[^/]+/files")
+"""Where a body may be a form or JSON."""
 
 Part = tuple[str, bytes]
 """A step of a form: what began, came or ended (`begin`, `data`, `end`), and its bytes; of `begin`, the value
@@ -68,7 +70,10 @@ class Form:
 
 def takes_form(request: Request) -> bool:
     """Whether a POST to this path brings a form."""
-    return _FORMS.fullmatch(request.url.path) is not None
+    path = request.url.path
+    if _MAY_BE_FORMS.fullmatch(path):
+        return request.headers.get("content-type", "").lower().startswith("multipart/form-data")
+    return _FORMS.fullmatch(path) is not None
 
 
 async def load_form(request: Request) -> Form:
@@ -113,6 +118,8 @@ def _limit(path: str, config: Config) -> int:
     """The bytes that the file of a form may have."""
     if path.startswith("/v1/uploads/"):
         return min(MAX_PART_BYTES, config.max_file_bytes)
+    if path.startswith("/v1/containers/"):
+        return min(config.max_container_bytes, config.max_file_bytes)
     return config.max_file_bytes
 
 

@@ -11,16 +11,17 @@ import json
 import re
 from typing import Literal
 
-_HEAD = '{"input":"'
 _PLAIN = re.compile(r'[^"\\]+')
 _ESCAPE = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|u[0-9a-fA-F]{4}|[^u])")
 _HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
 
 
 class InputReader:
-    """Reads one call's arguments; other arguments than the one `input` are given out as they stand."""
+    """Reads one call's arguments; other arguments than the one `input` are given out as they stand. name: of
+    that argument, where it is another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "input") -> None:
+        self._name = name
         self._state: Literal["head", "inside", "over", "other"] = "head"
         self._held = ""
 
@@ -37,10 +38,11 @@ class InputReader:
 
     def _begin(self) -> None:
         compact = re.sub(r"\s", "", self._held)
-        if compact.startswith(_HEAD):
+        head = f'{{"{self._name}":"'
+        if compact.startswith(head):
             self._state = "inside"
-            self._held = re.sub(r'\A\s*\{\s*"input"\s*:\s*"', "", self._held)
-        elif not _HEAD.startswith(compact):
+            self._held = re.sub(rf'\A\s*\{{\s*"{self._name}"\s*:\s*"', "", self._held)
+        elif not head.startswith(compact):
             self._state = "other"
 
     def _decode(self) -> str:

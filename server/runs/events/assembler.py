@@ -40,7 +40,7 @@ from server.items import (
     type_asked_for,
     with_private,
 )
-from server.runs.events.citations import CitationReader, link
+from server.runs.events.citations import CitationReader, FileLinks, link
 from tools import Listing as ServerListing
 from tools import ToolResult
 
@@ -95,8 +95,8 @@ class _Open:
     item: empty as long as it is not added, which a call may not be before its arguments are whole. call: how
     it is written, where it is a call, and of which name. lists: whose tools it lists, where it is the listing
     of another server that is being asked. asks: whether the client is asked before it is made.
-    citations: reads them out of the text, where it can have any. unsaid: log probabilities of what it holds
-    back.
+    citations, links: read them out of the text, where it can have any. unsaid: log probabilities of what
+    it holds back.
     """
 
     index: int
@@ -105,6 +105,7 @@ class _Open:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     annotations: list[dict[str, Any]] = field(default_factory=list)
     citations: CitationReader | None = None
+    links: FileLinks | None = None
     unsaid: list[dict[str, Any]] = field(default_factory=list)
     call: Call | None = None
     lists: Elsewhere | None = None
@@ -200,6 +201,14 @@ class Assembler:
         part.logprobs.extend(logprobs)
         shown = [_event_logprob(entry) for entry in logprobs]
         drafts.append(part.at("response.output_text.delta", content_index=0, delta=text, logprobs=shown))
+        if part.links is not None:
+            for annotation in part.links.feed(text):
+                self._annotate(part, annotation, drafts)
+
+    def _annotate(self, part: _Open, annotation: dict[str, Any], drafts: list[Draft]) -> None:
+        place = {"content_index": 0, "annotation_index": len(part.annotations)}
+        part.annotations.append(annotation)
+        drafts.append(part.at("response.output_text.annotation.added", **place, annotation=annotation))
 
     def _cite(self, part: _Open, source: Source, drafts: list[Draft]) -> None:
         """A link to a source in the place of its marker, and the annotation of it. A passage of a file has no
@@ -220,11 +229,6 @@ class Assembler:
             "end_index": start + len(cited),
         }
         self._annotate(part, annotation, drafts)
-
-    def _annotate(self, part: _Open, annotation: dict[str, Any], drafts: list[Draft]) -> None:
-        place = {"content_index": 0, "annotation_index": len(part.annotations)}
-        part.annotations.append(annotation)
-        drafts.append(part.at("response.output_text.annotation.added", **place, annotation=annotation))
 
     def _reasoning(self, text: str, drafts: list[Draft]) -> None:
         part = self._open_part("reasoning", drafts)
@@ -477,6 +481,8 @@ class Assembler:
         self._open = opened = self._add(_Open(len(self.output), item), drafts)
         if kind == "message" and self._cites and self._sources:
             opened.citations = CitationReader(self._sources)
+        if kind == "message" and self._cites and self._sources.files:
+            opened.links = FileLinks(self._sources.files)
         drafts.append(opened.at("response.content_part.added", content_index=0, part=_part(kind, "")))
         return opened
 
@@ -493,6 +499,9 @@ class Assembler:
             return
         if opened.citations is not None and (rest := opened.citations.rest()):
             self._say(opened, rest, drafts)
+        if opened.links is not None:
+            for annotation in opened.links.feed("", last=True):
+                self._annotate(opened, annotation, drafts)
         item, text = opened.item, opened.text
         kind = item["type"]
         part = _part(kind, text, opened.logprobs, opened.annotations)

@@ -9,6 +9,9 @@ What comes out depends on the text and the sources alone, and not on how the tex
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
 
 from server.items import Source, Sources
 from tools import host_of
@@ -17,6 +20,8 @@ from tools import host_of
 _NOTE = r"(?:†[^【】\n]{0,32})?"
 _MARKER = re.compile(rf"【(\d{{1,4}}(?:[,、] ?\d{{1,4}}){{0,7}}){_NOTE}】")
 _BEGINNING = re.compile(rf"【[\d,、 ]{{0,40}}{_NOTE}\Z")
+
+Annotation = dict[str, Any]
 
 _ENCODED = str.maketrans({char: f"%{ord(char):02X}" for char in "()<>[]\"'`\\ "})
 """What would end a link in Markdown, or begin something else in it."""
@@ -66,6 +71,43 @@ class CitationReader:
         """The text that was held back and has become no marker."""
         held, self._held = self._held, ""
         return held
+
+
+_FILE = re.compile(r"sandbox:/mnt/data/([^\s()<>\[\]\"'`]+)")
+_FILE_BEGINNING = re.compile(r"s(?:a(?:n(?:d(?:b(?:o(?:x(?::[^\s()<>\[\]\"'`]*)?)?)?)?)?)?)?\Z")
+
+
+class FileLinks:
+    """Finds the links to files of containers in one text, which stay as they are."""
+
+    def __init__(self, files: Mapping[str, tuple[str, str]]) -> None:
+        """files: ids of the container and the file, by path."""
+        self._files = files
+        self._held = ""
+        self._start = 0  # of what is held, in code points
+
+    def feed(self, text: str, *, last: bool = False) -> list[Annotation]:
+        """Take more of the text, or its end; returns the annotations of the links that are whole by now."""
+        text = self._held + text
+        beginning = None if last else _FILE_BEGINNING.search(text)
+        end = len(text) if beginning is None else beginning.start()
+        found = []
+        for link in _FILE.finditer(text, 0, end):
+            path = unquote(link[1])
+            if (ids := self._files.get(path)) is not None:
+                found.append(
+                    {
+                        "type": "container_file_citation",
+                        "container_id": ids[0],
+                        "file_id": ids[1],
+                        "filename": path.rpartition("/")[2],
+                        "start_index": self._start + link.start(),
+                        "end_index": self._start + link.end(),
+                    }
+                )
+        self._held = text[end:]
+        self._start += end
+        return found
 
 
 def link(source: Source) -> str:

@@ -21,6 +21,7 @@ from server.runs.events.channel import Channel
 from storage import (
     ECHO_MARK,
     ClosedItem,
+    ContainerChange,
     Finish,
     NewResponse,
     Park,
@@ -154,11 +155,11 @@ class Journal:
     def write(
         self, entry: RunLog, drafts: Sequence[Draft], *, tokens: Tokens = NO_TOKENS, closed:
         Sequence[ClosedItem] = (), head: bytes | None = None, status: str | None = None, finish: Finish | None
-        = None, park: Park | None = None,
+        = None, park: Park | None = None, effects: tuple[ContainerChange, ...] = (),
     ) -> None:  # fmt: skip
         """Number the drafts and hand them to the next commit, whole; they are shown after it.
 
-        `drafts` is empty only with `park`. Does nothing once the run is lost.
+        `drafts` is empty only with `park`. effects: see `apply`. Does nothing once the run is lost.
         """
         if self._closed and entry.fence:
             entry.lose(RunLost(entry.response_id))
@@ -182,11 +183,17 @@ class Journal:
             status=status or before.status,
             finish=finish or before.finish,
             park=park or before.park,
+            effects=(*before.effects, *effects),
         )
         entry.num_uncommitted += 1
         self._dirty[entry.response_id] = entry
         self._idle.clear()
         self._wake.set()
+
+    async def apply(self, effects: Sequence[ContainerChange]) -> None:
+        """Commit what tools have changed of a run that has no log, whose outcomes are in no transaction."""
+        for effect in effects:
+            await self._storage.containers.change(effect)
 
     async def _commits(self) -> None:
         while True:

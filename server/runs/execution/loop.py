@@ -313,18 +313,32 @@ class Loop:
                     result = await self._outcome(run, call, number)
                 else:
                     result = await outcome
-                self._write(run, run.assembler.call_finished(call["id"], result))
+                await self._finish_call(run, call, result)
         finally:
             for outcome in begun.values():
                 outcome.cancel()
             await asyncio.gather(*begun.values(), return_exceptions=True)
+
+    async def _finish_call(self, run: Run, call: Item, result: ToolResult) -> None:
+        """Journal the outcome of a call, and what the tool has changed with it."""
+        stored = False
+        try:
+            if not run.entry.stored:
+                await self._journal.apply(result.effects)
+            self._write(run, run.assembler.call_finished(call["id"], result), effects=result.effects)
+            if result.settle is not None:
+                await self._journal.flushed(run.entry)
+                stored = not run.entry.lost
+        finally:
+            if result.settle is not None:
+                result.settle(stored)
 
     async def _outcome(self, run: Run, call: Item, num_made: int) -> ToolResult:
         """Run a call, or say why not: it may have run before a crash, or a limit is reached. num_made: calls
         of the response before it."""
         limit = run.plan.max_tool_calls
         if call["id"] in run.uncertain and not self._repeatable(run, call):
-            return ToolResult(error=UNCERTAIN)
+            return ToolResult(error=self._execution(call).uncertain or UNCERTAIN)
         if source_of(call) is not None and not run.functions.allow(call):
             return ToolResult(error=f"There is no tool {call.get('name')!r} among those of this response.")
         if limit is not None and num_made >= limit:
@@ -341,8 +355,10 @@ class Loop:
                 told(result.output, result.error)
         known = name if self._registry.get(name) is not None else call["type"]
         self._telemetry.tool_called(run.plan.model, known, "ok" if result.error is None else "error")
-        if result.error is None and (counts := self._execution(call).counts) is not None:
-            self._meter.add(used_by_tool(run.plan, *counts(result), now_us()))
+        counts = self._execution(call).counts
+        counted = counts(result) if counts is not None and result.error is None else None
+        if counted is not None:
+            self._meter.add(used_by_tool(run.plan, *counted, now_us()))
         return result
 
     async def _carry_out(self, run: Run, call: Item) -> ToolResult:
@@ -355,7 +371,7 @@ class Loop:
 
         items = [*run.context, *run.assembler.output]
         plan, deferred = run.plan, run.functions.deferred
-        scene = Scene(plan.tools, plan.instructions, items, deferred, plan.owner, show)
+        scene = Scene(plan.tools, plan.instructions, items, deferred, plan.owner, plan.created_at, show)
         return await self._execution(call).run(call, self._registry, scene)
 
     def _repeatable(self, run: Run, call: Item) -> bool:
@@ -381,7 +397,8 @@ class Loop:
         most, num_bytes = self._max_output_bytes, len((result.output or "").encode())
         if most is None or num_bytes <= most:
             return result
-        return ToolResult(error=f"The output has {num_bytes} bytes; at most {most} are taken.")
+        error = f"The output has {num_bytes} bytes; at most {most} are taken."
+        return replace(result, output=None, error=error)
 
     def _keep(self, run: Run, seconds: float) -> None:
         """Ask the engine not to forget what it computed of a run that waits for at most so long."""

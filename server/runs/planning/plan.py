@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import ConstraintError, GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
+from server.containers import placed
 from server.errors import ApiError
 from server.items import (
     FILLED,
@@ -347,6 +348,8 @@ async def make_plan(
     plan = _resolve(turn, tool_timeout_s)
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)
+    tools = await placed(storage, plan.owner, plan.tools, context.items, plan.id_secret)
+    plan = replace(plan, tools=tools)
     functions, offered = await _offered(plan, registry, context.items, served)
     approved = await aside(in_large_request(), _approved, context.items, turn.input, functions)
     plan = replace(plan, approved=approved)

@@ -1,0 +1,231 @@
+"""The routes under /v1/containers: containers of code, and their files."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.clock import now_us
+from server.containers import LIFETIME, SECONDS, new_file
+from server.errors import ApiError
+from server.http import (
+    choice,
+    context,
+    integer,
+    json_reply,
+    owner,
+    page_args,
+    page_json,
+    query_text,
+    read_body,
+    require_stored_bytes,
+)
+from server.http.contents import content_reply, load_form, takes_form
+from server.ignored import unread
+from server.items import MEMORY_LIMIT, network_policy
+from server.routes.documented import documented
+from server.schema import array, missing, refuse, text
+from server.shapes import one_of, record, whole
+from storage import ContainerFile, Page, StoredContainer
+from tools import DATA, is_path
+
+router = APIRouter(prefix="/v1/containers")
+
+MAX_MINUTES = 24 * 60
+MAX_FILES = 50
+
+_FIELDS = ("name", "file_ids", "expires_after", "memory_limit", "network_policy")
+_EXPIRY = record({"anchor": one_of("last_active_at"), "minutes": whole(1, MAX_MINUTES)})
+_PAGE = ("limit", "order", "after")
+
+
+@router.post("", **documented("Container", "containers.write", body="CreateContainer"))
+async def create_container(request: Request) -> Response:
+    """Make a container, with copies of files that were uploaded before."""
+    body = await read_body(request)
+    unread(body, _FIELDS)
+    if body.get("skills"):
+        refuse("skills", "Invalid 'skills': containers have none here.", "unsupported_parameter")
+    name = text(1, 256)(body.get("name") or missing("name"), "name")
+    wanted: list[str] = array(text(1), 0, MAX_FILES)(body.get("file_ids") or [], "file_ids")
+    lifetime = LIFETIME
+    if body.get("expires_after") is not None:
+        lifetime = _EXPIRY(body["expires_after"], "expires_after")["minutes"] * 60 * SECONDS
+    memory = MEMORY_LIMIT(body.get("memory_limit") or "1g", "memory_limit")
+    if body.get("network_policy") is not None:
+        network_policy(body["network_policy"], "network_policy")
+    now, who, id = now_us(), owner(request), f"cntr_{secrets.token_hex(24)}"
+    files = [await _copy(request, id, file_id, f"file_ids[{at}]") for at, file_id in enumerate(wanted)]
+    made = StoredContainer(id, who, name, now, now, lifetime, memory)
+    await context(request).storage.containers.create(made, [*{one.path: one for one in files}.values()])
+    return json_reply(_container_json(made))
+
+
+@router.get("", **documented("Containers", "containers.read", query=(*_PAGE, "name")))
+async def list_containers(request: Request) -> Response:
+    """One page of the containers, newest first unless `order=asc`."""
+    args = page_args(request.query_params)
+    page = await context(request).storage.containers.list(
+        owner(request),
+        now=now_us(),
+        limit=args.limit,
+        order=args.order,
+        after=args.after,
+        name=query_text(request.query_params, "name"),
+    )
+    bodies, ids = [_container_json(one) for one in page.data], [one.id for one in page.data]
+    return json_reply(page_json(bodies, ids, has_more=page.has_more))
+
+
+@router.get("/{container_id}", **documented("Container", "containers.read"))
+async def get_container(request: Request, container_id: str) -> Response:
+    """What is known of a container."""
+    found = await context(request).storage.containers.get(owner(request), container_id, now_us())
+    return json_reply(_container_json(found))
+
+
+@router.delete("/{container_id}", **documented("Deleted", "containers.write"))
+async def delete_container(request: Request, container_id: str) -> Response:
+    """Remove a container with its files and its session."""
+    await context(request).storage.containers.delete(owner(request), container_id, now_us())
+    return json_reply(orjson.dumps({"id": container_id, "object": "container.deleted", "deleted": True}))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Files
+
+
+@router.post(
+    "/{container_id}/files",
+    **documented("ContainerFile", "containers.write", body="CreateContainerFile"),
+)
+async def create_file(request: Request, container_id: str) -> Response:
+    """Put a file into a container: a form with `file`, or the `file_id` of one that was uploaded before."""
+    storage, who, now = context(request).storage, owner(request), now_us()
+    found = await storage.containers.get(who, container_id, now)
+    if takes_form(request):
+        form = await load_form(request)
+        unread({**form.fields, **form.files}, ("file", "file_id"))
+        if "file_id" in form.fields:
+            file = await _copy(request, container_id, form.fields["file_id"], "file_id")
+        else:
+            received = form.file("file")
+            path = _path_of(received.filename, "file")
+            blob, origin = received.blob, secrets.token_hex(16)
+            file = new_file(container_id, who, path, blob.num_bytes, blob.digest, now, "user", origin)
+    else:
+        body = await read_body(request)
+        unread(body, ("file_id",))
+        file_id = text(1)(body.get("file_id") or missing("file_id"), "file_id")
+        file = await _copy(request, container_id, file_id, "file_id")
+    held = await storage.containers.files(who, found.id, now)
+    rest = sum(one.num_bytes for one in held if one.path != file.path)
+    limit = context(request).config.max_container_bytes
+    if rest + file.num_bytes > limit:
+        message = f"The files of a container may have {limit} bytes; it would be {rest + file.num_bytes}."
+        raise ApiError(413, message, code="request_too_large", param="file")
+    await storage.containers.add_file(file)
+    return json_reply(_file_json(file))
+
+
+@router.get("/{container_id}/files", **documented("ContainerFiles", "containers.read", query=_PAGE))
+async def list_files(request: Request, container_id: str) -> Response:
+    """One page of the files of a container, newest first unless `order=asc`."""
+    query = request.query_params
+    limit = integer(query, "limit", minimum=1, maximum=100) or 20
+    order = choice(query, "order", ("asc", "desc")) or "desc"
+    files = [*await context(request).storage.containers.files(owner(request), container_id, now_us())]
+    if order == "desc":
+        files.reverse()
+    if (after := query_text(query, "after")) is not None:
+        at = next((at for at, file in enumerate(files) if file.id == after), None)
+        if at is None:
+            raise ApiError(404, f"File with id '{after}' not found.", code="not_found", param="after")
+        files = files[at + 1 :]
+    page = Page(tuple(files[:limit]), len(files) > limit)
+    bodies, ids = [_file_json(file) for file in page.data], [file.id for file in page.data]
+    return json_reply(page_json(bodies, ids, has_more=page.has_more))
+
+
+@router.get("/{container_id}/files/{file_id}", **documented("ContainerFile", "containers.read"))
+async def get_file(request: Request, container_id: str, file_id: str) -> Response:
+    """What is known of a file of a container, without its content."""
+    return json_reply(_file_json(await _file(request, container_id, file_id)))
+
+
+@router.get(
+    "/{container_id}/files/{file_id}/content",
+    **documented("", "containers.read", media_type="application/octet-stream"),
+)
+async def get_content(request: Request, container_id: str, file_id: str) -> Response:
+    """The bytes of a file, or the range of them that the header `Range` asks for."""
+    file = await _file(request, container_id, file_id)
+    return await content_reply(request, file.digest, file.num_bytes, file.path.rpartition("/")[2])
+
+
+@router.delete("/{container_id}/files/{file_id}", **documented("Deleted", "containers.write"))
+async def delete_file(request: Request, container_id: str, file_id: str) -> Response:
+    """Remove a file from a container."""
+    await context(request).storage.containers.remove_file(owner(request), container_id, file_id, now_us())
+    return json_reply(orjson.dumps({"id": file_id, "object": "container.file.deleted", "deleted": True}))
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+async def _file(request: Request, container_id: str, file_id: str) -> ContainerFile:
+    return await context(request).storage.containers.file(owner(request), container_id, file_id, now_us())
+
+
+async def _copy(request: Request, container_id: str, file_id: str, path: str) -> ContainerFile:
+    """A container's copy of a file that was uploaded before. ApiError 400, 429."""
+    storage, who, now = context(request).storage, owner(request), now_us()
+    found = (await storage.files.get_many(who, (file_id,), now)).get(file_id)
+    if found is None:
+        refuse(path, f"File with id '{file_id}' not found.", "file_not_found")
+    name = _path_of(found.filename, path)
+    await require_stored_bytes(request, found.num_bytes)
+    await storage.blobs.touch(found.digest)
+    return new_file(container_id, who, name, found.num_bytes, found.digest, now, "user", file_id)
+
+
+def _path_of(filename: str, param: str) -> str:
+    if not is_path(filename) or "/" in filename:
+        refuse(param, f"Invalid '{param}': no file of a container can have the name {filename!r}.")
+    return filename
+
+
+def _container_json(container: StoredContainer) -> bytes:
+    shown: dict[str, Any] = {
+        "id": container.id,
+        "object": "container",
+        "name": container.name,
+        "created_at": container.created_at // SECONDS,
+        "status": "running",
+        "last_active_at": container.last_active_at // SECONDS,
+        "expires_after": {
+            "anchor": "last_active_at",
+            "minutes": container.lifetime // (60 * SECONDS),
+        },
+        "memory_limit": container.memory_limit,
+        "network_policy": {"type": "disabled"},
+    }
+    return orjson.dumps(shown)
+
+
+def _file_json(file: ContainerFile) -> bytes:
+    shown = {
+        "id": file.id,
+        "object": "container.file",
+        "container_id": file.container_id,
+        "created_at": file.created_at // SECONDS,
+        "bytes": file.num_bytes,
+        "path": f"{DATA}/{file.path}",
+        "source": file.source,
+    }
+    return orjson.dumps(shown)

@@ -1,0 +1,182 @@
+"""The hosted tool `code_interpreter`: code in a sandbox, its outputs, its files, and links to them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import GenerateRequest, Say, ScriptedEngine
+from engine.backends.script import Script, Step
+from tests.support.running import Running, http_client, running_app
+from tests.support.talk import Api, loose, prompts, saying, wrote
+from tests.support.wire import Json
+
+CODE: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
+OUTPUTS = "code_interpreter_call.outputs"
+
+
+def python(code: str) -> str:
+    return wrote("python", code=code)
+
+
+def turns(*texts: str) -> Script:
+    """Each generation says the next text, whichever run it is of."""
+    rest = iter(texts)
+
+    def script(_request: GenerateRequest, _prompt: str) -> Iterator[Step]:
+        yield Say(next(rest))
+
+    return script
+
+
+@asynccontextmanager
+async def coding(
+    folder: Path, engine: ScriptedEngine | None = None, sandbox: str = "monty", **settings: Any
+) -> AsyncIterator[tuple[Running, Api]]:
+    """A server that runs code."""
+    async with (
+        running_app(folder, engine, registry=None, sandbox=sandbox, **settings) as running,
+        http_client(running) as http,
+    ):
+        if "sandbox" not in (await http.get("/version")).json():
+            pytest.skip(f"this machine cannot have the sandbox {sandbox}")
+        yield running, Api(http)
+
+
+def made(response: Json) -> list[Json]:
+    return [item for item in response["output"] if item["type"] == "code_interpreter_call"]
+
+
+async def test_code_is_streamed_run_and_told(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(python('x = 6\nprint("a\\"b")\nx * 7'), "It is 42."))
+    async with coding(tmp_path, engine) as (_, api):
+        stream = await api.stream("What?", tools=[CODE])
+        own = [kind for kind in stream.types if "code_interpreter" in kind or kind.startswith("output_item")]
+        begun = ["output_item.added", "code_interpreter_call.in_progress"]
+        deltas = [kind for kind in own if kind == "code_interpreter_call_code.delta"]
+        assert deltas and own == [
+            *begun, *deltas, "code_interpreter_call_code.done", "code_interpreter_call.interpreting",
+            "code_interpreter_call.completed", "output_item.done", "output_item.added", "output_item.done",
+        ]  # fmt: skip
+        call = made(stream.response)[0]
+        assert (call["status"], call["code"]) == ("completed", 'x = 6\nprint("a\\"b")\nx * 7')
+        assert call["outputs"] is None and call["container_id"].startswith("cntr_")
+        offered, told = prompts(engine)
+        assert "a part of Python only" in offered and 'a"b\n42' in told
+        stored = await api.http.get(f"/v1/responses/{stream.response['id']}")
+        assert stored.json()["output"] == stream.response["output"]
+        filled = await api.http.get(f"/v1/responses/{stream.response['id']}", params={"include[]": OUTPUTS})
+        assert made(filled.json())[0]["outputs"] == [{"type": "logs", "logs": 'a"b\n42\n'}]
+        again = await api.http.get(f"/v1/responses/{stream.response['id']}", params={"stream": "true"})
+        assert again.content == stream.raw
+
+
+@pytest.mark.parametrize("sandbox", ["monty", "bubblewrap"])
+async def test_variables_and_files_stay_for_the_next_turns(tmp_path: Path, sandbox: str) -> None:
+    script = turns(
+        python("x = 41\nopen('/mnt/data/a b.txt', 'w').write('hello')\nNone"),
+        "See [it](sandbox:/mnt/data/a%20b.txt), not sandbox:/mnt/data/none.txt",
+        python("print(x + 1, open('/mnt/data/a b.txt').read())"),
+        "Here: sandbox:/mnt/data/a%20b.txt",
+    )
+    engine = ScriptedEngine(script)
+    async with coding(tmp_path, engine, sandbox) as (_, api):
+        stream = await api.stream("one", tools=[CODE])
+        call, message = stream.response["output"]
+        text = message["content"][0]["text"]
+        [cited] = message["content"][0]["annotations"]
+        place = text[cited["start_index"] : cited["end_index"]]
+        assert (place, cited["filename"]) == ("sandbox:/mnt/data/a%20b.txt", "a b.txt")
+        assert cited["type"] == "container_file_citation" and cited["container_id"] == call["container_id"]
+        url = f"/v1/containers/{call['container_id']}/files"
+        content = await api.http.get(f"{url}/{cited['file_id']}/content")
+        assert content.content == b"hello" and "attachment" in content.headers["content-disposition"]
+        [listed] = (await api.http.get(url)).json()["data"]
+        assert (listed["path"], listed["source"], listed["bytes"]) == ("/mnt/data/a b.txt", "assistant", 5)
+        second = await api.create(
+            "two", tools=[CODE], previous_response_id=stream.response["id"], include=[OUTPUTS]
+        )
+        assert made(second)[0]["container_id"] == call["container_id"]
+        assert made(second)[0]["outputs"] == [{"type": "logs", "logs": "42 hello\n"}]
+        [cited] = second["output"][-1]["content"][0]["annotations"]
+        assert cited["file_id"] == listed["id"], "a file of an earlier turn"
+        assert "[new or changed files: /mnt/data/a b.txt]" in prompts(engine)[1]
+
+
+async def test_a_named_container_is_used_and_is_its_owners(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(python("open('in.txt').read()"), "done"))
+    async with coding(tmp_path, engine) as (_, api):
+        made_one = (await api.http.post("/v1/containers", json={"name": "mine"})).json()
+        files = {"file": ("in.txt", b"from the client")}
+        put = await api.http.post(f"/v1/containers/{made_one['id']}/files", files=files)
+        assert put.status_code == 200, put.text
+        tool = {"type": "code_interpreter", "container": made_one["id"]}
+        response = await api.create(
+            "hi", tools=[tool], include=[OUTPUTS], tool_choice=dict(type="code_interpreter")
+        )
+        assert made(response)[0]["outputs"] == [{"type": "logs", "logs": "'from the client'\n"}]
+        for container, status, code in (
+            ("cntr_unknown", 404, "container_not_found"),
+            ({"type": "auto", "file_ids": ["file-none"]}, 400, "file_not_found"),
+            ({"type": "auto", "network_policy": {"type": "allowlist", "allowed_domains": ["a"]}}, 400,
+             "unsupported_parameter"),
+            ({"type": "auto", "memory_limit": "2g"}, 400, "invalid_value"),
+            (7, 400, "invalid_type"),
+        ):  # fmt: skip
+            tool = {"type": "code_interpreter", "container": container}
+            reply = await api.http.post("/v1/responses", json={"input": "hi", "tools": [tool]})
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (status, code), reply.text
+            assert error["param"].startswith("tools[0].container")
+        await api.http.delete(f"/v1/containers/{made_one['id']}")
+
+
+async def test_errors_of_code_are_the_models_and_calls_are_limited(tmp_path: Path) -> None:
+    script = saying(python("1 / 0"), python("2"), "sorry")
+    async with coding(tmp_path, ScriptedEngine(script)) as (_, api):
+        response = await api.create("hi", tools=[CODE], include=[OUTPUTS], max_tool_calls=1)
+        wrong, refused = made(response)
+        assert wrong["status"] == "completed" and "ZeroDivisionError" in wrong["outputs"][0]["logs"]
+        assert refused["status"] == "failed" and "no more than 1 tool call" in refused["outputs"][0]["logs"]
+
+
+async def test_a_call_that_is_not_whole_is_told(tmp_path: Path) -> None:
+    broken = '<tool_call>\n{"name": "python", "arguments": {"code": "1 +\n</tool_call>'
+    async with coding(tmp_path, loose(saying(broken, "sorry"))) as (_, api):
+        response = await api.create("hi", tools=[CODE])
+        assert made(response)[0]["status"] == "incomplete"
+
+
+async def test_what_is_not_stored_keeps_its_container_all_the_same(tmp_path: Path) -> None:
+    script = turns(python("x = 1"), "done", python("x + 1"), "done")
+    async with coding(tmp_path, ScriptedEngine(script)) as (_, api):
+        first = await api.create("hi", tools=[CODE], store=False)
+        told = [{"role": "user", "content": "hi"}, *first["output"], {"role": "user", "content": "and?"}]
+        second = await api.create(told, tools=[CODE], store=False, include=[OUTPUTS])
+        assert made(second)[0]["outputs"] == [{"type": "logs", "logs": "2\n"}]
+
+
+async def test_plots_are_images_at_the_servers_address(tmp_path: Path) -> None:
+    code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
+    engine = ScriptedEngine(saying(python(code), "done"))
+    async with coding(tmp_path, engine, "bubblewrap", public_url="https://ai.example/") as (_, api):
+        response = await api.create("hi", tools=[CODE], include=[OUTPUTS])
+        image = made(response)[0]["outputs"][-1]
+        if image["type"] == "logs" and "No module named" in image["logs"]:
+            pytest.skip("matplotlib is not installed")
+        assert image["type"] == "image" and image["url"].startswith("https://ai.example/v1/containers/cntr_")
+        content = await api.http.get(image["url"].removeprefix("https://ai.example"))
+        assert content.content.startswith(b"\x89PNG")
+
+
+async def test_without_a_sandbox_the_tool_is_refused_by_its_name(tmp_path: Path) -> None:
+    async with running_app(tmp_path, registry=None) as running, http_client(running) as http:
+        reply = await http.post("/v1/responses", json={"input": "hi", "tools": [CODE]})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_tool")
+        assert "--sandbox" in reply.json()["error"]["message"]
+        left = (await http.get("/version")).json()
+        assert "sandbox" not in left
