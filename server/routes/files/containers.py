@@ -69,13 +69,10 @@ async def create_container(request: Request) -> Response:
 @router.get("", **documented("Containers", "containers.read", query=(*_PAGE, "name")))
 async def list_containers(request: Request) -> Response:
     """One page of the containers, newest first unless `order=asc`."""
-    args = page_args(request.query_params)
     page = await context(request).storage.containers.list(
         owner(request),
         now=now_us(),
-        limit=args.limit,
-        order=args.order,
-        after=args.after,
+        **page_args(request.query_params),
         name=query_text(request.query_params, "name"),
     )
     bodies, ids = [_container_json(one) for one in page.data], [one.id for one in page.data]
