@@ -108,14 +108,12 @@ async def test_data_in_the_request_conversations_and_chat_are_read_alike(
     conversation = await api.conversation(*asked(file_data=data, filename="manual.pdf"))
     await api.create("say on", conversation=conversation)
     assert SHOWN in prompts(engine)[-1]
-    parts = [
-        {"type": "file", "file": {"file_id": await upload(http)}},
-        {"type": "text", "text": "say fine"},
-    ]
+    file = {"file_id": await upload(http)}
+    parts = [{"type": "file", "file": file}, {"type": "text", "text": "say fine"}]
     messages = [{"role": "system", "content": "short"}, {"role": "user", "content": parts}]
     chat = await http.post("/v1/chat/completions", json={"messages": messages})
     assert chat.status_code == 200 and SHOWN in prompts(engine)[-1], chat.text
-    parts[0]["file"]["file_id"] = "file-none"
+    file["file_id"] = "file-none"
     refused = await http.post("/v1/chat/completions", json={"messages": messages})
     assert refused.json()["error"]["param"] == "messages[1].content[0].file_id"
     two = asked(file_data=data_of(docx(docx_paragraph("Cold lamps."))), filename="lamps.docx")
