@@ -176,3 +176,21 @@ async def test_the_text_counts_among_what_the_owner_stores(tmp_path: Path) -> No
             body = {"input": asked(file_id=file_id), "store": store}
             reply = await client.post("/v1/responses", json=body)
             assert reply.status_code == status, reply.text
+
+
+async def test_the_files_of_one_request_are_bounded_together(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(content: bytes, times: int) -> tuple[str, str]:
+        part = {"type": "input_file", "file_id": await upload(http, content, "a.txt")}
+        body = {"input": [{"role": "user", "content": [part] * times}]}
+        reply = await http.post("/v1/responses", json=body)
+        error = reply.json()["error"]
+        assert reply.status_code == 400, reply.text
+        return error["code"], error["param"]
+
+    assert await refused(b"a" * 2_500_000, 2) == ("file_too_large", "input[0].content[1]")
+    assert await refused(b"a" * 4_000_001, 1) == ("file_too_large", "input[0].content[0]")
+    assert await refused(b"a", 33) == ("invalid_value", "input[0].content[32]")
+    monkeypatch.setattr("server.input_files.sources.MAX_BYTES", 1000)
+    assert await refused(b"b" * 400, 3) == ("file_too_large", "input[0].content[2].file_id")
