@@ -72,7 +72,6 @@ UNBUILT_FAMILIES = frozenset(
         "containers",
         "embeddings",
         "evals",
-        "files",
         "fine_tuning",
         "images",
         "messages",
@@ -80,7 +79,6 @@ UNBUILT_FAMILIES = frozenset(
         "realtime",
         "skills",
         "threads",
-        "uploads",
         "vector_stores",
         "videos",
     }

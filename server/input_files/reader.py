@@ -97,7 +97,12 @@ def words(document: Document, filename: str) -> str:
 
 def _refuse(why: UnreadableDocument, source: FoundFile, path: str) -> NoReturn:
     message = f"The file '{shorten(source.filename)}' cannot be read. {why.message}"
-    if why.code == "server_error":
-        raise ApiError(503, message, code="file_not_read", param=path, headers={"retry-after": "1"})
-    code = "file_too_large" if why.code == "too_large" else why.code
-    raise ApiError(400, message, code=code, param=path)
+    match why.code:
+        case "unsupported_file":
+            refuse(path, message, "unsupported_file")
+        case "invalid_file":
+            refuse(path, message, "invalid_file")
+        case "too_large":
+            refuse(path, message, "file_too_large")
+        case "server_error":
+            raise ApiError(503, message, code="file_not_read", param=path, headers={"retry-after": "1"})
