@@ -660,4 +660,4 @@ _REPLIES: Mapping[str, Schema] = {
 @cache
 def components() -> Mapping[str, Schema]:
     """The schemas of the document, by name."""
-    return {**_requests(), **_REPLIES}
+    return {**_requests(), "CreateBatch": _CREATE_BATCH, **_REPLIES}
