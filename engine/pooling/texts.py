@@ -55,6 +55,9 @@ class Texts:
             raise LoadError(f"the tokenizer of {recipe.folder} cannot be loaded: {line}") from error
         if recipe.lower_case:
             _lower_case(self._tokenizer)
+        added = self._tokenizer.added_tokens_decoder.values()
+        control = {*self._tokenizer.all_special_tokens, *(str(each) for each in added if each.special)}
+        self._control = sorted(control, key=len, reverse=True)
         self._prompt_lengths: dict[str, int] = {}
         self._yes_no = recipe.yes_no
         if self._tokenizer.chat_template and not recipe.plain and recipe.causal:
@@ -104,7 +107,11 @@ class Texts:
     def encode(self, words: Words, *, prompt: str = "", cut: int | None = None) -> TextInput:
         """Token ids with those that the tokenizer adds. prompt: stands before the text; before a pair, with a
         reranker that is instructed, it is the instruction. cut: a longer text is cut to so many tokens, at
-        its end; of a pair the longer text is cut. Raises RenderError for a text that no tokenizer takes."""
+        its end; of a pair the longer text is cut. Raises RenderError for a text that no tokenizer takes.
+
+        A control token that a pair spells is text: a document must not end the model's question about it.
+        Elsewhere it is the token, as with sentence-transformers, because prompts of some models need it.
+        """
         try:
             if isinstance(words, str):
                 return self._encoded(words, None, prompt, cut)
@@ -126,6 +133,7 @@ class Texts:
             prompt + first,
             second,
             return_attention_mask=False,
+            split_special_tokens=second is not None,
             verbose=False,
             **(length or {"truncation": False}),
         )
@@ -138,7 +146,7 @@ class Texts:
     def _judged(self, query: str, document: str, instruction: str, cut: int | None) -> TextInput:
         before, after = self._around
         text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-        ids = self._plain(text)
+        ids = self._plain(text, split=True)
         if cut is not None:
             ids = ids[: max(0, cut - len(before) - len(after))]
         return TextInput(np.array([*before, *ids, *after], np.int32))
@@ -155,8 +163,9 @@ class Texts:
     def _rendered(self, query: str, document: str, instruction: str) -> str:
         chat = self._recipe.chat
         assert chat is not None
-        said = instruction or chat.instruction
-        rows = [*([("system", said)] if said else []), ("query", query), ("document", document)]
+        said = self._harmless(instruction) or chat.instruction
+        rows = [*([("system", said)] if said else [])]
+        rows += [("query", self._harmless(query)), ("document", self._harmless(document))]
         messages = [
             {"role": role, "content": [{"type": "text", "text": text}] if chat.structured else text}
             for role, text in rows
@@ -168,9 +177,18 @@ class Texts:
             raise LoadError(f"the chat template of {self._recipe.folder} fails: {error}") from None
         return text
 
-    def _plain(self, text: str) -> list[int]:
-        found: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    def _plain(self, text: str, *, split: bool = False) -> list[int]:
+        """Tokens of a text alone; split: the names of control tokens in it are text."""
+        found: list[int] = self._tokenizer(
+            text, add_special_tokens=False, split_special_tokens=split, verbose=False
+        )["input_ids"]
         return found
+
+    def _harmless(self, text: str) -> str:
+        """A text in which the names of control tokens are broken up, so that they are text in a template."""
+        for name in self._control:
+            text = text.replace(name, f"{name[:1]} {name[1:]}")
+        return text
 
     def _prompt_length(self, prompt: str) -> int:
         """Tokens of a prompt, without the special one that ends every text."""

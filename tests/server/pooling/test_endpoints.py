@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from server.pooling import Embedder, Reranker, embedder_of, reranker_of
 from tests.support.pooling_checkpoints import make_classifier, make_embedder
 from tests.support.running import Running, http_client, live_app
 from tests.support.wire import validate, validate_error
+
+GUIDE = Path(__file__).parents[3] / "docs" / "observability.md"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -332,7 +335,10 @@ async def test_tokens_count_for_limits_usage_and_metrics(server: Running, client
     metrics = (await client.get("/metrics")).text
     assert 'antiphon_pooling_texts_total{model="small"}' in metrics
     assert 'antiphon_pooling_texts_total{model="decoder"}' in metrics
-    assert metrics.count("# TYPE antiphon_pooling_texts_total ") == 1
+    shown = re.findall(r"^# TYPE antiphon_pooling_(\w+)", metrics, re.MULTILINE)
+    rows = [row for row in GUIDE.read_text("utf-8").splitlines() if row.startswith("| `antiphon_pooling_")]
+    explained = re.findall(r"`(?:antiphon_pooling)?_(\w+)`", "".join(row.split("|")[1] for row in rows))
+    assert sorted(shown) == sorted(explained)
 
 
 def _embeddings(since_s: int) -> Any:
