@@ -73,7 +73,6 @@ UNBUILT_FAMILIES = frozenset(
         "containers",
         "embeddings",
         "evals",
-        "files",
         "fine_tuning",
         "images",
         "messages",
@@ -81,8 +80,6 @@ UNBUILT_FAMILIES = frozenset(
         "realtime",
         "skills",
         "threads",
-        "uploads",
-        "vector_stores",
         "videos",
     }
 )

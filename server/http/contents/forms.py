@@ -68,7 +68,7 @@ class Form:
 
 def takes_form(request: Request) -> bool:
     """Whether a POST to this path brings a form."""
-    return _FORMS.fullmatch(request.url.path) is not None
+    return _FORMS.fullmatch(request.scope["path"]) is not None
 
 
 async def load_form(request: Request) -> Form:
@@ -84,7 +84,7 @@ async def load_form(request: Request) -> Form:
 
 
 async def _receive(request: Request) -> Form:
-    limit = _limit(request.url.path, context(request).config)
+    limit = _limit(request.scope["path"], context(request).config)
     boundary = _boundary(request)
     length = request.headers.get("content-length")
     if length is not None and int(length) > limit + ENVELOPE_BYTES:

@@ -68,12 +68,9 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/v1/files"),
-        ("GET", "/v1/files/file-1/content"),
         ("POST", "/v1/embeddings"),
         ("GET", "/v1/assistants"),
         ("POST", "/v1/audio/transcriptions"),
-        ("POST", "/v1/vector_stores/vs_1/search"),
         ("POST", "/v1/messages"),
     ],
 )
