@@ -78,7 +78,6 @@ UNBUILT_FAMILIES = frozenset(
         "realtime",
         "skills",
         "threads",
-        "vector_stores",
         "videos",
     }
 )

@@ -49,7 +49,7 @@ ERASED = 64
 
 def _unread(runner: str, *, shared: bool) -> ColumnElement[bool]:
     """The files that nobody reads, and those of processes that have gone."""
-    free = _files.c.runner.is_(None)
+    free: ColumnElement[bool] = _files.c.runner.is_(None)
     if shared:
         known = select(runners.c.id).where(runners.c.id == _files.c.runner).exists()
         free = or_(free, and_(_files.c.runner != runner, ~known))
@@ -140,7 +140,7 @@ def _this(store_number: int, number: int) -> tuple[Any, ...]:
     return (_files.c.store_number == store_number, _files.c.number == number)
 
 
-def _held(conn: Connection, job: Ingestion) -> Row[tuple[Any, ...]]:
+def _held(conn: Connection, job: Ingestion) -> Row[*tuple[Any, ...]]:
     """The row of a file that is still this claim's, held until the commit. IngestionLost."""
     query = select(_files).where(*_this(job.store_number, job.number)).with_for_update()
     row = conn.execute(query).first()
@@ -164,7 +164,7 @@ def begin_anew(conn: Connection, job: Ingestion) -> bool:
 def add_chunks(conn: Connection, job: Ingestion, chunks: Sequence[NewChunk], digest: bytes) -> None:
     """Stores the next chunks of a file; digest: of all of its chunks. IngestionLost."""
     row = _held(conn, job)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "id": chunk_id(job.store_number, job.number, chunk.position),
             "owner": job.owner,
@@ -290,7 +290,7 @@ def chunks_of(
     return tuple(map(_stored_chunk, conn.execute(query).all()))
 
 
-def _stored_chunk(row: Row[tuple[Any, ...]]) -> StoredChunk:
+def _stored_chunk(row: Row[*tuple[Any, ...]]) -> StoredChunk:
     position = row.id & ((1 << POSITION_BITS) - 1)
     return StoredChunk(row.id, row.file_id, row.filename, row.attributes, position, row.page, row.text)
 

@@ -70,7 +70,7 @@ def get(conn: Connection, owner: str, id: str) -> StoredVectorStore:
     return _with_counts(conn, [row_of(conn, owner, id)])[0]
 
 
-def row_of(conn: Connection, owner: str, id: str, *, change: bool = False) -> Row[Columns]:
+def row_of(conn: Connection, owner: str, id: str, *, change: bool = False) -> Row[*Columns]:
     """The row of a store, held until the transaction's end if it is to be changed. NotFound."""
     query = select(_stores).where(
         _stores.c.id == id, _stores.c.owner == owner, _stores.c.deleted_at.is_(None)
@@ -123,7 +123,7 @@ def forget_files(conn: Connection, where: ColumnElement[bool], now: int) -> int:
     return conn.execute(gone.values(deleted_at=now, erasing=True)).rowcount
 
 
-def _with_counts(conn: Connection, rows: Sequence[Row[Columns]]) -> list[StoredVectorStore]:
+def _with_counts(conn: Connection, rows: Sequence[Row[*Columns]]) -> list[StoredVectorStore]:
     numbers = [row.number for row in rows]
     counts = _counts(conn, _files.c.store_number, numbers)
     sizes = (
@@ -175,7 +175,7 @@ def _page(
     after: str | None,
     before: str | None,
     filters: Sequence[ColumnElement[bool]] = (),
-) -> tuple[Sequence[Row[Columns]], bool]:
+) -> tuple[Sequence[Row[*Columns]], bool]:
     """Rows by time and id, behind `after`, or the nearest ahead of `before`, and whether there are more."""
     created = table.c.created_at
     query = select(table).where(*live, *filters)
@@ -217,7 +217,7 @@ def add_files(
     for new in files:
         present = _live(conn, store_id, new.file_id)
         if present is not None and _serves(present, new):
-            values = {"attributes": new.attributes} if new.attributes is not None else {}
+            values: dict[str, Any] = {} if new.attributes is None else {"attributes": new.attributes}
             if batch_id is not None:
                 values["batch_id"] = batch_id
             if values:
@@ -249,23 +249,25 @@ def add_files(
     return tuple(get_file(conn, owner, store_id, new.file_id) for new in files)
 
 
-def _serves(present: Row[Columns], new: NewStoreFile) -> bool:
+def _serves(present: Row[*Columns], new: NewStoreFile) -> bool:
     cut = (present.chunk_tokens, present.chunk_overlap) == (new.chunk_tokens, new.chunk_overlap)
     return cut and present.status in ("in_progress", "completed")
 
 
-def _this(row: Row[Columns]) -> tuple[ColumnElement[bool], ...]:
+def _this(row: Row[*Columns]) -> tuple[ColumnElement[bool], ...]:
     return (_files.c.store_number == row.store_number, _files.c.number == row.number)
 
 
-def _live(conn: Connection, store_id: str, file_id: str, *, change: bool = False) -> Row[Columns] | None:
+def _live(conn: Connection, store_id: str, file_id: str, *, change: bool = False) -> Row[*Columns] | None:
     query = select(_files).where(
         _files.c.store_id == store_id, _files.c.file_id == file_id, _files.c.deleted_at.is_(None)
     )
     return conn.execute(query.with_for_update() if change else query).first()
 
 
-def _file(conn: Connection, owner: str, store_id: str, file_id: str, *, change: bool = False) -> Row[Columns]:
+def _file(
+    conn: Connection, owner: str, store_id: str, file_id: str, *, change: bool = False
+) -> Row[*Columns]:
     row_of(conn, owner, store_id)
     row = _live(conn, store_id, file_id, change=change)
     if row is None:
@@ -278,7 +280,7 @@ def get_file(conn: Connection, owner: str, store_id: str, file_id: str) -> Store
     return _stored(_file(conn, owner, store_id, file_id))
 
 
-def _stored(row: Row[Columns]) -> StoredStoreFile:
+def _stored(row: Row[*Columns]) -> StoredStoreFile:
     return StoredStoreFile(
         row.store_id,
         row.file_id,
@@ -382,7 +384,7 @@ def cancel_batch(conn: Connection, owner: str, store_id: str, batch_id: str, now
     return get_batch(conn, owner, store_id, batch_id)
 
 
-def _batch(conn: Connection, owner: str, store_id: str, batch_id: str) -> Row[Columns]:
+def _batch(conn: Connection, owner: str, store_id: str, batch_id: str) -> Row[*Columns]:
     row_of(conn, owner, store_id)
     query = select(_batches).where(_batches.c.id == batch_id, _batches.c.store_id == store_id)
     row = conn.execute(query).first()
@@ -417,5 +419,5 @@ def searched(
     return tuple(found)
 
 
-def _keys(conn: Connection, query: Select[tuple[int]], store: int) -> list[int]:
+def _keys(conn: Connection, query: Select[int], store: int) -> list[int]:
     return [file_key(store, number) for number in conn.execute(query).scalars().all()]

@@ -157,7 +157,7 @@ class VectorStores:
 
     async def search(
         self, numbers: Sequence[int], query: str, files: Collection[int], *, only: bool, most: int
-    ) -> list[tuple[int, float]]:
+    ) -> Sequence[tuple[int, float]]:
         """The chunks of stores that share most words with a query: ids and scores, the highest first.
 
         files: keys of files: those whose chunks are looked at where `only`, and else those whose are not.
@@ -182,7 +182,7 @@ class VectorStores:
         """The files of a store that can be searched, by their keys, and how many chunks each has."""
         return await self._read(partial(ingestion.readable_files, store=number))
 
-    async def vectors(self, key: int) -> list[tuple[int, bytes]]:
+    async def vectors(self, key: int) -> Sequence[tuple[int, bytes]]:
         """The vectors of a file, by its key: the ids of its chunks and float32 values."""
         return await self._read(partial(ingestion.vectors, key=key))
 

@@ -13,7 +13,7 @@ from tests.support.libraries import TIDES
 agents.set_tracing_disabled(True)  # it would go to another server
 
 MODEL = "antiphon-scripted"
-ASKS = 'call file_search {"queries": ["spring tide"]}'
+ASKS = 'call file_search {"query": "spring tide"}'
 
 
 def note(name: str, text: bytes | str = TIDES) -> io.BytesIO:

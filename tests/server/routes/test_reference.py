@@ -26,6 +26,7 @@ from server.schema.responses import parse_create, parse_input_tokens
 from tests.server.schema.test_responses import AGENTS, CODEX, LLAMA_INDEX, VERCEL
 from tests.server.schema.test_unheard_members import BODIES, create, tool_outputs
 from tests.support import wire
+from tests.support.libraries import put_file
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import WEATHER, call
 
@@ -290,12 +291,18 @@ async def test_streams_fit_the_document(tmp_path: Path) -> None:
                 check(schema, httpx.Response(200, content=event).json())
 
 
-async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncClient) -> None:
+async def test_queries_have_the_parameters_of_the_document(
+    client: httpx.AsyncClient, server_app: Running
+) -> None:
     """Each one is read where the document names it; `include` alone changes nothing, and says so."""
     found = (await client.get("/openapi.json")).json()
     made = (await client.post("/v1/responses", json={"input": "say hi"})).json()["id"]
     items = {"items": [{"type": "message", "id": "msg_a", "role": "user", "content": "x"}]}
     conversation = (await client.post("/v1/conversations", json=items)).json()["id"]
+    file = await put_file(server_app, "a.md", "A note.")
+    store = (await client.post("/v1/vector_stores", json={})).json()["id"]
+    batches = f"/v1/vector_stores/{store}/file_batches"
+    batch = (await client.post(batches, json={"file_ids": [file]})).json()["id"]
     values = {"created_after": "1", "created_before": "99999999999", "starting_after": "0", "wait": "0"}
     values |= {
         "probe": "true",
@@ -305,6 +312,9 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
         "status": "completed",
         "scope": "all",
         "purpose": "user_data",
+        "before": "",
+        "filter": "completed",
+        "page": "0",
     }
     for template, methods in found["paths"].items():
         if template.startswith("/v1/organization"):
@@ -314,8 +324,9 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
             conversation_id=conversation,
             item_id="msg_a",
             model_id="antiphon-scripted",
-            batch_id="batch_none",
-            file_id="file-none",
+            file_id=file,
+            store_id=store,
+            batch_id=batch,
             upload_id="upload_none",
         )
         for parameter in methods.get("get", {}).get("parameters", ()):

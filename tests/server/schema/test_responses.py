@@ -252,7 +252,7 @@ def test_every_official_tool_is_taken_and_echoed() -> None:
     # Whether the web can be searched, or images made, is for the server to say that has a provider, or none.
     offered = (
         *("function", "custom", "namespace", "tool_search", "mcp", "shell", "local_shell", "apply_patch"),
-        *("web_search", "image_generation"),
+        *("web_search", "image_generation", "file_search"),
     )
     unheard = [index for index, tool in enumerate(TOOLS) if not tool["type"].startswith(offered)]
     assert unoffered(tools) == [f"tools[{index}]" for index in unheard]
@@ -287,8 +287,8 @@ def test_the_kinds_that_are_told_are_those_that_work_there(parse: Callable[..., 
     with pytest.raises(ApiError) as caught:
         parse({**said, **asked})
     told = {word.strip("'., ") for word in str(caught.value).partition("are:")[2].split()}
-    assert {"function", "custom", "mcp", "web_search"} <= told
-    assert told.isdisjoint({"code_interpreter", "computer", "file_search", "computer_use"})
+    assert {"function", "custom", "mcp", "web_search", "file_search"} <= told
+    assert told.isdisjoint({"code_interpreter", "computer", "computer_use"})
     assert told.isdisjoint({"shell", "namespace", "tool_search"}) is on_chat
 
 
@@ -324,7 +324,7 @@ def test_a_tool_that_nobody_can_run_is_refused_with_what_could_stand_in(
 
 def test_a_list_of_allowed_tools_names_none_that_nobody_can_run() -> None:
     choice: Json = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
-    choice["tools"].append({"type": "file_search"})
+    choice["tools"].append({"type": "code_interpreter"})
     body = {"input": "x", "tools": [FUNCTION], "tool_choice": choice}
     with pytest.raises(ApiError) as caught:
         parse_create(body)

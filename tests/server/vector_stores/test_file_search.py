@@ -18,7 +18,7 @@ from tests.support.talk import Api, prompts, saying, text, wrote
 from tests.support.wire import Json
 
 RESULTS = "file_search_call.results"
-ASKS = wrote("file_search", queries=["spring tide"])
+ASKS = wrote("file_search", query="spring tide")
 
 
 def searching(store: str, **fields: object) -> Json:

@@ -76,6 +76,7 @@ def test_a_filter_is_refused_at_its_place(filter: Any, param: str) -> None:
 
 def test_attributes_are_few_and_plain() -> None:
     assert attributes(TOLD, "attributes") == TOLD
+    wrong: dict[str, Any]
     for wrong in ({"a": None}, {"a": []}, {"": 1}, {"a": "x" * 513}, {str(n): n for n in range(17)}):
         with pytest.raises(ApiError):
             attributes(wrong, "attributes")
