@@ -37,7 +37,7 @@ async def find_sandbox(
     if wanted == "off":
         return Found(None, "code is not run here: the setting sandbox is off")
     tiers = ("bubblewrap", "monty") if wanted == "auto" else (wanted,)
-    faults = []
+    faults = list[str]()
     for tier in tiers:
         try:
             if tier == "monty":

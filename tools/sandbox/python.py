@@ -39,7 +39,9 @@ async def look_at(path: Path) -> Python:
         said, _ = await asyncio.wait_for(asked.communicate(), 30)
         told = json.loads(said)
     except (OSError, ValueError, TimeoutError) as fault:
-        raise SandboxError(f"the Python {path} cannot be started: {fault or type(fault).__name__}") from None
+        raise SandboxError(
+            f"the Python {path} cannot be started: {str(fault) or type(fault).__name__}"
+        ) from None
     needed = {os.path.realpath(prefix) for prefix in told["prefixes"]}
     needed |= {str(whole.parent), os.path.dirname(os.path.realpath(whole))}
     roots = [folder for folder in needed if not any(_is_below(folder, other) for other in needed)]

@@ -180,7 +180,7 @@ def main() -> None:
     os.dup2(2, 1)
     os.close(nothing)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     at_work = threading.Event()
     myself = threading.main_thread().ident

@@ -69,11 +69,9 @@ async def create_container(request: Request) -> Response:
 @router.get("", **documented("Containers", "containers.read", query=(*_PAGE, "name")))
 async def list_containers(request: Request) -> Response:
     """One page of the containers, newest first unless `order=asc`."""
+    query = request.query_params
     page = await context(request).storage.containers.list(
-        owner(request),
-        now=now_us(),
-        **page_args(request.query_params),
-        name=query_text(request.query_params, "name"),
+        owner(request), now=now_us(), name=query_text(query, "name"), **page_args(query)
     )
     bodies, ids = [_container_json(one) for one in page.data], [one.id for one in page.data]
     return json_reply(page_json(bodies, ids, has_more=page.has_more))

@@ -221,7 +221,7 @@ async def test_cancel_keeps_what_is_done(tmp_path: Path) -> None:
 async def test_lines_that_nobody_came_to_in_time_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.routes.batches.batches.WINDOW_S", 1.5)
+    monkeypatch.setattr("server.routes.batches.WINDOW_S", 1.5)
     monkeypatch.setattr(worker, "GRACE_S", 0.1)
     async with running_app(tmp_path, ScriptedEngine(tick_s=0.1)) as running, http_client(running) as client:
         storage = running.context.storage
@@ -243,7 +243,7 @@ async def test_lines_that_nobody_came_to_in_time_are_named(
 async def test_pages_and_limits(
     running: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.routes.batches.batches.MAX_GOING", 3)
+    monkeypatch.setattr("server.routes.batches.MAX_GOING", 3)
     worker_of(running)._app = None  # nothing is carried on
     file_id = await input_file(running.context.storage, responses(1))
     made = [(await begun(client, file_id, "/v1/responses"))["id"] for _ in range(3)]
