@@ -294,8 +294,8 @@ class RunWriter:
         return self._part({"content": text}, logprobs if self._logprobs else ())
 
     def _cite(self, annotation: Mapping[str, Any]) -> None:
-        """Keep a citation of the item's text, placed in that of the message. Chat has words for those of the web
-        alone, and a client that checks replies would refuse those of files."""
+        """Keep a citation of the item's text, placed in that of the message. Chat has words for those of
+        the web alone, and a client that checks replies would refuse those of files."""
         kind = annotation["type"]
         if kind != "url_citation":
             return
