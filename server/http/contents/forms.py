@@ -24,7 +24,7 @@ from server.errors import ApiError
 from server.http.body import body_chunks, too_large
 from server.http.request import context, require_stored_bytes
 from server.schema import missing, refuse, shorten
-from storage import Blob, BlobTooLarge
+from storage import Blob
 
 MAX_PART_BYTES = 64 << 20
 """Of one part of an upload: the official limit."""
@@ -102,7 +102,8 @@ async def _receive(request: Request) -> Form:
             elif files:
                 raise _bad_form("it has more than one file")
             else:
-                files[name] = ReceivedFile(shown_name(filename), await _file(request, parts, limit))
+                blob = await context(request).storage.blobs.put(_data(parts), limit=limit)
+                files[name] = ReceivedFile(shown_name(filename), blob)
     if length is None:
         await require_stored_bytes(request, sum(file.blob.num_bytes for file in files.values()))
     said = [sorted(fields.items()), [[name, one.filename, one.blob.digest] for name, one in files.items()]]
@@ -114,13 +115,6 @@ def _limit(path: str, config: Config) -> int:
     if path.startswith("/v1/uploads/"):
         return min(MAX_PART_BYTES, config.max_file_bytes)
     return config.max_file_bytes
-
-
-async def _file(request: Request, parts: AsyncGenerator[Part], limit: int) -> Blob:
-    try:
-        return await context(request).storage.blobs.put(_data(parts), limit=limit)
-    except BlobTooLarge:
-        raise too_large(limit) from None
 
 
 async def _field(parts: AsyncGenerator[Part], name: str) -> str:
