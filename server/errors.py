@@ -52,6 +52,7 @@ from storage import (
     TooManyQueued,
     UnknownCall,
     UploadEnded,
+    VectorStoreFull,
 )
 
 
@@ -265,6 +266,11 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         _SOON,  # whoever knows how fast they begin says it better
     ),
     BlobTooLarge: _Row(413, "request_too_large", lambda e: f"A file is larger than {e.limit} bytes."),
+    VectorStoreFull: _Row(
+        400,
+        "vector_store_full",
+        lambda e: f"Vector store '{e.id}' has taken {e.limit} files in its life, and takes no more.",
+    ),
     UploadEnded: _Row(
         400, "upload_ended", lambda e: f"Upload '{e.id}' is {e.status}: it takes nothing more."
     ),

@@ -294,12 +294,14 @@ class RunWriter:
         return self._part({"content": text}, logprobs if self._logprobs else ())
 
     def _cite(self, annotation: Mapping[str, Any]) -> None:
-        """Keep an annotation of the item's text, placed in that of the message."""
+        """Keep a citation of the item's text, placed in that of the message. Chat has words for those of
+        the web alone, and a client that checks replies would refuse those of files."""
         kind = annotation["type"]
+        if kind != "url_citation":
+            return
         said = {name: value for name, value in annotation.items() if name != "type"}
-        for end in ("start_index", "end_index", "index"):
-            if end in said:
-                said[end] += self._start
+        for end in ("start_index", "end_index"):
+            said[end] += self._start
         self._annotations.append({"type": kind, kind: said})
 
     def _thought(self, text: str) -> list[Part]:

@@ -11,7 +11,11 @@ from engine import EngineDead, EngineError, PromptTooLong, QueueFull, RenderErro
 from server.errors import _TABLE, ApiError, to_api_error
 from storage import ConversationLocked, NotFound, OutputConflict, StorageError, StorageUnavailable
 
-RAISED_INSIDE_ONLY = {"RunLost", "BatchLost"}  # their owners meet these, never a request
+RAISED_INSIDE_ONLY = {
+    "RunLost",
+    "BatchLost",
+    "IngestionLost",
+}  # whoever holds the claim meets it, never a request
 
 
 def leaves(kind: type[BaseException]) -> Iterator[type[BaseException]]:

@@ -135,8 +135,7 @@ async def test_chat_completions_make_searches_too(tmp_path: Path) -> None:
         reply = await http.post("/v1/chat/completions", json={**body, "tools": [searching(store)]})
         message = reply.json()["choices"][0]["message"]
         assert message["content"] == "It is high."
-        [note] = message["annotations"]
-        assert note["file_citation"]["filename"] == "tides.md" and note["file_citation"]["index"] == 10
+        assert message["annotations"] == [], "chat has no words for a citation of a file"
         assert message["server_tool_calls"][0]["queries"] == ["spring tide"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -135,3 +136,30 @@ def test_without_sources_and_under_a_shape_texts_are_left_alone() -> None:
     assert plain.output[0]["content"][0]["text"] == "a【1】" and untouched
     shaped, _ = events(*deltas, cites=False)
     assert shaped.output[0]["content"][0]["text"] == "a【1】"
+
+
+BOOK = Sources()
+BOOK.of("file-1#0-1", "tides.md", "file-1")
+BOOK.of("https://bay.example/", "Bay")
+
+
+def read_book(*pieces: str) -> str:
+    """What a text becomes that may cite a passage of a file (1) and a page of the web (2)."""
+    reader = CitationReader(BOOK)
+    found = [each for piece in pieces for each in reader.feed(piece)]
+    return "".join(f"<{each.number}>" if isinstance(each, Source) else each for each in found) + reader.rest()
+
+
+@pytest.mark.parametrize(
+    ("text", "becomes"),
+    [
+        ("High 【1】.", "High<1>."),
+        ("High  【1】 【1】 and so on ", "High<1><1> and so on "),
+        ("High 【2】 or low 【1,2】.", "High <2> or low<1><2>."),
+        ("High 【9】.", "High ."),
+    ],
+)
+@given(cuts=st.lists(st.integers(0, 30), max_size=4))
+def test_a_marker_of_a_file_goes_with_the_spaces_before_it(text: str, becomes: str, cuts: list[int]) -> None:
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    assert read_book(*(text[a:b] for a, b in itertools.pairwise(places))) == becomes
