@@ -186,7 +186,7 @@ def _items() -> Schema:
     return {"anyOf": kinds}
 
 
-def _containers_asked() -> dict[str, Schema]:
+def _files_asked() -> dict[str, Schema]:
     return {
         "CreateContainer": of(
             {"name": STRING},
@@ -201,6 +201,13 @@ def _containers_asked() -> dict[str, Schema]:
             "description": "Or a form (`multipart/form-data`) whose field `file` is one.",
             **of({"file_id": STRING}),
         },
+        "CreateFile": of(
+            {"file": _BINARY, "purpose": {"enum": [*FILE_PURPOSES]}},
+            {
+                "expires_after[anchor]": {"const": "created_at"},
+                "expires_after[seconds]": {**INTEGER, "minimum": 3600, "maximum": 2_592_000},
+            },
+        ),
     }
 
 
@@ -247,14 +254,7 @@ def _requests() -> dict[str, Schema]:
             },
         ),
         "Detokenize": of({"tokens": listed(INTEGER)}, {"model": STRING}),
-        **_containers_asked(),
-        "CreateFile": of(
-            {"file": _BINARY, "purpose": {"enum": [*FILE_PURPOSES]}},
-            {
-                "expires_after[anchor]": {"const": "created_at"},
-                "expires_after[seconds]": {**INTEGER, "minimum": 3600, "maximum": 2_592_000},
-            },
-        ),
+        **_files_asked(),
         "CreateUpload": of(
             {
                 "filename": STRING,

@@ -296,6 +296,7 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
     made = (await client.post("/v1/responses", json={"input": "say hi"})).json()["id"]
     items = {"items": [{"type": "message", "id": "msg_a", "role": "user", "content": "x"}]}
     conversation = (await client.post("/v1/conversations", json=items)).json()["id"]
+    container = (await client.post("/v1/containers", json={"name": "mine"})).json()["id"]
     values = {"created_after": "1", "created_before": "99999999999", "starting_after": "0", "wait": "0"}
     values |= {
         "probe": "true",
@@ -305,6 +306,7 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
         "status": "completed",
         "scope": "all",
         "purpose": "user_data",
+        "name": "mine",
     }
     for template, methods in found["paths"].items():
         if template.startswith("/v1/organization"):
@@ -315,6 +317,7 @@ async def test_queries_have_the_parameters_of_the_document(client: httpx.AsyncCl
             item_id="msg_a",
             model_id="antiphon-scripted",
             file_id="file-none",
+            container_id=container,
             upload_id="upload_none",
         )
         for parameter in methods.get("get", {}).get("parameters", ()):
