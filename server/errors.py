@@ -31,6 +31,7 @@ from engine import (
 )
 from storage import (
     BadText,
+    BlobTooLarge,
     ConversationFull,
     ConversationLocked,
     ConversationMoved,
@@ -252,6 +253,7 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         lambda e: f"{e.limit} of your responses are queued already. Try again once some have begun.",
         _SOON,  # whoever knows how fast they begin says it better
     ),
+    BlobTooLarge: _Row(413, "request_too_large", lambda e: f"A file is larger than {e.limit} bytes."),
     UploadEnded: _Row(
         400, "upload_ended", lambda e: f"Upload '{e.id}' is {e.status}: it takes nothing more."
     ),

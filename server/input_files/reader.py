@@ -11,18 +11,22 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.input_files.sources import FoundFile, RequestFiles
 from server.items import Item, input_files_of, with_file_texts
 from server.schema import refuse, shorten
+from server.threads import begin_large_request
 from storage import Storage
 from tools import Document, Egress, ReadingLimits, UnreadableDocument, read_document
 
 MAX_FILES = 32
 """In one request."""
 
-LIMITS = ReadingLimits(max_chars=4_000_000)
-"""More text than any context has room for is refused while it is read."""
+MAX_CHARS = 4_000_000
+"""Of the text of all files of one request together: more than any context has room for."""
+
+LIMITS = ReadingLimits(max_chars=MAX_CHARS)
 
 KEPT_CHARS = 16_000_000
 """Of files read before, the latest ones: clients that keep a conversation themselves send its files with
@@ -51,7 +55,7 @@ class InputFiles:
         """
         named = iter(paths) if paths is not None else None
         sources = RequestFiles(self._storage, self._egress, owner)
-        done, num_files = list(items), 0
+        done, num_files, num_chars = list(items), 0, 0
         for index, item in enumerate(items):
             texts: dict[int, str] = {}
             for position, part in input_files_of(item):
@@ -60,8 +64,16 @@ class InputFiles:
                 if num_files > MAX_FILES:
                     refuse(path, f"Invalid '{path}': a request may have at most {MAX_FILES} files.")
                 texts[position] = await self._text(part, sources, path)
+                num_chars += len(texts[position])
+                if num_chars > MAX_CHARS:
+                    message = (
+                        f"Invalid '{path}': the files of a request may have {MAX_CHARS} characters of text."
+                    )
+                    refuse(path, message, "file_too_large")
             if texts:
                 done[index] = with_file_texts(item, texts)
+        if num_chars > THREADED_BYTES:
+            begin_large_request()
         return done
 
     async def _text(self, part: Mapping[str, Any], sources: RequestFiles, path: str) -> str:

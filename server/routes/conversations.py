@@ -189,7 +189,7 @@ async def _stored(
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
     items = await here.runs.input_files.read(who, items, param="items")
-    if told := private_bytes(items, "message"):
+    if told := await aside(in_large_request(), private_bytes, items, "message"):
         await require_stored_bytes(request, told)
     for index, item in enumerate(items):  # a reference may lead to one from before it was refused
         words_of(item, f"items[{index}]")

@@ -343,7 +343,8 @@ class Runs:
         if late or any(map(may_be_known, items)):
             items = await identify(self._storage, owner, items)
         items = await self.input_files.read(owner, items)
-        if (told := private_bytes(items, "message")) and (request.store or keyed is not None or late):
+        told = await aside(in_large_request(), private_bytes, items, "message")
+        if told and (request.store or keyed is not None or late):
             await self._quota.require(owner, told, self._limiter.stored_bytes(principal.subjects))
         sealed_by = await self._sealing.by(request.include, served.info.name)
         while True:

@@ -44,7 +44,7 @@ _DOCUMENTS = {
     f"{_OFFICE}spreadsheetml.sheet": "page.xlsx",
 }
 """Content types that a parser reads, and the names of files of these kinds."""
-_LIMITS = ReadingLimits(cpu_s=10, wall_s=CAPS.total_s)
+_LIMITS = ReadingLimits(cpu_s=10, wall_s=15.0)
 _PLAIN = ("application/json", "application/xml", "application/javascript", "application/yaml")
 
 

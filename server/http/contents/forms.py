@@ -24,7 +24,7 @@ from server.errors import ApiError
 from server.http.body import body_chunks, too_large
 from server.http.request import context, require_stored_bytes
 from server.schema import missing, refuse, shorten
-from storage import Blob, BlobTooLarge
+from storage import Blob
 
 MAX_PART_BYTES = 64 << 20
 """Of one part of an upload: the official limit."""
@@ -70,7 +70,7 @@ class Form:
 
 def takes_form(request: Request) -> bool:
     """Whether a POST to this path brings a form."""
-    path = request.url.path
+    path = request.scope["path"]
     if _MAY_BE_FORMS.fullmatch(path):
         return request.headers.get("content-type", "").lower().startswith("multipart/form-data")
     return _FORMS.fullmatch(path) is not None
@@ -89,7 +89,7 @@ async def load_form(request: Request) -> Form:
 
 
 async def _receive(request: Request) -> Form:
-    limit = _limit(request.url.path, context(request).config)
+    limit = _limit(request.scope["path"], context(request).config)
     boundary = _boundary(request)
     length = request.headers.get("content-length")
     if length is not None and int(length) > limit + ENVELOPE_BYTES:
@@ -107,7 +107,8 @@ async def _receive(request: Request) -> Form:
             elif files:
                 raise _bad_form("it has more than one file")
             else:
-                files[name] = ReceivedFile(shown_name(filename), await _file(request, parts, limit))
+                blob = await context(request).storage.blobs.put(_data(parts), limit=limit)
+                files[name] = ReceivedFile(shown_name(filename), blob)
     if length is None:
         await require_stored_bytes(request, sum(file.blob.num_bytes for file in files.values()))
     said = [sorted(fields.items()), [[name, one.filename, one.blob.digest] for name, one in files.items()]]
@@ -121,13 +122,6 @@ def _limit(path: str, config: Config) -> int:
     if path.startswith("/v1/containers/"):
         return min(config.max_container_bytes, config.max_file_bytes)
     return config.max_file_bytes
-
-
-async def _file(request: Request, parts: AsyncGenerator[Part], limit: int) -> Blob:
-    try:
-        return await context(request).storage.blobs.put(_data(parts), limit=limit)
-    except BlobTooLarge:
-        raise too_large(limit) from None
 
 
 async def _field(parts: AsyncGenerator[Part], name: str) -> str:

@@ -131,7 +131,8 @@ class Pasts:
             said = [(_read_item(item), previous.status) for item in turn]
             return before.and_then(said, _weight(turn), SOURCE)
 
-        much = len(turn) > THREADED_PARTS or sum(len(item.body) for item in turn) > THREADED_BYTES
+        num_bytes = sum(len(item.body) + len(item.private or b"") for item in turn)
+        much = len(turn) > THREADED_PARTS or num_bytes > THREADED_BYTES
         past = await aside(much, grown)
         self._forget((previous.owner, parent))
         return past

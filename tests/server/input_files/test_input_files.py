@@ -108,14 +108,12 @@ async def test_data_in_the_request_conversations_and_chat_are_read_alike(
     conversation = await api.conversation(*asked(file_data=data, filename="manual.pdf"))
     await api.create("say on", conversation=conversation)
     assert SHOWN in prompts(engine)[-1]
-    parts = [
-        {"type": "file", "file": {"file_id": await upload(http)}},
-        {"type": "text", "text": "say fine"},
-    ]
+    file = {"file_id": await upload(http)}
+    parts = [{"type": "file", "file": file}, {"type": "text", "text": "say fine"}]
     messages = [{"role": "system", "content": "short"}, {"role": "user", "content": parts}]
     chat = await http.post("/v1/chat/completions", json={"messages": messages})
     assert chat.status_code == 200 and SHOWN in prompts(engine)[-1], chat.text
-    parts[0]["file"]["file_id"] = "file-none"
+    file["file_id"] = "file-none"
     refused = await http.post("/v1/chat/completions", json={"messages": messages})
     assert refused.json()["error"]["param"] == "messages[1].content[0].file_id"
     two = asked(file_data=data_of(docx(docx_paragraph("Cold lamps."))), filename="lamps.docx")
@@ -178,3 +176,21 @@ async def test_the_text_counts_among_what_the_owner_stores(tmp_path: Path) -> No
             body = {"input": asked(file_id=file_id), "store": store}
             reply = await client.post("/v1/responses", json=body)
             assert reply.status_code == status, reply.text
+
+
+async def test_the_files_of_one_request_are_bounded_together(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(content: bytes, times: int) -> tuple[str, str]:
+        part = {"type": "input_file", "file_id": await upload(http, content, "a.txt")}
+        body = {"input": [{"role": "user", "content": [part] * times}]}
+        reply = await http.post("/v1/responses", json=body)
+        error = reply.json()["error"]
+        assert reply.status_code == 400, reply.text
+        return error["code"], error["param"]
+
+    assert await refused(b"a" * 2_500_000, 2) == ("file_too_large", "input[0].content[1]")
+    assert await refused(b"a" * 4_000_001, 1) == ("file_too_large", "input[0].content[0]")
+    assert await refused(b"a", 33) == ("invalid_value", "input[0].content[32]")
+    monkeypatch.setattr("server.input_files.sources.MAX_BYTES", 1000)
+    assert await refused(b"b" * 400, 3) == ("file_too_large", "input[0].content[2].file_id")

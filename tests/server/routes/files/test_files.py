@@ -6,13 +6,16 @@ import asyncio
 import hashlib
 import os
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
+from server.clock import now_us
+from server.process import retention as module
+from server.process.retention import Retention
 from tests.support.making import is_sqlite, query
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.wire import Json, validate
@@ -257,6 +260,60 @@ async def test_a_repeat_by_its_key_gets_the_first_file(client: httpx.AsyncClient
     assert (await post(b"one", "another")).json()["id"] != first.json()["id"]
 
 
+async def test_a_repeat_is_known_under_another_root_path_too(tmp_path: Path) -> None:
+    async with running_app(tmp_path, root_path="/api") as running, http_client(running) as client:
+        form = {
+            "files": {"file": ("a", b"x")},
+            "data": {"purpose": "vision"},
+            "headers": {"idempotency-key": "k"},
+        }
+        first, again = [await client.post("/api/v1/files", **form) for _ in range(2)]
+        assert first.status_code == 200 and again.content == first.content, first.text
+
+
+async def test_files_are_their_owners_alone(server_app: Running, client: httpx.AsyncClient) -> None:
+    async def key(owner: str) -> dict[str, str]:
+        admin = {"authorization": f"Bearer {server_app.life.admin_token}"}
+        made = (await client.post("/admin/keys", json={"owner": owner}, headers=admin)).json()
+        return {"authorization": f"Bearer {made['key']}"}
+
+    ann, bob = await key("ann"), await key("bob")
+    form = {"files": {"file": ("a", b"secret")}, "data": {"purpose": "user_data"}}
+    id = (await client.post("/v1/files", **form, headers=ann)).json()["id"]
+    begun = {"filename": "u", "purpose": "user_data", "bytes": 1, "mime_type": "text/plain"}
+    upload = (await client.post("/v1/uploads", json=begun, headers=ann)).json()["id"]
+    part = {"type": "input_file", "file_id": id}
+    for method, path, body in (
+        ("GET", f"/v1/files/{id}", {}),
+        ("GET", f"/v1/files/{id}/content", {}),
+        ("DELETE", f"/v1/files/{id}", {}),
+        ("GET", f"/v1/files?after={id}", {}),
+        ("POST", f"/v1/uploads/{upload}/parts", {"files": {"data": b"x"}}),
+        ("POST", f"/v1/uploads/{upload}/complete", {"json": {"part_ids": []}}),
+        ("POST", f"/v1/uploads/{upload}/cancel", {}),
+        ("POST", "/v1/responses", {"json": {"input": [{"role": "user", "content": [part]}]}}),
+    ):
+        foreign = await client.request(method, path, headers=bob, **body)
+        assert error_of(foreign)[:2] == (404, "not_found"), (path, foreign.text)
+    assert (await client.get("/v1/files", headers=bob)).json()["data"] == []
+    assert (await client.get(f"/v1/files/{id}/content", headers=ann)).content == b"secret"
+
+
+async def test_a_sweep_removes_what_has_expired(
+    server_app: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    await upload(client, **ends)
+    kept = await upload(client)
+    retention = Retention(server_app.context.storage, server_app.context.config)
+    await retention.sweep()
+    assert retention.readings()["files_total"] == 0
+    monkeypatch.setattr(module, "now_us", lambda: now_us() + 3_600_000_000)
+    await retention.sweep()
+    assert retention.readings()["files_total"] == 1
+    assert [file["id"] for file in (await client.get("/v1/files")).json()["data"]] == [kept["id"]]
+
+
 async def test_a_large_file_goes_through_without_being_in_memory(tmp_path: Path) -> None:
     """64 MiB in and out of a real socket."""
     size, piece = 64 << 20, bytes(1 << 18)
@@ -281,7 +338,7 @@ async def test_a_large_file_goes_through_without_being_in_memory(tmp_path: Path)
     assert received == size and peak < 24 << 20
 
 
-def contents(running: Running, folder: Path) -> list[object]:
+def contents(running: Running, folder: Path) -> Sequence[object]:
     """What there is of contents, whole or not."""
     if is_sqlite(running.context.storage.url):
         return list((folder / "antiphon.db.blobs").iterdir())
