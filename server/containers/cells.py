@@ -42,6 +42,8 @@ log = logging.getLogger("antiphon.containers")
 PIECE_BYTES = 1 << 20
 STARTING_S = 120.0
 """Seconds that a call may take besides its cell: to bring the files, and to start a session."""
+MAX_GIVEN = 100
+"""Files of clients that each call is known to have found, so that answers can link to them."""
 MAX_SHOWN = 32 * 1024
 """Characters of a cell's logs that the model is shown; clients can read all of them."""
 
@@ -91,31 +93,36 @@ class Cells:
         """Run a cell. call: the id of its item. at: when its run began, in microseconds. container: as
         `placed` says it. Raises ToolError."""
         id = container["container_id"]
-        found, files, state = await self._found(owner, container)
-        space = Workspace(
-            id,
-            owner,
-            found.version,
-            {file.path: (file.digest, file.num_bytes) for file in files},
-            state,
-            found.cells,
-            MEMORY_LIMITS.get(found.memory_limit),
-        )
+        loaded: list[tuple[StoredContainer, tuple[ContainerFile, ...]]] = []
+
+        async def load() -> Workspace:
+            found, files, state = await self._found(owner, container)
+            loaded.append((found, files))
+            held = {file.path: (file.digest, file.num_bytes) for file in files}
+            memory = MEMORY_LIMITS.get(found.memory_limit)
+            return Workspace(id, owner, found.version, held, state, found.cells, memory)
+
         try:
-            outcome = await self._sandbox.run(code, space, Moment(at / 1e6, call), self._fetch)
+            outcome = await self._sandbox.run(code, id, owner, load, Moment(at / 1e6, call), self._fetch)
         except SandboxError as fault:
             raise ToolError(f"The code could not be run: {fault}.") from None
+        [(found, files)] = loaded
         try:
             change, kept = await self._changes(outcome, found, files, call)
         except BaseException:
             outcome.let_go()
             raise
-        result, version = outcome.result, found.version + 1
+        digests = {file.path: file.digest for file in files if file.path not in change.removed}
+        digests |= {file.path: file.digest for file in change.files}
 
         def settle(stored: bool) -> None:
-            outcome.keep(version) if stored else outcome.let_go()
+            if stored:
+                outcome.keep(found.version + 1, digests)
+            else:
+                outcome.let_go()
 
-        shown = _shown(result, [file.path for file in change.files if file.path not in result.images], kept)
+        result = outcome.result
+        shown = _shown(result, [file.path for file in change.files if file.path not in result.images])
         return ToolResult(output=shown, kept=kept, effects=(change,), settle=settle)
 
     async def _found(
@@ -181,15 +188,10 @@ class Cells:
             for path in result.images
             if path in ids
         ]
-        told = [{"container_id": found.id, "file_id": file.id, "path": file.path} for file in changed]
-        known = [{**one, "file_id": ids[one["path"]]} for one in told]
-        if not call.startswith("ci_") or found.cells == 0:  # the client's own files can be cited as well
-            known += [
-                {"container_id": found.id, "file_id": file.id, "path": file.path}
-                for file in files
-                if file.path not in {one["path"] for one in told}
-            ]
-        return change, {"outputs": outputs, "files": known, "opened": found.cells == 0}
+        given = [file for file in files if file.source == "user"][:MAX_GIVEN]
+        known = {file.path: file for file in (*given, *changed)}.values()
+        told = [{"container_id": found.id, "file_id": file.id, "path": file.path} for file in known]
+        return change, {"outputs": outputs, "files": told, "opened": found.cells == 0}
 
 
 def new_file(
@@ -222,7 +224,7 @@ async def _pieces(descriptor: int) -> AsyncGenerator[bytes]:
         os.close(descriptor)
 
 
-def _shown(result: CellResult, files: Sequence[str], kept: Mapping[str, Any]) -> str:
+def _shown(result: CellResult, files: Sequence[str]) -> str:
     """What the model is shown of a cell."""
     logs = result.logs
     if len(logs) > MAX_SHOWN:

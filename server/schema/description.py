@@ -195,7 +195,7 @@ _CREATE_BATCH = of(
 )
 
 
-def _containers_asked() -> dict[str, Schema]:
+def _files_asked() -> dict[str, Schema]:
     return {
         "CreateContainer": of(
             {"name": STRING},
@@ -210,6 +210,13 @@ def _containers_asked() -> dict[str, Schema]:
             "description": "Or a form (`multipart/form-data`) whose field `file` is one.",
             **of({"file_id": STRING}),
         },
+        "CreateFile": of(
+            {"file": _BINARY, "purpose": {"enum": [*FILE_PURPOSES]}},
+            {
+                "expires_after[anchor]": {"const": "created_at"},
+                "expires_after[seconds]": {**INTEGER, "minimum": 3600, "maximum": 2_592_000},
+            },
+        ),
     }
 
 
@@ -257,14 +264,7 @@ def _requests() -> dict[str, Schema]:
         ),
         "Detokenize": of({"tokens": listed(INTEGER)}, {"model": STRING}),
         **_pooling_requests(),
-        **_containers_asked(),
-        "CreateFile": of(
-            {"file": _BINARY, "purpose": {"enum": [*FILE_PURPOSES]}},
-            {
-                "expires_after[anchor]": {"const": "created_at"},
-                "expires_after[seconds]": {**INTEGER, "minimum": 3600, "maximum": 2_592_000},
-            },
-        ),
+        **_files_asked(),
         "CreateUpload": of(
             {
                 "filename": STRING,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from agents import (
     Agent,
+    CodeInterpreterTool,
     HostedMCPTool,
     ImageGenerationTool,
     MCPToolApprovalFunctionResult,
@@ -252,6 +253,28 @@ async def test_a_hosted_web_search_and_what_its_answer_cites(tmp_path: Path) -> 
             )
             assert (again.final_output, len(web.asked)) == ("on", 1)
             await sdk.close()
+
+
+async def test_code_is_run_here(tmp_path: Path) -> None:
+    async with (
+        live_app(tmp_path, registry=None, sandbox="monty") as running,
+        AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="unused", max_retries=0) as sdk,
+    ):
+        coding = Agent(
+            name="Assistant",
+            model=OpenAIResponsesModel(model=MODEL, openai_client=sdk),
+            tools=[CodeInterpreterTool({"type": "code_interpreter", "container": {"type": "auto"}})],
+            model_settings=ModelSettings(response_include=["code_interpreter_call.outputs"]),
+        )
+        result = await Runner.run(coding, 'call python {"code": "print(6 * 7)"}')
+        ran = result.raw_responses[-1].output[0].model_dump()
+        assert (ran["type"], ran["outputs"]) == (
+            "code_interpreter_call",
+            [{"type": "logs", "logs": "42\n"}],
+        )
+        assert result.final_output == "The tool said: 42"
+        again = await Runner.run(coding, [*result.to_input_list(), {"role": "user", "content": "say on"}])
+        assert again.final_output == "on"
 
 
 async def test_a_search_and_an_image_that_only_the_client_keeps(tmp_path: Path) -> None:

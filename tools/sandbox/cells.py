@@ -65,6 +65,8 @@ class Workspace:
     memory_bytes: int | None = None
 
 
+Load = Callable[[], Awaitable[Workspace]]
+"""Reads a container from storage."""
 Write = Callable[[bytes], object]
 """Takes the next bytes of a file."""
 Fetch = Callable[[str, Write], Awaitable[None]]

@@ -55,7 +55,7 @@ class Confinement:
         pipes; what it writes to standard error comes out of the descriptor that is returned, which does not
         wait. Raises SandboxError.
         """
-        uid = self._user(slot)
+        uid = self.user(slot)
         argument = json.dumps({**told, **_limits(limits, memory), "uid": uid})
         inner = [str(self.python.path), "-I", "-c", program, argument]
         output, write = os.pipe()
@@ -89,13 +89,13 @@ class Confinement:
                 os.close(filter_)
         return process, output
 
-    def _user(self, slot: int) -> int:
+    def user(self, slot: int) -> int:
         """The user that a program runs as; 0 where it is the server's own."""
         return FIRST_USER + slot if os.geteuid() == 0 and self.command is None else 0
 
     def give(self, data: Path, slot: int) -> None:
         """Make a folder and all in it the user's that a program of this slot runs as."""
-        if uid := self._user(slot):
+        if uid := self.user(slot):
             give(data, uid)
 
     def seen(self, data: Path) -> str:

@@ -103,6 +103,27 @@ def create_file(folder: Path, path: str) -> int:
     return os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
+def replace_file(folder: Path, path: str, uid: int | None) -> int:
+    """Put a file at the top of a folder that code is at work in, in the place of one that may be there: a
+    descriptor for writing, of a user's file where `uid` is not 0. None only removes. Raises OSError for
+    anything that cannot simply be replaced."""
+    at = os.open(folder, _FOLDER)
+    try:
+        if "/" in path:
+            raise OSError(f"{path} is not at the top")
+        with suppress(FileNotFoundError):
+            os.unlink(path, dir_fd=at)
+        if uid is None:
+            return -1
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        found = os.open(path, flags, 0o600, dir_fd=at)
+    finally:
+        os.close(at)
+    if uid:
+        os.fchown(found, uid, uid)
+    return found
+
+
 def give(folder: Path, uid: int) -> None:
     """Make a folder and all in it a user's. Links are, and not what they lead to."""
     for at, folders, files, descriptor in os.fwalk(folder, follow_symlinks=False):

@@ -111,13 +111,22 @@ class PythonSession:
             return f"[cut: the code printed more than {self._limits.log_bytes} bytes, and was stopped]"
         return f"[the code was stopped: it may run for {self._limits.cell_s:g} s]"
 
+    def end(self) -> None:
+        """Kill it; the cell that it runs then ends."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
     async def close(self) -> None:
         """End it, with all that it has started."""
+        self.end()
         process, self._process = self._process, None
         if process is None:
             return
-        with suppress(ProcessLookupError):
-            process.kill()
+        # Whoever waits for a process waits for the end of what it has said, too.
+        assert process.stdout is not None, "it is a pipe"
+        while await process.stdout.read(READ_BYTES):
+            pass
         await process.wait()
         if self._output >= 0:
             os.close(self._output)

@@ -10,12 +10,12 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tools.sandbox.cells import CellLimits, CellResult, Fetch, Moment, SandboxError, Tier, Workspace
+from tools.sandbox.cells import CellLimits, CellResult, Fetch, Load, Moment, SandboxError, Tier, Workspace
 from tools.sandbox.confinement import Confinement
 from tools.sandbox.folder import (
     Mark,
@@ -25,6 +25,7 @@ from tools.sandbox.folder import (
     is_path,
     open_file,
     remove,
+    replace_file,
     scan,
 )
 from tools.sandbox.monty_session import LACKS, MontyInterpreter
@@ -41,13 +42,16 @@ LOST = "[the session has ended since the last cell: its variables are gone, the 
 
 @dataclass(eq=False, slots=True)
 class _Room:
-    """What is here of a container. version: as of which it is; None where nobody knows. marks: of its files.
+    """What is here of a container. version, cells: as of which it is; None where nobody knows. known: digests
+    of its files in storage, by path. marks: of those in its folder.
     used: by the loop's clock, when its last cell ended."""
 
     owner: str
     folder: Path
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     version: int | None = None
+    cells: int = 0
+    known: dict[str, str] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
     whole: bool = False  # the folder is what the last result says
     session: PythonSession | None = None
@@ -66,6 +70,7 @@ class Sandbox:
         self._monty = MontyInterpreter(limits) if tier == "monty" else None
         self._rooms: dict[str, _Room] = {}
         self._root: Path | None = None
+        self._starting = asyncio.Lock()
         self._tidying: asyncio.Task[None] | None = None
 
     @property
@@ -84,8 +89,11 @@ class Sandbox:
 
     async def start(self) -> None:
         """Make room for containers. Raises SandboxError."""
-        if self._root is not None:
-            return
+        async with self._starting:
+            if self._root is None:
+                await self._start()
+
+    async def _start(self) -> None:
         if self._monty is not None:
             await self._monty.start()
         await asyncio.to_thread(_sweep)
@@ -114,28 +122,39 @@ class Sandbox:
 
     # -- cells -----------------------------------------------------------------------------------------------
 
-    async def run(self, code: str, space: Workspace, moment: Moment, fetch: Fetch) -> Outcome:
-        """Run a cell. It is to be kept (`Outcome.keep`) or let go once storage has its changes, or cannot
-        take them; until then no other cell of the container runs here. Raises SandboxError."""
+    async def run(self, code: str, key: str, owner: str, load: Load, moment: Moment, fetch: Fetch) -> Outcome:
+        """Run a cell in the container of this key, which is loaded when its turn has come.
+
+        The outcome is to be kept (`Outcome.keep`) or let go once storage has its changes, or cannot take
+        them; until then no other cell of the container runs here. Raises SandboxError, and what `load`
+        raises.
+        """
         await self.start()
-        room = self._room(space)
+        room = self._room(key, owner)
         room.users += 1
-        await room.busy.acquire()
+        await self._enter(room)
         try:
-            result = await self._run(room, code, space, moment, fetch)
+            result = await self._run(room, code, await load(), moment, fetch)
         except BaseException:
             room.version = None
             self._leave(room)
             raise
         return Outcome(result, room, self._leave)
 
+    async def _enter(self, room: _Room) -> None:
+        try:
+            await room.busy.acquire()
+        except BaseException:
+            room.users -= 1
+            raise
+
     async def _run(
         self, room: _Room, code: str, space: Workspace, moment: Moment, fetch: Fetch
     ) -> CellResult:
         memory = min(self.limits.memory_bytes, space.memory_bytes or self.limits.memory_bytes)
-        if room.version != space.version:
+        if room.version != space.version and not await self._catch_up(room, space, fetch):
             await self._build(room, space, fetch)
-        room.version = None  # until the outcome is kept
+        room.version, room.cells = None, space.cells + 1  # until the outcome is kept
         if self._monty is not None:
             result = await self._monty.run(code, room.folder, space.state, moment, memory)
         else:
@@ -157,7 +176,7 @@ class Sandbox:
         try:
             while not (await asyncio.wait({running}, timeout=WATCH_S))[0]:
                 if (why := await asyncio.to_thread(self._excess, room.folder)) is not None:
-                    await session.close()
+                    session.end()
                     break
             result = await running
         finally:
@@ -199,12 +218,12 @@ class Sandbox:
 
     # -- rooms -----------------------------------------------------------------------------------------------
 
-    def _room(self, space: Workspace) -> _Room:
-        room = self._rooms.get(space.key)
+    def _room(self, key: str, owner: str) -> _Room:
+        room = self._rooms.get(key)
         if room is None:
             assert self._root is not None, "it was started"
             folder = Path(tempfile.mkdtemp(dir=self._root))
-            room = self._rooms[space.key] = _Room(space.owner, folder)
+            room = self._rooms[key] = _Room(owner, folder)
         return room
 
     async def _build(self, room: _Room, space: Workspace, fetch: Fetch) -> None:
@@ -217,6 +236,29 @@ class Sandbox:
             with open(descriptor, "wb") as file:
                 await fetch(digest, file.write)
         room.marks = await asyncio.to_thread(scan, room.folder)
+
+    async def _catch_up(self, room: _Room, space: Workspace, fetch: Fetch) -> bool:
+        """Bring files into a folder that clients have changed since its last cell; False where there is more
+        to be done, or code has put something else in their places."""
+        if room.version is None or room.cells != space.cells:
+            return False
+        wanted = {path: digest for path, (digest, _) in space.files.items()}
+        gone = room.known.keys() - wanted.keys()
+        new = [path for path, digest in wanted.items() if room.known.get(path) != digest]
+        slot = None if room.session is None else room.session.slot
+        try:
+            for path in gone:
+                replace_file(room.folder, path, None)
+            for path in new:
+                with open(replace_file(room.folder, path, self._user(slot)), "wb") as file:
+                    await fetch(wanted[path], file.write)
+        except OSError:
+            return False
+        room.marks = await asyncio.to_thread(scan, room.folder)
+        return True
+
+    def _user(self, slot: int | None) -> int:
+        return 0 if slot is None or self._confinement is None else self._confinement.user(slot)
 
     async def _empty(self, room: _Room) -> None:
         if room.session is not None:
@@ -290,9 +332,10 @@ class Outcome:
         """A descriptor of one of the container's files, for reading. Raises OSError where it is none."""
         return open_file(self._room.folder, path)
 
-    def keep(self, version: int) -> None:
-        """Storage has the changes, as of this version of the container."""
+    def keep(self, version: int, files: Mapping[str, str]) -> None:
+        """Storage has the changes, as of this version of the container, whose files have these digests."""
         if self._held:
+            self._room.known = dict(files)
             self._held, self._room.version = False, version if self._room.whole else None
             self._leave(self._room)
 

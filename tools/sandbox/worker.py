@@ -179,8 +179,9 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     os.close(nothing)
+    plain: Any = {"encoding": "utf-8", "errors": "backslashreplace", "line_buffering": True}
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+        getattr(stream, "reconfigure")(**plain)  # noqa: B009 (it has one, which types do not know)
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     at_work = threading.Event()
     myself = threading.main_thread().ident

@@ -166,15 +166,15 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
                 }
             ],
             [
-                called("code_interpreter", code="1"),
-                "code_interpreter: l\n[an image that is not shown: u]",
+                called("python", code="1"),
+                "python: l\n[an image that is not shown: u]",
             ],
         ),
         (
             [{"container_id": "c", "code": "1"}],
             [
-                called("code_interpreter", code="1"),
-                "code_interpreter: The code was run; its outputs were not kept.",
+                called("python", code="1"),
+                "python: The code was run; its outputs were not kept.",
             ],
         ),
     ],

@@ -303,6 +303,7 @@ async def test_queries_have_the_parameters_of_the_document(
     store = (await client.post("/v1/vector_stores", json={})).json()["id"]
     batches = f"/v1/vector_stores/{store}/file_batches"
     batch = (await client.post(batches, json={"file_ids": [file]})).json()["id"]
+    container = (await client.post("/v1/containers", json={"name": "mine"})).json()["id"]
     values = {"created_after": "1", "created_before": "99999999999", "starting_after": "0", "wait": "0"}
     values |= {
         "probe": "true",
@@ -315,6 +316,7 @@ async def test_queries_have_the_parameters_of_the_document(
         "before": "",
         "filter": "completed",
         "page": "0",
+        "name": "mine",
     }
     for template, methods in found["paths"].items():
         if template.startswith("/v1/organization"):
@@ -327,6 +329,7 @@ async def test_queries_have_the_parameters_of_the_document(
             file_id=file,
             store_id=store,
             batch_id=batch,
+            container_id=container,
             upload_id="upload_none",
         )
         for parameter in methods.get("get", {}).get("parameters", ()):

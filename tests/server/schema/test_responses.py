@@ -249,10 +249,11 @@ def test_every_official_tool_is_taken_and_echoed() -> None:
     for tool in tools:
         wire.validate("Tool", tool)
     assert parse_tools(tools) == tools
-    # Whether the web can be searched, or images made, is for the server to say that has a provider, or none.
+    # Whether the web can be searched, images made, or code run, is for the server to say that has a provider,
+    # or none.
     offered = (
         *("function", "custom", "namespace", "tool_search", "mcp", "shell", "local_shell", "apply_patch"),
-        *("web_search", "image_generation", "file_search"),
+        *("web_search", "image_generation", "file_search", "code_interpreter"),
     )
     unheard = [index for index, tool in enumerate(TOOLS) if not tool["type"].startswith(offered)]
     assert unoffered(tools) == [f"tools[{index}]" for index in unheard]
@@ -288,7 +289,7 @@ def test_the_kinds_that_are_told_are_those_that_work_there(parse: Callable[..., 
         parse({**said, **asked})
     told = {word.strip("'., ") for word in str(caught.value).partition("are:")[2].split()}
     assert {"function", "custom", "mcp", "web_search", "file_search"} <= told
-    assert told.isdisjoint({"code_interpreter", "computer", "computer_use"})
+    assert told.isdisjoint({"computer", "computer_use"})
     assert told.isdisjoint({"shell", "namespace", "tool_search"}) is on_chat
 
 
@@ -300,7 +301,8 @@ def test_another_version_of_a_known_tool_passes_and_is_named() -> None:
 
 UNOFFERED = [
     *((tool, "functions" if tool["type"] == "computer" else "") for tool in TOOLS if not is_offered(tool)),
-    ({"type": "code_interpreter_2027_01_31"}, "Offer a function that runs code"),
+    ({"type": "file_search_2027_01_31"}, "Offer a function that searches"),
+    ({"type": "code_interpreter_2027_01_31"}, "It has one of type 'code_interpreter'."),
     ({"type": "function_2027_01_31"}, "It has one of type 'function'."),
 ]
 

@@ -40,12 +40,15 @@ class Box:
             self.fetched += 1
             write(digest.encode())
 
-        outcome = await self.sandbox.run(code, self.space, moment, fetch)
+        async def load() -> Workspace:
+            return self.space
+
+        outcome = await self.sandbox.run(code, self.space.key, "owner", load, moment, fetch)
         if keep:
             state = outcome.result.state
             version = self.space.version + 1
             self.space = replace(self.space, version=version, state=state, cells=self.space.cells + 1)
-            outcome.keep(version)
+            outcome.keep(version, {path: digest for path, (digest, _) in self.space.files.items()})
         else:
             outcome.let_go()
         return outcome.result
@@ -89,6 +92,26 @@ async def test_what_storage_does_not_have_is_undone(tier: str) -> None:
             assert (await kept.run("x")).logs == "1\n"
         else:
             assert "the session has ended since the last cell" in after.logs
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "monty"])
+async def test_files_that_a_client_changes_between_cells_leave_the_variables(tier: str) -> None:
+    async with box(tier) as kept:
+        await kept.run("x = 1\nopen('in.txt').read()")
+        kept.space = replace(kept.space, version=7, files={"new.txt": ("new", 3)})
+        after = await kept.run("import os\nprint(x, os.listdir('/mnt/data'), open('new.txt').read())")
+        assert after.logs == "1 ['new.txt'] new\n"
+        await kept.run("open('new.txt', 'a').write('!')\nNone")
+        kept.space = replace(kept.space, version=20, files={"new.txt": ("newer", 5)})
+        assert (await kept.run("print(open('new.txt').read(), x)")).logs == "newer 1\n"
+
+
+async def test_a_link_in_the_place_of_a_clients_file_is_not_written_through(tmp_path: Path) -> None:
+    async with box("bubblewrap") as kept:
+        await kept.run("import os\nos.symlink('/tmp', 'sub')\nos.symlink('/etc/hostname', 'new.txt')")
+        kept.space = replace(kept.space, version=7, files={"new.txt": ("new", 3)})
+        after = await kept.run("print(os.path.islink('new.txt'), open('new.txt').read())")
+        assert after.logs == "False new\n"
 
 
 async def test_a_cell_of_monty_that_runs_again_comes_out_the_same() -> None:
