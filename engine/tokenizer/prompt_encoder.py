@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tokenizers import AddedToken
 
@@ -24,6 +26,16 @@ MAX_BYTES = 64 << 20
 
 PART_BYTES = 300
 """What a part takes beside its text and ids."""
+
+
+IDLE_S = 600.0
+"""Seconds after its last use that a part may go. The next turn of a conversation comes sooner, or can wait
+for a millisecond; and what users said does not lie in memory for longer than it is of use."""
+
+
+class _Part(NamedTuple):
+    ids: array[int]
+    used_at: float
 
 
 def cutting_tokens(added: Sequence[AddedToken]) -> list[str]:
@@ -46,15 +58,18 @@ def _reaches_into(other: str, token: str) -> bool:
 
 
 class Encoder:
-    """A tokenizer with a memory. Safe to use from several threads."""
+    """A tokenizer with a memory. Safe to use from several threads. clock: monotonic seconds."""
 
-    def __init__(self, tokenizer: Tokenizer, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._tokenizer = tokenizer
         tokens = cutting_tokens(tokenizer.added_tokens)
         self._cut = re.compile("(?=" + "|".join(map(re.escape, tokens)) + ")") if tokens else None
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._parts: OrderedDict[tuple[str, str], array[int]] = OrderedDict()  # the oldest first
+        self._clock = clock
+        self._parts: OrderedDict[tuple[str, str], _Part] = OrderedDict()  # the one used last is the last
         self._lock = threading.Lock()
 
     def cuts(self, text: str) -> bool:
@@ -70,17 +85,18 @@ class Encoder:
             return tuple(self._tokenizer.encode_rendered([text])[0])
         parts = [part for part in self._cut.split(text) if part]
         found: list[array[int] | None] = []
+        now = self._clock()
         with self._lock:
             for part in parts:
-                ids = self._parts.get((scope, part))
-                if ids is not None:
-                    self._parts.move_to_end((scope, part))
-                found.append(ids)
+                known = self._parts.pop((scope, part), None)
+                if known is not None:
+                    self._parts[scope, part] = _Part(known.ids, now)
+                found.append(known.ids if known is not None else None)
         missing = list(dict.fromkeys(part for part, ids in zip(parts, found, strict=True) if ids is None))
         if missing:
             encoded = self._tokenizer.encode_rendered(missing)
             new = {part: array("I", ids) for part, ids in zip(missing, encoded, strict=True)}
-            self._remember(scope, new)
+            self._remember(scope, new, now)
             found = [new[part] if ids is None else ids for part, ids in zip(parts, found, strict=True)]
         whole: list[int] = []
         for ids in found:
@@ -88,16 +104,20 @@ class Encoder:
             whole.extend(ids)
         return tuple(whole)
 
-    def _remember(self, scope: str, new: dict[str, array[int]]) -> None:
+    def _remember(self, scope: str, new: dict[str, array[int]], now: float) -> None:
         with self._lock:
             for part, ids in new.items():
                 if (scope, part) in self._parts or _size(part, ids) > self._max_bytes // 8:
                     continue
-                self._parts[scope, part] = ids
+                self._parts[scope, part] = _Part(ids, now)
                 self._num_bytes += _size(part, ids)
-            while self._num_bytes > self._max_bytes:
-                (_, part), ids = self._parts.popitem(last=False)
+            while self._num_bytes > self._max_bytes or self._oldest_use(now) < now - IDLE_S:
+                (_, part), (ids, _) = self._parts.popitem(last=False)
                 self._num_bytes -= _size(part, ids)
+
+    def _oldest_use(self, now: float) -> float:
+        oldest = next(iter(self._parts.values()), None)
+        return now if oldest is None else oldest.used_at
 
 
 def _size(part: str, ids: array[int]) -> int:

@@ -28,9 +28,9 @@ class Embedder:
         return self.served.info.default_dimensions
 
     @property
-    def fingerprint(self) -> str:
-        """Names weights, tokenizer and pooling: vectors of different ones do not compare."""
-        return self.served.info.fingerprint
+    def identity(self) -> str:
+        """The name, and a digest of weights, tokenizer and pooling: vectors of others do not compare."""
+        return f"{self.model}@{self.served.info.fingerprint}"
 
     @property
     def normalized(self) -> bool:

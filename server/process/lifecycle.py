@@ -27,6 +27,7 @@ from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
 from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
 from server.model_registry import Models, build_engine, build_pooling, caps_of, served_names
+from server.pooling import embedder_of, reranker_of
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.process.settings_audit import note_settings
@@ -143,7 +144,9 @@ class ServerLifecycle:
         budgets = Budgets(self._storage, prices.cost, prices.currency)
         every_owner = changed(NONE, parse_limits(self.config.owner_limit))
         limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
-        self._library = library = Library(self._storage, quota, limiter)
+        self._library = library = Library(
+            self._storage, quota, limiter, embedder_of(models), reranker_of(models)
+        )
         registry = {**registry, **library.tools()}
         self._meter = Meter(self._storage)
         self._meter.start()

@@ -196,7 +196,7 @@ class Ingesting:
         if job.embedding is None:
             return None
         mine = self._embedder
-        if mine is None or (mine.model, mine.dimensions) != (job.embedding, job.dimensions):
+        if mine is None or (mine.identity, mine.dimensions) != (job.embedding, job.dimensions):
             return f"The store was made with the embedding model {job.embedding}, which is not served here."
         return mine
 
@@ -205,7 +205,7 @@ class Ingesting:
     ) -> None:
         vectors: Sequence[Sequence[float] | None] = [None] * len(chunks)
         if embedder is not None:
-            vectors = await embedder.embed([chunk.text for chunk in chunks], "document")
+            vectors = await embedder.embed([chunk.text for chunk in chunks], "document", owner=job.owner)
         new = [
             NewChunk(
                 position,

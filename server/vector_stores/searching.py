@@ -84,14 +84,14 @@ class Searcher:
         stores = await usable_stores(self._storage, owner, asked.store_ids, attributes=filtered)
         files, only = _chosen(stores, asked.filter)
         most = max(CANDIDATES * asked.most, 50)
-        ranked = await self._ranked(stores, asked, files, only, most)
+        ranked = await self._ranked(owner, stores, asked, files, only, most)
         best = sorted(ranked, key=lambda id: (-ranked[id], id))[:most]
         chunks = await self._storage.vector_stores.chunks(best)
         best = [id for id in best if id in chunks]
         if self._reranker is not None and asked.rerank and best:
             best = best[:RERANKED]
             texts = [chunks[id].text for id in best]
-            scores = await self._reranker.score("\n".join(asked.queries), texts)
+            scores = await self._reranker.rerank("\n".join(asked.queries), texts, owner=owner)
             ranked = dict(zip(best, scores, strict=True))
             best.sort(key=lambda id: (-ranked[id], id))
         await self._note_use(stores)
@@ -106,7 +106,13 @@ class Searcher:
             await self._storage.vector_stores.touch(due, now)
 
     async def _ranked(
-        self, stores: Sequence[SearchedStore], asked: Asked, files: Collection[int], only: bool, most: int
+        self,
+        owner: str,
+        stores: Sequence[SearchedStore],
+        asked: Asked,
+        files: Collection[int],
+        only: bool,
+        most: int,
     ) -> dict[int, float]:
         """The scores of chunks, by their ids."""
         embedded = [store for store in stores if self._serves(store)]
@@ -121,7 +127,7 @@ class Searcher:
                     fused[id] = max(fused[id], score / words[0][1] if words[0][1] > 0 else 1.0)
                 continue
             assert self._embedder is not None
-            [vector] = await self._embedder.embed([query], "query")
+            [vector] = await self._embedder.embed([query], "query", owner=owner)
             near = await self._vectors.nearest(embedded, vector, files, only=only, most=most)
             for weight, order in zip(asked.weights, (near, words), strict=True):
                 highest += weight / (K + 1)
@@ -131,7 +137,7 @@ class Searcher:
 
     def _serves(self, store: SearchedStore) -> bool:
         mine = self._embedder
-        return mine is not None and (store.embedding, store.dimensions) == (mine.model, mine.dimensions)
+        return mine is not None and (store.embedding, store.dimensions) == (mine.identity, mine.dimensions)
 
 
 async def usable_stores(

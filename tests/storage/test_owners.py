@@ -41,7 +41,7 @@ UNSCOPED = {
 
 ELSEWHERE = {
     "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "num_bytes", "num_live_runs",
-    "forget_shares", "open", "ready",  # of no owner
+    "forget_shares", "gone_responses", "open", "ready",  # of no owner
     "create_key", "find_key", "list_keys", "revoke_key",  # the administrator's
     "any_key", "change_key", "get_key", "key_family", "page_of_keys", "rotate_key", "touch_keys",
     "archive_owner", "create_owner", "ensure_owners", "get_owner", "limit_owner", "list_owners",

@@ -60,14 +60,14 @@ async def new_store(running: Running, http: httpx.AsyncClient, **files: bytes | 
 class WordVectors:
     """An embedder that knows some words as directions, and gives every other text a direction of its own."""
 
-    model = "words-1"
+    identity = "words-1"
     dimensions = 8
 
     def __init__(self, *groups: Sequence[str]) -> None:
         self._groups = groups
         self.kinds: list[Kind] = []
 
-    async def embed(self, texts: Sequence[str], kind: Kind) -> list[list[float]]:
+    async def embed(self, texts: Sequence[str], kind: Kind, *, owner: str) -> list[list[float]]:
         self.kinds.append(kind)
         return [self._vector(text.lower()) for text in texts]
 

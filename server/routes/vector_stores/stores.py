@@ -60,7 +60,7 @@ async def create_store(request: Request) -> Response:
         said.get("description"),
         metadata,
         expires_after(said.get("expires_after")),
-        None if embedder is None else embedder.model,
+        None if embedder is None else embedder.identity,
         None if embedder is None else embedder.dimensions,
     )
     made = await here.storage.vector_stores.create(new, files)

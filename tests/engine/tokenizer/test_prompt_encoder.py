@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from engine.backends.scripted_tokens import scripted_tokenizer
 from engine.dialects.table import choose_dialect
-from engine.tokenizer.prompt_encoder import Encoder, cutting_tokens
+from engine.tokenizer.prompt_encoder import IDLE_S, Encoder, _size, cutting_tokens
 from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import RenderError, RenderInput
 
@@ -125,3 +125,18 @@ def test_what_one_scope_said_helps_no_other() -> None:
     assert len(encoder._parts) == before > 0
     encoder.encode("<|im_start|>user\nhello", "b")
     assert len(encoder._parts) == 2 * before
+
+
+def test_what_nobody_uses_for_a_while_goes() -> None:
+    now = [0.0]
+    encoder = Encoder(TOKENIZERS[0], clock=lambda: now[0])
+    encoder.encode("<|im_start|>user\nlong ago<|im_end|>", "a")
+    now[0] += IDLE_S - 1
+    encoder.encode("<|im_start|>user\nused again<|im_end|>", "a")
+    now[0] += 2
+    encoder.encode("<|im_start|>user\nused again<|im_end|>", "a")
+    assert any("long ago" in part for _, part in encoder._parts)
+    encoder.encode("<|im_start|>user\nnew<|im_end|>", "a")
+    assert {part for _, part in encoder._parts} >= {"<|im_start|>user\nused again", "<|im_start|>user\nnew"}
+    assert not any("long ago" in part for _, part in encoder._parts)
+    assert encoder._num_bytes == sum(_size(part, kept.ids) for (_, part), kept in encoder._parts.items())

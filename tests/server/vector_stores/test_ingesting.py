@@ -210,7 +210,7 @@ async def test_a_database_that_is_away_is_waited_for(
 
 async def test_vectors_are_those_of_the_model_of_the_store(storage: Storage) -> None:
     model = WordVectors(["tide"])
-    await store_with_a_file(storage, embedding=model.model, dimensions=model.dimensions)
+    await store_with_a_file(storage, embedding=model.identity, dimensions=model.dimensions)
     file = await read_by(storage, Ingesting(storage, reading, room))
     assert file.error is not None and "words-1" in file.error[1], "there is no such model here"
     [again] = await storage.vector_stores.add_files(

@@ -33,14 +33,14 @@ async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
 async def fill(storage: Storage, id: str, model: Embedder | None, texts: Sequence[str] = TEXTS) -> None:
     """A store with one file, whose chunks are these texts."""
     stores = storage.vector_stores
-    pinned = (None, None) if model is None else (model.model, model.dimensions)
+    pinned = (None, None) if model is None else (model.identity, model.dimensions)
     await stores.create(
         NewVectorStore(id, OWNER, now_us(), "", None, b"{}", None, *pinned),
         [NewStoreFile("file-1", "a.txt", 800, 400)],
     )
     job = await stores.claim()
     assert job is not None
-    vectors = [None] * len(texts) if model is None else await model.embed(texts, "document")
+    vectors = [None] * len(texts) if model is None else await model.embed(texts, "document", owner=OWNER)
     await stores.add_chunks(
         job,
         [
@@ -99,8 +99,8 @@ async def test_a_file_that_goes_is_found_no_more_by_its_vectors(storage: Storage
 
 async def test_a_reranker_has_the_last_word_unless_it_is_not_wanted(storage: Storage) -> None:
     class Longest:
-        async def score(self, query: str, texts: Sequence[str]) -> list[float]:
-            return [len(text) / 100 for text in texts]
+        async def rerank(self, query: str, documents: Sequence[str], *, owner: str) -> list[float]:
+            return [len(text) / 100 for text in documents]
 
     await fill(storage, "vs_1", None)
     first = await found(storage, "car automobile gulls oil", None, Longest())
