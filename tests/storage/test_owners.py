@@ -42,7 +42,7 @@ UNSCOPED = {
 ELSEWHERE = {
     "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "num_bytes", "num_live_runs",
     "forget_shares", "gone_responses", "open", "ready",  # of no owner
-    "create_key", "find_key", "list_keys", "revoke_key",  # the administrator's
+    "create_key", "find_key", "key_hash", "list_keys", "revoke_key",  # the administrator's
     "any_key", "change_key", "get_key", "key_family", "page_of_keys", "rotate_key", "touch_keys",
     "archive_owner", "create_owner", "ensure_owners", "get_owner", "limit_owner", "list_owners",
     "rename_owner", "add_audit", "audit_hash", "examine_audit", "list_audit",

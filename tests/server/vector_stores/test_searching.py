@@ -81,7 +81,7 @@ async def test_vectors_find_what_words_do_not_and_both_count(storage: Storage) -
 
 async def test_vectors_of_another_model_never_meet(storage: Storage) -> None:
     class Other(WordVectors):
-        model = "words-2"
+        identity = "words-2"
 
     await fill(storage, "vs_1", MODEL)
     other = Other(["car", "vehicle"])
