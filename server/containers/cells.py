@@ -191,7 +191,7 @@ class Cells:
         given = [file for file in files if file.source == "user"][:MAX_GIVEN]
         known = {file.path: file for file in (*given, *changed)}.values()
         told = [{"container_id": found.id, "file_id": file.id, "path": file.path} for file in known]
-        return change, {"outputs": outputs, "files": told, "opened": found.cells == 0}
+        return change, {"outputs": outputs, "container_files": told, "opened": found.cells == 0}
 
 
 def new_file(

@@ -25,7 +25,7 @@ class Source:
 
 class Sources:
     """The sources of a conversation. Private halves say them, as `sources`; a URL keeps its number. files: of
-    containers, which private halves say as `files`."""
+    containers, which private halves say as `container_files`."""
 
     def __init__(self, items: Iterable[Mapping[str, Any]] = ()) -> None:
         self._by_number: dict[int, Source] = {}
@@ -42,7 +42,7 @@ class Sources:
         """Take in the sources of an item."""
         for said in (private_of(item) or {}).get("sources", ()):
             self._know(Source(said["number"], said["url"], said["title"], said.get("file_id")))
-        for said in (private_of(item) or {}).get("files", ()):
+        for said in (private_of(item) or {}).get("container_files", ()):
             self.files[said["path"]] = (said["container_id"], said["file_id"])
 
     def get(self, number: int) -> Source | None:
