@@ -9,7 +9,7 @@ from __future__ import annotations
 from server.items import Item
 from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
-from server.schema.description import FILE_PURPOSES, STATUSES
+from server.schema.description import FILE_PURPOSES, STATUSES, components
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, is_tier, tier_of
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
@@ -20,7 +20,6 @@ from server.schema.items import (
     unsupported_parts,
 )
 from server.schema.messages import file_paths, unsupported_in
-from server.schema.organization import components
 from server.schema.responses import (
     INCLUDES,
     CreateResponse,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.schema.description import (
+from server.schema.description.parts import (
     BOOLEAN,
     INTEGER,
     METADATA,
@@ -13,6 +13,7 @@ from server.schema.description import (
     STRING,
     listed,
     of,
+    page_of,
     ref,
 )
 from server.shapes import Schema, or_null
@@ -21,11 +22,6 @@ from server.vector_stores.wire import ADD_BATCH, ADD_FILE, CHANGE_FILE, CHANGE_S
 _COUNTS = of(dict.fromkeys(("in_progress", "completed", "failed", "cancelled", "total"), INTEGER))
 _STATUSES = ("in_progress", "completed", "failed", "cancelled")
 _CONTENT = listed(of({"type": {"const": "text"}, "text": STRING}))
-
-
-def _page(items: Schema) -> Schema:
-    ends = {"first_id": or_null(STRING), "last_id": or_null(STRING), "has_more": BOOLEAN}
-    return of({"object": {"const": "list"}, "data": listed(items), **ends})
 
 
 def _results(name: str, items: Schema, more: Mapping[str, Schema] | None = None) -> Schema:
@@ -58,7 +54,7 @@ def vector_store_components() -> Mapping[str, Schema]:
             },
             {"expires_after": of({"anchor": {"const": "last_active_at"}, "days": INTEGER})},
         ),
-        "VectorStoreList": _page(ref("VectorStore")),
+        "VectorStoreList": page_of(ref("VectorStore")),
         "VectorStoreFile": of(
             {
                 "id": STRING,
@@ -72,7 +68,7 @@ def vector_store_components() -> Mapping[str, Schema]:
                 "attributes": OBJECT,
             }
         ),
-        "VectorStoreFileList": _page(ref("VectorStoreFile")),
+        "VectorStoreFileList": page_of(ref("VectorStoreFile")),
         "VectorStoreFileBatch": of(
             {
                 "id": STRING,

@@ -1,14 +1,8 @@
-"""Describes the bodies of all requests, replies and events as JSON Schema for the OpenAPI document.
-
-The schemas of requests are made from the table of fields and from the models and shapes that check requests,
-and those of events from the table of events. The schemas of replies are written here by hand, and tests check
-real replies against them.
-"""
+"""Describes responses, chat, completions, conversations, models, and what all families share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -17,6 +11,19 @@ from server.items import ASSISTANT_PART, ITEM_TYPES, USER_PART
 from server.schema import fields
 from server.schema.chat import ChatRequest
 from server.schema.completions import MAX_PROMPTS, CompletionRequest
+from server.schema.description.parts import (
+    BOOLEAN,
+    INTEGER,
+    METADATA,
+    NUMBER,
+    OBJECT,
+    STRING,
+    USAGE,
+    listed,
+    of,
+    page_of,
+    ref,
+)
 from server.schema.events import fields as event_fields
 from server.schema.fields import FIELDS, SamplingFields
 from server.schema.items import MAX_ITEMS
@@ -24,30 +31,6 @@ from server.schema.responses import INCLUDES, CreateResponse
 from server.schema.search import SearchFields
 from server.schema.tools import MAX_TOOLS, normalize_tool, search_tool
 from server.shapes import Schema, or_null, schema_of, with_type
-
-STRING: Schema = {"type": "string"}
-INTEGER: Schema = {"type": "integer"}
-NUMBER: Schema = {"type": "number"}
-BOOLEAN: Schema = {"type": "boolean"}
-OBJECT: Schema = {"type": "object"}
-METADATA: Schema = {"type": "object", "additionalProperties": STRING, "maxProperties": 16}
-
-
-def ref(name: str) -> Schema:
-    """A schema by its name in the document."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def listed(items: Schema, **bounds: int) -> Schema:
-    """An array of such values."""
-    return {"type": "array", "items": items, **bounds}
-
-
-def of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """An object of which members may be left out, or be null, where they are optional."""
-    properties = {**required, **{name: or_null(schema) for name, schema in (optional or {}).items()}}
-    return {"type": "object", "properties": properties, **({"required": [*required]} if required else {})}
-
 
 # ------------------------------------------------------------------------------------------------------------
 # Requests
@@ -156,11 +139,6 @@ def _request(api: str, model: type[BaseModel], *required: str) -> Schema:
     return {**body, "required": [*required]} if required else body
 
 
-FILE_PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
-_BINARY: Schema = {"type": "string", "format": "binary"}
-_EXPIRES_AFTER = of(
-    {"anchor": {"const": "created_at"}, "seconds": {**INTEGER, "minimum": 3600, "maximum": 2_592_000}}
-)
 _CONTENT: Schema = {"anyOf": [STRING, listed(OBJECT)]}
 _CHAT_CALL = of(
     {"id": STRING, "type": {"enum": ["function", "custom"]}}, {"function": OBJECT, "custom": OBJECT}
@@ -184,40 +162,6 @@ def _items() -> Schema:
             schema["properties"]["content"] = listed(part)
         kinds.append(schema)
     return {"anyOf": kinds}
-
-
-_CREATE_BATCH = of(
-    {"input_file_id": STRING, "endpoint": STRING, "completion_window": {"const": "24h"}},
-    {
-        "metadata": or_null(METADATA),
-        "output_expires_after": of({"anchor": {"const": "created_at"}, "seconds": INTEGER}),
-    },
-)
-
-
-def _files_asked() -> dict[str, Schema]:
-    return {
-        "CreateContainer": of(
-            {"name": STRING},
-            {
-                "file_ids": listed(STRING),
-                "expires_after": of({"anchor": {"const": "last_active_at"}, "minutes": INTEGER}),
-                "memory_limit": _MEMORY,
-                "network_policy": of({"type": {"const": "disabled"}}),
-            },
-        ),
-        "CreateContainerFile": {
-            "description": "Or a form (`multipart/form-data`) whose field `file` is one.",
-            **of({"file_id": STRING}),
-        },
-        "CreateFile": of(
-            {"file": _BINARY, "purpose": {"enum": [*FILE_PURPOSES]}},
-            {
-                "expires_after[anchor]": {"const": "created_at"},
-                "expires_after[seconds]": {**INTEGER, "minimum": 3600, "maximum": 2_592_000},
-            },
-        ),
-    }
 
 
 def _requests() -> dict[str, Schema]:
@@ -263,19 +207,6 @@ def _requests() -> dict[str, Schema]:
             },
         ),
         "Detokenize": of({"tokens": listed(INTEGER)}, {"model": STRING}),
-        **_pooling_requests(),
-        **_files_asked(),
-        "CreateUpload": of(
-            {
-                "filename": STRING,
-                "purpose": {"enum": [*FILE_PURPOSES]},
-                "bytes": {**INTEGER, "minimum": 0},
-                "mime_type": STRING,
-            },
-            {"expires_after": _EXPIRES_AFTER},
-        ),
-        "AddUploadPart": of({"data": _BINARY}),
-        "CompleteUpload": of({"part_ids": listed(STRING)}, {"md5": STRING}),
         "Nothing": OBJECT,
         "Tool": schema_of(normalize_tool),
         "ToolChoice": {"anyOf": [{"enum": ["none", "auto", "required"]}, of({"type": STRING})]},
@@ -323,65 +254,6 @@ def _requests() -> dict[str, Schema]:
 STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
 
 
-def _pooling_requests() -> dict[str, Schema]:
-    """Requests for vectors, scores and labels of texts."""
-    ids = listed({**INTEGER, "minimum": 0}, minItems=1)
-    texts: Schema = {"anyOf": [STRING, listed(STRING, minItems=1, maxItems=2048)]}
-    inputs: Schema = {"anyOf": [*texts["anyOf"], ids, listed(ids, minItems=1, maxItems=2048)]}
-    truncate: dict[str, Schema] = {"truncate_prompt_tokens": {**INTEGER, "minimum": -1}}
-    of_vectors: dict[str, Schema] = {
-        "model": STRING,
-        "encoding_format": {"enum": ["float", "base64"]},
-        "dimensions": {**INTEGER, "minimum": 1},
-        "user": STRING,
-        "input_type": STRING,
-        "task": STRING,
-        "prompt_name": STRING,
-        **truncate,
-    }
-    document: Schema = {"anyOf": [STRING, of({"text": STRING})]}
-    documents: Schema = listed(document, minItems=1, maxItems=2048)
-    of_pairs: dict[str, Schema] = {"model": STRING, "instruction": STRING, **truncate}
-    return {
-        "CreateEmbedding": {**of({"input": inputs}, of_vectors), "additionalProperties": False},
-        "CreatePooling": of({"input": inputs}, of_vectors),
-        "CreateClassification": of({"input": inputs}, {"model": STRING, **truncate}),
-        "CreateReranking": of(
-            {"query": STRING, "documents": {"anyOf": [STRING, documents]}},
-            {
-                **of_pairs,
-                "top_n": {**INTEGER, "minimum": 1},
-                "return_documents": BOOLEAN,
-                "max_tokens_per_doc": {**INTEGER, "minimum": 1},
-            },
-        ),
-        "CreateScores": of(
-            {}, {**dict.fromkeys(("text_1", "text_2", "queries", "documents"), texts), **of_pairs}
-        ),
-    }
-
-
-def _page(items: Schema) -> Schema:
-    ends = {"first_id": or_null(STRING), "last_id": or_null(STRING), "has_more": BOOLEAN}
-    return of({"object": {"const": "list"}, "data": listed(items), **ends})
-
-
-_BY_TURN = listed(INTEGER)
-_USAGE = of(
-    {
-        "input_tokens": INTEGER,
-        "input_tokens_details": of({"cached_tokens": INTEGER}),
-        "output_tokens": INTEGER,
-        "output_tokens_details": of({"reasoning_tokens": INTEGER}, {"tool_output_tokens": INTEGER}),
-        "total_tokens": INTEGER,
-    },
-    {
-        "input_tokens_per_turn": _BY_TURN,
-        "cached_tokens_per_turn": _BY_TURN,
-        "output_tokens_per_turn": _BY_TURN,
-        "tool_output_tokens_per_turn": _BY_TURN,
-    },
-)
 _COMPLETION_USAGE = of(
     {
         "prompt_tokens": INTEGER,
@@ -395,95 +267,7 @@ _FINISH = or_null({"enum": ["stop", "length", "tool_calls", "content_filter"]})
 _HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": STRING}
 _CHAT_TEXT = {"content": or_null(STRING), "reasoning": STRING, "reasoning_content": STRING}
 
-_VECTOR: Schema = {"anyOf": [listed(NUMBER), STRING]}
-_POOLED_HEAD: Mapping[str, Schema] = {
-    "object": {"const": "list"},
-    "model": STRING,
-    "usage": of({"prompt_tokens": INTEGER, "total_tokens": INTEGER}),
-}
-
-
-def _pooled(kind: str, entry: Mapping[str, Schema]) -> Schema:
-    """A list of what was made of each text."""
-    row = of({"object": {"const": kind}, "index": INTEGER, **entry})
-    head = _POOLED_HEAD if kind == "embedding" else {"id": STRING, "created": INTEGER, **_POOLED_HEAD}
-    return of({**head, "data": listed(row)})
-
-
-_BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
-_FILE = of(
-    {
-        **{name: STRING for name in ("id", "filename", "purpose")},
-        "object": {"const": "file"},
-        "bytes": INTEGER,
-        "created_at": INTEGER,
-        "status": {"const": "processed", "deprecated": True},
-    },
-    {"expires_at": INTEGER},
-)
-
-_MEMORY: Schema = {"enum": ["1g", "4g", "16g", "64g"]}
-
-_CONTAINER = of(
-    {
-        **{name: STRING for name in ("id", "name", "status")},
-        "object": {"const": "container"},
-        "created_at": INTEGER,
-        "last_active_at": INTEGER,
-        "expires_after": of({"anchor": {"const": "last_active_at"}, "minutes": INTEGER}),
-        "memory_limit": _MEMORY,
-        "network_policy": of({"type": {"const": "disabled"}}),
-    }
-)
-
-_CONTAINER_FILE = of(
-    {
-        **{name: STRING for name in ("id", "container_id", "path")},
-        "object": {"const": "container.file"},
-        "created_at": INTEGER,
-        "bytes": INTEGER,
-        "source": {"enum": ["user", "assistant"]},
-    }
-)
-
 _REPLIES: Mapping[str, Schema] = {
-    "Embeddings": _pooled("embedding", {"embedding": _VECTOR}),
-    "Pooled": _pooled("pooling", {"data": _VECTOR}),
-    "Scores": _pooled("score", {"score": NUMBER}),
-    "Classes": _pooled("classification", {"label": STRING, "probs": listed(NUMBER), "num_classes": INTEGER}),
-    "Reranking": of(
-        {
-            "id": STRING,
-            "created": INTEGER,
-            **_POOLED_HEAD,
-            "results": listed(
-                of({"index": INTEGER, "relevance_score": NUMBER}, {"document": of({"text": STRING})})
-            ),
-            "meta": OBJECT,
-        }
-    ),
-    "Batch": of(
-        {
-            "id": STRING,
-            "object": {"const": "batch"},
-            "endpoint": STRING,
-            "input_file_id": STRING,
-            "completion_window": STRING,
-            "status": {"enum": ["validating", "in_progress", "finalizing", "cancelling", *_BATCH_ENDS]},
-            "created_at": INTEGER,
-            "expires_at": INTEGER,
-            "request_counts": of(dict.fromkeys(("total", "completed", "failed"), INTEGER)),
-            "errors": or_null(of({"object": {"const": "list"}, "data": listed(OBJECT)})),
-            "metadata": or_null(METADATA),
-            "usage": or_null(_USAGE),
-            **{
-                f"{step}_at": or_null(INTEGER)
-                for step in ("in_progress", "finalizing", "cancelling", *_BATCH_ENDS)
-            },
-            **{name: or_null(STRING) for name in ("model", "output_file_id", "error_file_id")},
-        }
-    ),
-    "Batches": _page(ref("Batch")),
     "Error": of(
         {"error": of({"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)})}
     ),
@@ -497,7 +281,7 @@ _REPLIES: Mapping[str, Schema] = {
             "output": listed(ref("Item")),
             "error": or_null(of({"code": STRING, "message": STRING}, {"retry_after": INTEGER})),
             "incomplete_details": or_null(of({"reason": STRING})),
-            "usage": or_null(_USAGE),
+            "usage": or_null(USAGE),
             "background": BOOLEAN,
             "conversation": or_null(of({"id": STRING})),
             "instructions": or_null(_CONTENT),
@@ -591,31 +375,6 @@ _REPLIES: Mapping[str, Schema] = {
     "Conversation": of(
         {"id": STRING, "object": {"const": "conversation"}, "created_at": INTEGER, "metadata": METADATA}
     ),
-    "Container": _CONTAINER,
-    "Containers": _page(ref("Container")),
-    "ContainerFile": _CONTAINER_FILE,
-    "ContainerFiles": _page(ref("ContainerFile")),
-    "File": _FILE,
-    "Files": _page(ref("File")),
-    "Upload": of(
-        {
-            **{name: STRING for name in ("id", "filename", "purpose")},
-            "object": {"const": "upload"},
-            "bytes": INTEGER,
-            "created_at": INTEGER,
-            "expires_at": INTEGER,
-            "status": {"enum": ["pending", "completed", "cancelled", "expired"]},
-        },
-        {"file": ref("File")},
-    ),
-    "UploadPart": of(
-        {
-            "id": STRING,
-            "object": {"const": "upload.part"},
-            "created_at": INTEGER,
-            "upload_id": STRING,
-        }
-    ),
     "Deleted": of({"id": STRING, "object": STRING, "deleted": {"const": True}}),
     "Model": of(
         {
@@ -642,8 +401,8 @@ _REPLIES: Mapping[str, Schema] = {
         },
     ),
     "Models": of({"object": {"const": "list"}, "data": listed(ref("Model"))}),
-    "Items": _page(ref("Item")),
-    "Responses": _page(ref("Response")),
+    "Items": page_of(ref("Item")),
+    "Responses": page_of(ref("Response")),
     "InputTokens": of({"object": {"const": "response.input_tokens"}, "input_tokens": INTEGER}),
     "Tokens": of(
         {"count": INTEGER, "max_model_len": INTEGER, "tokens": listed(INTEGER)},
@@ -657,7 +416,6 @@ _REPLIES: Mapping[str, Schema] = {
 }
 
 
-@cache
-def components() -> Mapping[str, Schema]:
-    """The schemas of the document, by name."""
-    return {**_requests(), "CreateBatch": _CREATE_BATCH, **_REPLIES}
+def response_components() -> Mapping[str, Schema]:
+    """The schemas of these families, by name."""
+    return {**_requests(), **_REPLIES}

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from server.limits import LimitSet, ModelLimits
-from server.schema import description
-from server.schema.description import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, listed, of, ref
-from server.schema.vector_stores import vector_store_components
+from server.schema.description.parts import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, listed, of, ref
+from server.schema.description.responses import field_schema
 from server.shapes import Schema
 
 _TIME: Schema = {**INTEGER, "description": "Unix seconds."}
@@ -35,11 +34,7 @@ def _limit_set() -> Schema:
     """What can be limited, of everything and of single models; null is no limit, and ends one."""
 
     def members(model: type[LimitSet | ModelLimits]) -> dict[str, Schema]:
-        return {
-            name: description.field_schema(model, name) or {}
-            for name in model.model_fields
-            if name != "models"
-        }
+        return {name: field_schema(model, name) or {} for name in model.model_fields if name != "models"}
 
     model = {"type": "object", "properties": members(ModelLimits), "additionalProperties": False}
     models: Schema = {"type": "object", "additionalProperties": model}
@@ -258,13 +253,6 @@ def _books() -> dict[str, Schema]:
     }
 
 
-def components() -> Mapping[str, Schema]:
-    """The schemas of the document, by name, those of administrators last."""
-    return {
-        **description.components(),
-        **vector_store_components(),
-        **_limits(),
-        **_keys(),
-        **_runs(),
-        **_books(),
-    }
+def organization_components() -> Mapping[str, Schema]:
+    """The schemas of this family, by name."""
+    return {**_limits(), **_keys(), **_runs(), **_books()}

@@ -1,0 +1,32 @@
+"""Describes the bodies of all requests, replies and events as JSON Schema for the OpenAPI document.
+
+The schemas of requests are made from the table of fields and from the models and shapes that check requests,
+and those of events from the table of events. The schemas of replies are written here by hand, and tests check
+real replies against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from server.schema.description.files import FILE_PURPOSES, file_components
+from server.schema.description.organization import organization_components
+from server.schema.description.pooling import pooling_components
+from server.schema.description.responses import STATUSES, response_components
+from server.schema.description.vector_stores import vector_store_components
+from server.shapes import Schema
+
+__all__ = ["FILE_PURPOSES", "STATUSES", "components"]
+
+
+@cache
+def components() -> Mapping[str, Schema]:
+    """The schemas of the document, by name, those of administrators last."""
+    return {
+        **response_components(),
+        **pooling_components(),
+        **file_components(),
+        **vector_store_components(),
+        **organization_components(),
+    }

@@ -1,0 +1,84 @@
+"""Describes requests for vectors, scores and labels of texts, and their replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from server.schema.description.parts import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, listed, of
+from server.shapes import Schema
+
+_VECTOR: Schema = {"anyOf": [listed(NUMBER), STRING]}
+_POOLED_HEAD: Mapping[str, Schema] = {
+    "object": {"const": "list"},
+    "model": STRING,
+    "usage": of({"prompt_tokens": INTEGER, "total_tokens": INTEGER}),
+}
+
+
+def _pooled(kind: str, entry: Mapping[str, Schema]) -> Schema:
+    """A list of what was made of each text."""
+    row = of({"object": {"const": kind}, "index": INTEGER, **entry})
+    head = _POOLED_HEAD if kind == "embedding" else {"id": STRING, "created": INTEGER, **_POOLED_HEAD}
+    return of({**head, "data": listed(row)})
+
+
+def _asked() -> dict[str, Schema]:
+    """Requests for vectors, scores and labels of texts."""
+    ids = listed({**INTEGER, "minimum": 0}, minItems=1)
+    texts: Schema = {"anyOf": [STRING, listed(STRING, minItems=1, maxItems=2048)]}
+    inputs: Schema = {"anyOf": [*texts["anyOf"], ids, listed(ids, minItems=1, maxItems=2048)]}
+    truncate: dict[str, Schema] = {"truncate_prompt_tokens": {**INTEGER, "minimum": -1}}
+    of_vectors: dict[str, Schema] = {
+        "model": STRING,
+        "encoding_format": {"enum": ["float", "base64"]},
+        "dimensions": {**INTEGER, "minimum": 1},
+        "user": STRING,
+        "input_type": STRING,
+        "task": STRING,
+        "prompt_name": STRING,
+        **truncate,
+    }
+    document: Schema = {"anyOf": [STRING, of({"text": STRING})]}
+    documents: Schema = listed(document, minItems=1, maxItems=2048)
+    of_pairs: dict[str, Schema] = {"model": STRING, "instruction": STRING, **truncate}
+    return {
+        "CreateEmbedding": {**of({"input": inputs}, of_vectors), "additionalProperties": False},
+        "CreatePooling": of({"input": inputs}, of_vectors),
+        "CreateClassification": of({"input": inputs}, {"model": STRING, **truncate}),
+        "CreateReranking": of(
+            {"query": STRING, "documents": {"anyOf": [STRING, documents]}},
+            {
+                **of_pairs,
+                "top_n": {**INTEGER, "minimum": 1},
+                "return_documents": BOOLEAN,
+                "max_tokens_per_doc": {**INTEGER, "minimum": 1},
+            },
+        ),
+        "CreateScores": of(
+            {}, {**dict.fromkeys(("text_1", "text_2", "queries", "documents"), texts), **of_pairs}
+        ),
+    }
+
+
+_TOLD: Mapping[str, Schema] = {
+    "Embeddings": _pooled("embedding", {"embedding": _VECTOR}),
+    "Pooled": _pooled("pooling", {"data": _VECTOR}),
+    "Scores": _pooled("score", {"score": NUMBER}),
+    "Classes": _pooled("classification", {"label": STRING, "probs": listed(NUMBER), "num_classes": INTEGER}),
+    "Reranking": of(
+        {
+            "id": STRING,
+            "created": INTEGER,
+            **_POOLED_HEAD,
+            "results": listed(
+                of({"index": INTEGER, "relevance_score": NUMBER}, {"document": of({"text": STRING})})
+            ),
+            "meta": OBJECT,
+        }
+    ),
+}
+
+
+def pooling_components() -> Mapping[str, Schema]:
+    """The schemas of this family, by name."""
+    return {**_asked(), **_TOLD}
