@@ -100,7 +100,7 @@ from storage.records import (
     UsageSum,
     WaitingInputs,
 )
-from storage.vector_store_records import (
+from storage.vector_stores import (
     MAX_CHUNKS,
     Due,
     FileCounts,

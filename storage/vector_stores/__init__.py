@@ -1,9 +1,60 @@
-"""Vector stores: documents cut into chunks that can be searched, and the work of reading them."""
+"""Vector stores: documents cut into chunks that can be searched, and the work of reading them.
+
+The values are here at once; what needs SQLAlchemy is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
-from storage.vector_stores.ingestion import erase, let_go
-from storage.vector_stores.stores import files_gone
-from storage.vector_stores.verbs import VectorStores
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["VectorStores", "erase", "files_gone", "let_go"]
+from storage.vector_stores.records import (
+    MAX_CHUNKS,
+    Due,
+    FileCounts,
+    Ingestion,
+    IngestionLost,
+    NewChunk,
+    NewStoreFile,
+    NewVectorStore,
+    SearchedStore,
+    StoredChunk,
+    StoredFileBatch,
+    StoredStoreFile,
+    StoredVectorStore,
+    VectorStoreFull,
+)
+
+if TYPE_CHECKING:
+    from storage.vector_stores.ingestion import erase, let_go
+    from storage.vector_stores.stores import files_gone
+    from storage.vector_stores.verbs import VectorStores
+
+__all__ = [
+    "MAX_CHUNKS",
+    "Due",
+    "FileCounts",
+    "Ingestion",
+    "IngestionLost",
+    "NewChunk",
+    "NewStoreFile",
+    "NewVectorStore",
+    "SearchedStore",
+    "StoredChunk",
+    "StoredFileBatch",
+    "StoredStoreFile",
+    "StoredVectorStore",
+    "VectorStoreFull",
+    "VectorStores",
+    "erase",
+    "files_gone",
+    "let_go",
+]
+
+_WITH_SQL = {"VectorStores": "verbs", "erase": "ingestion", "files_gone": "stores", "let_go": "ingestion"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WITH_SQL:
+        return getattr(import_module(f"storage.vector_stores.{_WITH_SQL[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ written a second time meets the first.
 
 from __future__ import annotations
 
-from storage.vector_store_records import MAX_CHUNKS
+from storage.vector_stores.records import MAX_CHUNKS
 
 FILE_BITS, POSITION_BITS = 22, 15
 assert MAX_CHUNKS == 1 << POSITION_BITS

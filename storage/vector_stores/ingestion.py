@@ -32,9 +32,9 @@ from storage.tables import (
     vector_store_files,
     vector_stores,
 )
-from storage.vector_store_records import Due, Ingestion, IngestionLost, NewChunk, StoredChunk
 from storage.vector_stores import words
 from storage.vector_stores.chunk_ids import FILE_BITS, POSITION_BITS, chunk_id, file_key, of_file
+from storage.vector_stores.records import Due, Ingestion, IngestionLost, NewChunk, StoredChunk
 
 _stores, _files, _batches = vector_stores, vector_store_files, vector_store_batches
 _chunks = vector_chunks

@@ -21,7 +21,9 @@ from sqlalchemy import (
 
 from storage.records import NotFound, Order, Page
 from storage.tables import vector_store_batches, vector_store_files, vector_stores
-from storage.vector_store_records import (
+from storage.vector_stores import ingestion
+from storage.vector_stores.chunk_ids import MAX_FILES, file_key
+from storage.vector_stores.records import (
     FileCounts,
     NewStoreFile,
     NewVectorStore,
@@ -32,8 +34,6 @@ from storage.vector_store_records import (
     StoredVectorStore,
     VectorStoreFull,
 )
-from storage.vector_stores import ingestion
-from storage.vector_stores.chunk_ids import MAX_FILES, file_key
 
 Columns = tuple[Any, ...]
 _stores, _files, _batches = vector_stores, vector_store_files, vector_store_batches

@@ -8,7 +8,8 @@ from typing import Any
 
 from storage.drivers import Run
 from storage.records import Order, Page
-from storage.vector_store_records import (
+from storage.vector_stores import ingestion, stores, words
+from storage.vector_stores.records import (
     Due,
     Ingestion,
     NewChunk,
@@ -20,7 +21,6 @@ from storage.vector_store_records import (
     StoredStoreFile,
     StoredVectorStore,
 )
-from storage.vector_stores import ingestion, stores, words
 
 
 class VectorStores:
