@@ -519,7 +519,7 @@ class Config(BaseModel):
     sandbox_command: str | None = _setting(
         None, "with sandbox=command: what a Python is started by; {data} is the folder of its files"
     )
-    sandbox_cell_s: float = _setting(60.0, "how long one call may run code", unit="seconds", gt=0, le=3600)
+    sandbox_cell_s: float = _setting(60.0, "how long one call may run code", unit="s", gt=0, le=3600)
     sandbox_memory_bytes: Bytes = _setting(
         1 << 30,  # numpy, pandas and matplotlib want more than half of that as addresses
         "most memory that a process of code may have; a container may ask for less",

@@ -513,6 +513,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "mcp",
         "web",
         "documents",
+        "sandbox",
         "images",
         "texts",
         "model",

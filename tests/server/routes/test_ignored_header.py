@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ CALL = 'call f {"x": 1}'
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 KEPT = {"type": "message", "id": "msg_kept", "role": "user", "content": "hi"}
 
+BATCH = {"input_file_id": "", "endpoint": "/v1/responses", "completion_window": "24h"}
+LINE = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {"input": "say hi"}}
 UPLOAD = {"filename": "a", "purpose": "user_data", "bytes": 0, "mime_type": "text/plain"}
 
 FORMS = {"/v1/files": "file", "/v1/uploads/{upload_id}/parts": "data"}
@@ -100,7 +103,36 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("POST", "/v1/uploads/{upload_id}/parts"): {},
     ("POST", "/v1/uploads/{upload_id}/complete"): {"part_ids": []},
     ("POST", "/v1/uploads/{upload_id}/cancel"): {},
+    ("POST", "/v1/batches"): BATCH,
+    ("GET", "/v1/batches"): None,
+    ("GET", "/v1/batches/{batch_id}"): None,
+    ("POST", "/v1/batches/{batch_id}/cancel"): None,
+    ("POST", "/v1/containers"): {"name": "c"},
+    ("GET", "/v1/containers"): None,
+    ("GET", "/v1/containers/{container_id}"): None,
+    ("POST", "/v1/containers/{container_id}/files"): {"file_id": ""},
+    ("GET", "/v1/containers/{container_id}/files"): None,
+    ("GET", "/v1/containers/{container_id}/files/{container_file_id}"): None,
+    ("GET", "/v1/containers/{container_id}/files/{container_file_id}/content"): None,
+    ("POST", "/v1/vector_stores"): {},
+    ("GET", "/v1/vector_stores"): None,
+    ("GET", "/v1/vector_stores/{store_id}"): None,
+    ("POST", "/v1/vector_stores/{store_id}"): {},
+    ("POST", "/v1/vector_stores/{store_id}/search"): {"query": "x"},
+    ("POST", "/v1/vector_stores/{store_id}/files"): {"file_id": ""},
+    ("GET", "/v1/vector_stores/{store_id}/files"): None,
+    ("GET", "/v1/vector_stores/{store_id}/files/{file_id}"): None,
+    ("POST", "/v1/vector_stores/{store_id}/files/{file_id}"): {"attributes": {}},
+    ("GET", "/v1/vector_stores/{store_id}/files/{file_id}/content"): None,
+    ("POST", "/v1/vector_stores/{store_id}/file_batches"): {"file_ids": [""]},
+    ("GET", "/v1/vector_stores/{store_id}/file_batches/{file_batch_id}"): None,
+    ("POST", "/v1/vector_stores/{store_id}/file_batches/{file_batch_id}/cancel"): None,
+    ("GET", "/v1/vector_stores/{store_id}/file_batches/{file_batch_id}/files"): None,
     # These come last: they take away what the others are about.
+    ("DELETE", "/v1/containers/{container_id}/files/{container_file_id}"): None,
+    ("DELETE", "/v1/containers/{container_id}"): None,
+    ("DELETE", "/v1/vector_stores/{store_id}/files/{file_id}"): None,
+    ("DELETE", "/v1/vector_stores/{store_id}"): None,
     ("DELETE", "/v1/organization/admin_api_keys/{admin_key_id}"): None,
     ("DELETE", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}"): None,
     ("POST", "/v1/organization/projects/{project_id}/archive"): {},
@@ -128,11 +160,17 @@ POOLED = {
 }
 """Routes that need models of their own; `tests/server/pooling` has the same test of them."""
 
-PARAMETERS = {"admin_key_id": "key_id", "project_key_id": "key_id"}
+PARAMETERS = {
+    "admin_key_id": "key_id",
+    "project_key_id": "key_id",
+    "container_file_id": "file_id",
+    "file_batch_id": "batch_id",
+}
 """Names of parameters here that are others in the routes: what they stand for is another thing there."""
 
 
 ADMIN = ("/admin/", "/v1/organization/")
+STRICT = (*ADMIN, "/v1/vector_stores")
 """Under these paths an unknown field is refused, and only a parameter of the query is named."""
 
 
@@ -165,8 +203,22 @@ async def test_every_route_names_what_it_does_not_read(
     waits = {**asked, "background": True, "await_tool_outputs": True}
     waiting, of_anybody = await made("/v1/responses", waits), await made("/v1/responses", waits)
     file = await client.post("/v1/files", files={"file": b"x"}, data={"purpose": "user_data"})
+    file_id = file.json()["id"]
+    store = f"/v1/vector_stores/{(await made('/v1/vector_stores', {}))['id']}"
+    await made(f"{store}/files", {"file_id": file_id})
+    assert server_app.life._batches is not None
+    await server_app.life._batches.close()  # so that a batch is still there when it is to be cancelled
+    container = (await made("/v1/containers", {"name": "mine"}))["id"]
+    content = {"file": ("lines.jsonl", json.dumps(LINE).encode())}
+    lines = (await client.post("/v1/files", files=content, data={"purpose": "batch"})).json()["id"]
+    batch = (await made("/v1/batches", {**BATCH, "input_file_id": lines}))["id"]
     paths = {
-        "{file_id}": file.json()["id"],
+        "{container_file_id}": (await made(f"/v1/containers/{container}/files", {"file_id": file_id}))["id"],
+        "{container_id}": container,
+        "{store_id}": store.rpartition("/")[2],
+        "{file_batch_id}": (await made(f"{store}/file_batches", {"file_ids": [file_id]}))["id"],
+        "{batch_id}": batch,
+        "{file_id}": file_id,
         "{upload_id}/cancel": (await made("/v1/uploads", UPLOAD))["id"] + "/cancel",
         "{upload_id}": (await made("/v1/uploads", UPLOAD))["id"],
         "{response_id}/cancel": waiting["id"] + "/cancel",
@@ -192,9 +244,12 @@ async def test_every_route_names_what_it_does_not_read(
         field = FORMS.get(path) if method == "POST" else None
         for name, value in paths.items():
             path = path.replace(name, value)
-        strict = path.startswith(ADMIN)
+        strict = path.startswith(STRICT)
         if body is not None and not strict:
             body = {**body, "unheard_of": 1}
+        if body is not None and path != "/v1/uploads":
+            given = {"file_id": file_id, "file_ids": [file_id], "input_file_id": lines}
+            body |= {name: value for name, value in given.items() if name in body}
         if body is not None and "tool_outputs" in body:
             body["tool_outputs"] = [{"call_id": ended["output"][0]["call_id"], "output": "1"}]
         headers = admin if path.startswith(ADMIN) else {"authorization": f"Bearer {key}"}

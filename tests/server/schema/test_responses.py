@@ -301,7 +301,7 @@ def test_another_version_of_a_known_tool_passes_and_is_named() -> None:
 
 UNOFFERED = [
     *((tool, "functions" if tool["type"] == "computer" else "") for tool in TOOLS if not is_offered(tool)),
-    ({"type": "file_search_2027_01_31"}, "Offer a function that searches"),
+    ({"type": "file_search_2027_01_31"}, "It has one of type 'file_search'."),
     ({"type": "code_interpreter_2027_01_31"}, "It has one of type 'code_interpreter'."),
     ({"type": "function_2027_01_31"}, "It has one of type 'function'."),
 ]
@@ -326,7 +326,7 @@ def test_a_tool_that_nobody_can_run_is_refused_with_what_could_stand_in(
 
 def test_a_list_of_allowed_tools_names_none_that_nobody_can_run() -> None:
     choice: Json = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
-    choice["tools"].append({"type": "code_interpreter"})
+    choice["tools"].append({"type": "computer"})
     body = {"input": "x", "tools": [FUNCTION], "tool_choice": choice}
     with pytest.raises(ApiError) as caught:
         parse_create(body)

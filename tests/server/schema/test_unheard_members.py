@@ -348,7 +348,11 @@ HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
         {"stream": True, "stream_options": {"include_obfuscation": True}},
         "stream_options.include_obfuscation",
     ),
-    (create, {"include": ["reasoning.encrypted_content", "code_interpreter_call.outputs"]}, "include[1]"),
+    (
+        create,
+        {"include": ["reasoning.encrypted_content", "computer_call_output.output.image_url"]},
+        "include[1]",
+    ),
     (create, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, ""),
     (create, {"top_logprobs": 2}, "top_logprobs"),
     (create, {"tool_timeout_s": 3}, "tool_timeout_s"),
