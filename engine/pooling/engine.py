@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -34,6 +35,9 @@ log = logging.getLogger("antiphon.engine")
 
 NICENESS = 15
 """Added to that of the process: a thread that generates gets some thirty times as much of a busy core."""
+
+ENCODED_AT_ONCE = 16
+"""Texts that are tokenized before others have their turn."""
 
 AT_ONCE = 64
 """Requests whose texts are computed side by side; more wait."""
@@ -219,9 +223,14 @@ class PoolingEngine:
         self, texts: Sequence[Words], *, prompt: str = "", cut: int | None = None
     ) -> list[TextInput]:
         """Token ids of texts, pairs of texts, or token ids; see `Texts.encode`. Raises RenderError."""
-        return await self._in_pool(
-            lambda: [self._texts.encode(text, prompt=prompt, cut=cut) for text in texts]
-        )
+        found: list[TextInput] = []
+        for first in range(0, len(texts), ENCODED_AT_ONCE):  # in between others have their turn
+            some = texts[first : first + ENCODED_AT_ONCE]
+            found += await self._in_pool(partial(self._encoded, some, prompt, cut))
+        return found
+
+    def _encoded(self, texts: Sequence[Words], prompt: str, cut: int | None) -> list[TextInput]:
+        return [self._texts.encode(text, prompt=prompt, cut=cut) for text in texts]
 
     async def pool(
         self,

@@ -44,6 +44,8 @@ GRACE_S = 10.0
 """How long requests may go on that are under way when their batch is to end."""
 TRIES = 3
 """How often a request is made that fails by a fault of the server."""
+AGAIN_S = 60.0
+"""How long a batch rests whose carrying failed by a fault of the server."""
 KEPT_S = 30 * 24 * 3600.0
 """How long a batch can be retrieved after its end. Its files live as long as they are to."""
 PAGE = 100
@@ -104,6 +106,8 @@ class BatchWorker:
                     await self._storage.batches.tidy(now_us() - int(KEPT_S * 1e6))
             except StorageUnavailable as error:
                 log.warning("batches wait: %s", error)
+            except Exception:  # nobody else would look after them
+                log.exception("batches could not be looked after now")
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._stirred.wait()
@@ -115,8 +119,12 @@ class BatchWorker:
 
     async def _carry(self, batch: StoredBatch) -> None:
         """Carry a batch on to its end, or until it is another process's."""
+        known = True
         while True:
             try:
+                if not known:  # how it stands now, under the claim that this task has
+                    batch = replace(await self._storage.batches.get(batch.owner, batch.id), fence=batch.fence)
+                known = False
                 await _Carried(self._storage, self._keys, self._app, batch).run()
                 return
             except (BatchLost, NotFound):
@@ -124,12 +132,9 @@ class BatchWorker:
             except StorageUnavailable as error:
                 log.warning("batch %s waits: %s", batch.id, error)
                 await asyncio.sleep(LOOK_S)
-                with suppress(StorageUnavailable, NotFound):
-                    now = await self._storage.batches.get(batch.owner, batch.id)
-                    batch = replace(now, fence=batch.fence)  # under the claim that this task has
             except Exception:  # it must not keep the others, or the server, down
                 log.exception("batch %s cannot be carried on now", batch.id)
-                await asyncio.sleep(60)
+                await asyncio.sleep(AGAIN_S)
 
 
 class _Carried:

@@ -12,6 +12,8 @@ from server.schema import check_length, missing, mistyped, refuse, shorten
 MAX_INPUTS = 2048
 MAX_TOKENS = 300_000
 """Of all inputs of a request together, as the official API has it."""
+MAX_CHARACTERS = 16 * MAX_TOKENS
+"""The same before it is known how many tokens they are; hardly a token has more."""
 
 INT32 = 1 << 31
 

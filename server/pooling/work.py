@@ -12,7 +12,7 @@ from server.access import Principal, require_use
 from server.errors import ApiError
 from server.limits import Limiter, Subject
 from server.model_registry import PooledModel
-from server.pooling.requests import MAX_TOKENS
+from server.pooling.requests import MAX_CHARACTERS, MAX_TOKENS
 from server.schema import refuse
 from server.telemetry import current
 from server.usage import Meter
@@ -59,20 +59,22 @@ class Work:
         path: Callable[[int], str],
         *,
         prompt: str = "",
-        cut: int | None = None,
+        cut: int | Callable[[], Coroutine[Any, Any, int | None]] | None = None,
     ) -> Done:
         """Compute texts, pairs of texts, or token ids; see `PoolingEngine.encode`. path: where each stands in
-        the body. Raises ApiError 400, 403 and 429, and the engine's errors."""
+        the body. cut: may be what finds it out. Raises ApiError 400, 403 and 429, and the engine's errors."""
         who, served = self.principal, self.served
         require_use(who, served.name)
+        check_length_of_all(words, path)
         visit = await self.limiter.enter(self.subjects, served.name)
         with ExitStack() as stack:
             stack.callback(visit.leave)
             # Before anything is done for it: a refusal must cost next to nothing.
             place = stack.enter_context(served.engine.admission.enter(who.owner, who.service.weight))
             try:
+                most = await self.waiting(cut()) if callable(cut) else cut
                 texts: list[TextInput] = await self.waiting(
-                    served.engine.encode(words, prompt=prompt, cut=cut)
+                    served.engine.encode(words, prompt=prompt, cut=most)
                 )
             except RenderError as error:
                 raise ApiError(
@@ -96,6 +98,24 @@ class Work:
         if (record := current.get()) is not None:
             record.model, record.prompt_tokens, record.cached_tokens = served.name, num_tokens, cached
         return Done(rows, num_tokens)
+
+
+def check_length_of_all(words: Sequence[Any], path: Callable[[int], str]) -> None:
+    """Refuse what is too much even to be tokenized; a query counts with each document. ApiError 400."""
+    texts = [(word,) if isinstance(word, str) else word for word in words if _is_text(word)]
+    total = sum(len(text) for pair in texts for text in pair)
+    if total > MAX_CHARACTERS:
+        field = path(0).partition("[")[0]
+        message = (
+            f"Invalid '{field}': {total} characters, a query counted with each of its documents; at most"
+            f" {MAX_CHARACTERS} can be read at once."
+        )
+        raise ApiError(400, message, code="max_tokens_per_request", param=field)
+
+
+def _is_text(word: Any) -> bool:
+    """Whether it is a text or a pair of texts, and no token ids."""
+    return isinstance(word, str) or (bool(word) and isinstance(word[0], str))
 
 
 def check_texts(texts: Sequence[TextInput], served: PooledModel, path: Callable[[int], str]) -> int:

@@ -31,6 +31,8 @@ MAX_DEPTH = 8
 """How deeply filters may stand in filters."""
 MAX_FILTERS = 64
 """Of one `and` or `or`; and values of one `in`."""
+MAX_COMPARED = 256
+"""Values in all of a filter: each file of a store is compared with all of them."""
 
 _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
@@ -59,7 +61,12 @@ _VALUES = array(_value, 1, MAX_FILTERS)
 _COMPARISON = closed(record({"key": _KEY}, {"type": one_of(*_COMPARED, "in", "nin")}), "type", "key", "value")
 
 
-def _filter(value: Any, path: str, depth: int = 1) -> Any:
+def _filter(value: Any, path: str) -> Any:
+    return _read(value, path, 1, [MAX_COMPARED])
+
+
+def _read(value: Any, path: str, depth: int, room: list[int]) -> Any:
+    """room: the values that may still be compared with."""
     if not isinstance(value, dict):
         mistyped(path, "an object", value)
     if value.get("type") in ("and", "or"):
@@ -73,7 +80,7 @@ def _filter(value: Any, path: str, depth: int = 1) -> Any:
         if not isinstance(inner, list):
             mistyped(f"{path}.filters", "an array", inner)
         check_length(f"{path}.filters", len(inner), "array", 1, MAX_FILTERS)
-        read = [_filter(each, f"{path}.filters[{i}]", depth + 1) for i, each in enumerate(inner)]
+        read = [_read(each, f"{path}.filters[{i}]", depth + 1, room) for i, each in enumerate(inner)]
         return {"type": value["type"], "filters": read}
     if "type" not in value:
         missing(f"{path}.type")
@@ -83,11 +90,14 @@ def _filter(value: Any, path: str, depth: int = 1) -> Any:
     read = _COMPARISON({name: said for name, said in value.items() if name != "value"}, path)
     if value.get("value") is None:
         missing(f"{path}.value")
+    room[0] -= len(value["value"]) if isinstance(value["value"], list) else 1
+    if room[0] < 0:
+        refuse(path, f"Invalid '{path}': a filter compares with {MAX_COMPARED} values at most.")
     shape = _VALUES if value["type"] in ("in", "nin") else _value
     return {**read, "value": shape(value["value"], f"{path}.value")}
 
 
-FILTER = described(lambda value, path: _filter(value, path), lambda: _SCHEMA)
+FILTER = described(_filter, lambda: _SCHEMA)
 """The shape of a filter."""
 
 _PLAIN: Schema = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]}

@@ -8,6 +8,7 @@ best of these are ordered by it, and the scores are its own. All scores lie betw
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -82,7 +83,7 @@ class Searcher:
         """The best hits, the best first. Raises NotFound for a store, ApiError 400 for an expired one."""
         filtered = asked.filter is not None
         stores = await usable_stores(self._storage, owner, asked.store_ids, attributes=filtered)
-        files, only = _chosen(stores, asked.filter)
+        files, only = await asyncio.to_thread(_chosen, stores, asked.filter)
         most = max(CANDIDATES * asked.most, 50)
         ranked = await self._ranked(owner, stores, asked, files, only, most)
         best = sorted(ranked, key=lambda id: (-ranked[id], id))[:most]

@@ -45,12 +45,11 @@ async def _rerank(request: Request, *, returns: bool) -> Response:
     asked = await read_as(request, partial(parse_rerank, returns=returns))
     served = context(request).models.get_pooled(asked.model, "rerank")
     require_use(principal(request), served.name)
-    cut = await _cut(asked, served)
     done = await work_of(request, served).do(
         [(asked.query, document) for document in asked.documents],
         lambda index: f"documents[{index}]",
         prompt=_instruction(asked.instruction, served.info),
-        cut=cut,
+        cut=partial(_cut, asked, served),
     )
     return json_reply(rerank_json(relevance(done.rows, served), asked, served.name, done.num_tokens))
 

@@ -17,7 +17,7 @@ from engine import ScriptedEngine
 from server.batches import worker
 from server.batches.input_lines import InputLines
 from server.clock import now_us
-from storage import BatchLost
+from storage import BatchLost, StoredBatch
 from tests.support.batching import Json, chats, input_file, line, lines_of, responses
 from tests.support.postgres import the_server
 from tests.support.running import Running, http_client, live_app, running_app
@@ -97,6 +97,32 @@ async def test_responses_are_made_and_stay(running: Running, client: httpx.Async
     assert batch["usage"]["total_tokens"] == sum(each["total_tokens"] for each in usage) > 0
     assert batch["model"] == "antiphon-scripted"
     assert await tokens_of_batches(running, client) == batch["usage"]["total_tokens"]
+
+
+async def test_a_fault_in_the_midst_computes_no_line_twice(
+    running: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After whatever went wrong, a batch goes on as the database has it, not as it was when it was taken."""
+    storage, calls = running.context.storage, list[str]()
+    clear, finalize = storage.batches.clear, storage.batches.finalize
+
+    async def noted(batch: StoredBatch) -> Any:
+        calls.append("clear")
+        return await clear(batch)
+
+    async def fails_once(batch: StoredBatch, now: int) -> Any:
+        calls.append("finalize")
+        if calls.count("finalize") == 1:
+            raise RuntimeError("a bug")
+        return await finalize(batch, now)
+
+    monkeypatch.setattr(worker, "AGAIN_S", 0.0)
+    monkeypatch.setattr(storage.batches, "clear", noted)
+    monkeypatch.setattr(storage.batches, "finalize", fails_once)
+    made = await begun(client, await input_file(storage, responses(3)), "/v1/responses")
+    batch = await ended(client, made["id"])
+    assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+    assert calls == ["clear", "finalize", "finalize"]
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions"])

@@ -291,6 +291,12 @@ async def test_every_route_names_what_it_does_not_read(client: httpx.AsyncClient
             "context_length_exceeded",
             "documents[1]",
         ),
+        (
+            "/v1/rerank",
+            {"query": "a" * 3000, "documents": ["b"] * 2000},
+            "max_tokens_per_request",
+            "documents",
+        ),
         ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "invalid_value", "text_2"),
         ("/classify", {"input": ""}, "empty_string", "input"),
         ("/pooling", {"input": "a", "task": "token_embed"}, "invalid_value", "task"),

@@ -66,6 +66,10 @@ def nested(depth: int) -> dict[str, Any]:
         ({"type": "or", "filters": []}, "filters.filters"),
         ({"type": "or", "filters": [is_("eq", 1, 1)]}, "filters.filters[0].key"),
         (nested(9), "filters" + ".filters[0]" * 8),
+        (
+            {"type": "or", "filters": [is_("in", "a", [*range(64)])] * 5},
+            "filters.filters[4]",
+        ),
     ],
 )
 def test_a_filter_is_refused_at_its_place(filter: Any, param: str) -> None:
