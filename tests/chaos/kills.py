@@ -86,10 +86,10 @@ async def killing(
     "I1-I6; serving again in <= 5 s; every outcome equals that of an uninterrupted run",
 )
 async def kill_scripted(form: Form, report: Report) -> None:
-    """480 kills in full, 4 in short."""
+    """480 kills in full, 2 in short."""
     slowest = await killing(
         form, report, *await rehearsed(form), (*SCRIPTED, "--tick-s", "0.02"),
-        name="scripted", kills=form.of(4, 480), per_folder=24, clients=64, pace=0.5,
+        name="scripted", kills=form.of(2, 480), per_folder=24, clients=64, pace=0.5,
     )  # fmt: skip
     report.holds(slowest <= (LIMIT_S if form.full else BUSY_LIMIT_S), f"a restart took {slowest:.1f} s")
 

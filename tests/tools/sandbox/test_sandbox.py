@@ -257,7 +257,8 @@ for descriptor in range(3, 20):
 async def test_what_code_may_use_is_bounded(name: str) -> None:
     code, told = FLOODS[name]
     begun = time.monotonic()
-    async with box("bubblewrap") as kept:
+    patient = replace(LIMITS, grace_s=20)  # on a busy machine an interrupt takes its time to come through
+    async with box("bubblewrap", patient if name == "time" else LIMITS) as kept:
         result = await kept.run(code)
         assert told in result.logs and len(result.logs) < LIMITS.log_bytes + 2000
         after = await kept.run("print(open('in.txt').read())")
