@@ -108,6 +108,7 @@ class IncomingRows:
         self._rows = rows
         self._content = secrets.token_hex(16)
         self._num_parts = self._num_bytes = 0
+        self._finishing = False
 
     def write(self, data: bytes) -> None:
         values = {
@@ -122,6 +123,7 @@ class IncomingRows:
         self._num_bytes += len(data)
 
     def finish(self, digest: str) -> None:
+        self._finishing = True
         held = select(func.count()).where(blob_parts.c.content == self._content).scalar_subquery()
         # Parts that stood still for longer than the grace may be gone: without them there is no blob.
         row: Any = select(
@@ -135,10 +137,11 @@ class IncomingRows:
         if content is None:
             raise TimeoutError("its parts were removed, because none came for too long")
         if content != self._content:
-            self.abandon()  # the same bytes are there already
+            self._rows.drop(self._content)  # the same bytes are there already
 
     def abandon(self) -> None:
-        self._rows.drop(self._content)
+        if not self._finishing:  # else a row may name them; parts that no row names go after a while
+            self._rows.drop(self._content)
 
 
 class BlobOfRows:

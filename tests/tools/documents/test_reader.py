@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import time
 import zipfile
 from datetime import date
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tests.support import documents as made
 from tools.documents import Document, DocumentPage, ReadingLimits, UnreadableDocument, read_document
+from tools.documents.kinds import family_of
 from tools.documents.markup import markdown_of
 
 
@@ -173,3 +175,11 @@ async def test_limits(limits: ReadingLimits, words: str) -> None:
     with pytest.raises(UnreadableDocument, match=words) as raised:
         await read_document(made.pdf(["page"] * 3), "a.pdf", limits=limits)
     assert raised.value.code == "too_large"
+
+
+@pytest.mark.parametrize("end", [b"x", b"<html>"])
+def test_a_beginning_of_many_comments_is_judged_at_once(end: bytes) -> None:
+    began = time.monotonic()
+    found = family_of(b"<!---->" * 500 + end, "a.txt")
+    assert time.monotonic() - began < 1
+    assert (found == "html") is (end == b"<html>")
