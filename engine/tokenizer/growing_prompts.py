@@ -9,6 +9,7 @@ that of rendering and encoding everything; wherever that is not certain, everyth
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from typing import Any
 from engine.dialects import Dialect
 from engine.tokenizer.chat_template import template_environment, template_messages, template_variables
 from engine.tokenizer.local_template import local_template, segments
-from engine.tokenizer.prompt_encoder import Encoder
+from engine.tokenizer.prompt_encoder import IDLE_S, Encoder
 from engine.tokenizer.short_answers import skips_thought
 from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import Prompt, RenderError, RenderInput, Start
@@ -56,15 +57,27 @@ class _Past:
 
 
 class GrowingPrompts:
-    """A tokenizer and its template, with a memory of the newest prompts. Safe to use from several threads."""
+    """A tokenizer and its template, with a memory of the newest prompts. Safe to use from several threads.
 
-    def __init__(self, tokenizer: Tokenizer, dialect: Dialect, max_bytes: int = MAX_BYTES) -> None:
+    clock: monotonic seconds. A prompt that was not continued for `IDLE_S` of them is forgotten with the next
+    one that is remembered.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._tokenizer = tokenizer
         self._dialect = dialect
-        self._encoder = Encoder(tokenizer)
+        self._encoder = Encoder(tokenizer, clock=clock)
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._pasts: OrderedDict[Hashable, _Past] = OrderedDict()  # the oldest first
+        self._clock = clock
+        self._pasts: OrderedDict[Hashable, _Past] = OrderedDict()  # the one used last is the last
+        self._used_at: dict[Hashable, float] = {}  # of each of them
         self._lock = threading.Lock()
 
     def prompt(self, inp: RenderInput, check: Callable[[int], None] = lambda num_chars: None) -> Prompt:
@@ -176,6 +189,7 @@ class GrowingPrompts:
                 past = self._pasts.get(key)
                 if past is not None:
                     self._pasts.move_to_end(key)
+                    self._used_at[key] = self._clock()
             if past is not None and _kept(inp, count) == past.asked:
                 return past
         return None
@@ -187,15 +201,17 @@ class GrowingPrompts:
             for old in (past, instead_of):
                 if old is not None:
                     self._forget(_key(old.asked, len(old.asked.messages)))
-            self._pasts[_key(past.asked, len(past.asked.messages))] = past
+            key, now = _key(past.asked, len(past.asked.messages)), self._clock()
+            self._pasts[key], self._used_at[key] = past, now
             self._num_bytes += past.num_bytes
-            while self._num_bytes > self._max_bytes:
+            while self._num_bytes > self._max_bytes or self._used_at[next(iter(self._pasts))] < now - IDLE_S:
                 self._forget(next(iter(self._pasts)))
 
     def _forget(self, key: Hashable) -> None:
         past = self._pasts.pop(key, None)
         if past is not None:
             self._num_bytes -= past.num_bytes
+            del self._used_at[key]
 
 
 def _key(inp: RenderInput, count: int) -> Hashable:

@@ -145,6 +145,21 @@ def test_others_never_share_a_past_and_memory_is_bounded() -> None:
     assert len(prompts._pasts) < 40
 
 
+def test_a_conversation_that_rests_is_forgotten_when_another_goes_on() -> None:
+    tokenizer, now = scripted_tokenizer(), [0.0]
+    prompts = GrowingPrompts(tokenizer, detect_dialect(tokenizer.chat_template), clock=lambda: now[0])
+    messages = [{"role": "user", "content": "x" * 20} for _ in range(20)]
+    for scope in ("resting", "going on"):
+        prompts.prompt(RenderInput(messages, scope=scope))
+    for now[0] in (500.0, 1000.0):
+        messages.append({"role": "user", "content": "more"})
+        prompts.prompt(RenderInput(messages, scope="going on"))
+    (past,) = prompts._pasts.values()
+    assert past.asked.scope == "going on"
+    assert past.num_bytes == prompts._num_bytes
+    assert len(prompts._used_at) == 1
+
+
 def test_a_text_that_is_too_long_is_refused_before_it_is_encoded() -> None:
     tokenizer = scripted_tokenizer()
     prompts = GrowingPrompts(tokenizer, detect_dialect(tokenizer.chat_template))
