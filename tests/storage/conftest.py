@@ -10,12 +10,14 @@ import pytest
 from storage import Storage, open_storage
 from tests.support.making import RUNNER, check, url
 from tests.support.postgres import Postgres
+from tests.support.schema import lay_schema
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
     """An empty database of each kind, by its URL; checked at the end."""
     if request.param == "sqlite":
+        await lay_schema(tmp_path)
         yield url(tmp_path)
         check(url(tmp_path))
         return

@@ -23,6 +23,7 @@ from server.process.app import create_app
 from server.process.lifecycle import ServerLifecycle
 from server.process.serve import base_url, bind, web_server
 from server.process.tls import Tls
+from tests.support.schema import lay_schema
 from tools import BUILTIN, Registry
 
 
@@ -44,6 +45,7 @@ class Running:
 async def database(folder: Path) -> dict[str, str]:
     """A server's database: SQLite in its folder, or one on PostgreSQL with ANTIPHON_TEST_DB=postgresql."""
     if os.environ.get("ANTIPHON_TEST_DB") != "postgresql":
+        await lay_schema(folder)
         return {}
     from tests.support.postgres import the_server
 
