@@ -21,7 +21,7 @@ serve: $(SERVE) ## build the environment, migrate, serve (make serve ARGS="--por
 	@exec $(BIN)/antiphon serve $(ARGS)
 
 test: $(DEVEL) ## run all tests, several at once (make test ARGS="-k sse")
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 test-js: $(DEVEL) ## the JavaScript SDKs and Codex against this server (needs Node 20 or later, and the npm registry once)
 	cd tests/sdk/js && npm ci --no-audit --no-fund && npm run --silent check

@@ -139,7 +139,7 @@ def crowd(**fields: Any) -> Crowd:
 @pytest.mark.parametrize("weights", [{"a": 3.0, "b": 1.0}, {"a": 1.0, "b": 1.0}])
 def test_tokens_go_by_weight(sizes: dict[str, tuple[int, int]], weights: dict[str, float]) -> None:
     load = crowd()
-    for _ in range(3000):
+    for _ in range(1500):
         for owner, (prompt, output) in sizes.items():
             while load.num(owner) < 16:
                 load.add(owner, prompt, output, weight=weights[owner])

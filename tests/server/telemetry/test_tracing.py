@@ -236,7 +236,7 @@ def process(data: Path, *args: str) -> Iterator[tuple[subprocess.Popen[str], str
 def test_a_resumed_run_is_linked_to_its_first_trace(tmp_path: Path, collector: Receiver) -> None:
     """The server is killed in the middle of an answer; the next one goes on, and says where it came from."""
     headers = {"traceparent": TRACEPARENT}
-    asked: dict[str, Any] = {"input": "tick 20\ncount 400", "background": True}
+    asked: dict[str, Any] = {"input": "tick 5\ncount 400", "background": True}
     with process(tmp_path) as (running, url):
         made = httpx.post(f"{url}/v1/responses", json=asked, headers=headers)
         response_id = made.json()["id"]
