@@ -8,6 +8,7 @@ is a loss. That is what makes training on two CPU cores bearable.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +69,55 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+BLOCK = 192  # queries
+
+
+class CausalAttention(torch.autograd.Function):
+    """Causal attention of grouped queries, a block of queries at a time, as three to five products a block.
+
+    On a CPU with bf16 products it takes a quarter of the time of torch's own, whose backward pass computes in
+    float32. Queries [batch, heads, length, head_dim]; keys and values with as many or fewer heads.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        batch, heads, length, size = queries.shape
+        shared = keys.shape[1]
+        # The queries of heads that share keys are rows of one product.
+        q = (queries * size**-0.5).reshape(batch * shared, heads // shared, length, size)
+        k, v = (each.reshape(batch * shared, length, size) for each in (keys, values))
+        out, weights = torch.empty_like(q), []
+        for begin in range(0, length, BLOCK):
+            end = min(begin + BLOCK, length)
+            scores = torch.bmm(q[:, :, begin:end].flatten(1, 2), k[:, :end].mT)
+            later = torch.ones(end - begin, end - begin, dtype=torch.bool, device=q.device).triu(1)
+            scores.view(len(q), -1, end - begin, end)[..., begin:].masked_fill_(later, float("-inf"))
+            weights.append(torch.softmax(scores, -1))
+            out[:, :, begin:end] = torch.bmm(weights[-1], v[:, :end]).view_as(out[:, :, begin:end])
+        ctx.save_for_backward(q, k, v, *weights)
+        return out.view(queries.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, *weights = ctx.saved_tensors
+        (gradient,) = gradients
+        batch, _, length, size = gradient.shape
+        gradient = gradient.reshape(q.shape)
+        d_q = torch.empty_like(q)
+        # Sums over blocks, in float32 at least.
+        d_k, d_v = (torch.zeros_like(k, dtype=torch.promote_types(k.dtype, torch.float32)) for _ in range(2))
+        for begin, weight in zip(range(0, length, BLOCK), weights, strict=True):
+            end = min(begin + BLOCK, length)
+            above = gradient[:, :, begin:end].flatten(1, 2)
+            d_v[:, :end] += torch.bmm(weight.mT, above)
+            d_weight = torch.bmm(above, v[:, :end].mT)
+            d_scores = torch.ops.aten._softmax_backward_data(d_weight, weight, -1, weight.dtype)
+            d_q[:, :, begin:end] = torch.bmm(d_scores, k[:, :end]).view_as(d_q[:, :, begin:end])
+            d_k[:, :end] += torch.bmm(d_scores.mT, q[:, :, begin:end].flatten(1, 2))
+        split = (batch, -1, length, size)
+        return (d_q * size**-0.5).view(split), d_k.to(k.dtype).view(split), d_v.to(v.dtype).view(split)
+
+
 class Attention(nn.Module):
     """Grouped-query attention with normed queries and keys."""
 
@@ -91,9 +141,10 @@ class Attention(nn.Module):
         k = self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2)
         v = self.v_proj(x).view(heads).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        groups = self.config.num_attention_heads // self.config.num_key_value_heads
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if x.device.type == "cpu":
+            out: Tensor = CausalAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         mixed: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
         return mixed
 

@@ -261,6 +261,27 @@ def test_the_training_network_is_qwen3(model: Any) -> None:
         )
 
 
+@pytest.mark.parametrize("length", [5, 192, 450])
+def test_attention_and_its_gradients_are_those_of_torch(length: int) -> None:
+    from engine.tiny.net import CausalAttention
+
+    queries, keys, values = (
+        torch.randn(2, heads, length, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    )
+    above = torch.randn(2, 4, length, 8, dtype=torch.float64)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, enable_gqa=True
+    )
+    found = CausalAttention.apply(queries, keys, values)
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, (queries, keys, values), above),
+        torch.autograd.grad(expected, (queries, keys, values), above),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_a_network_grows_without_forgetting() -> None:
     from engine.tiny.net import Net, NetConfig
     from engine.tiny.train import grown
