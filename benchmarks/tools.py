@@ -7,20 +7,22 @@ holds the second generation, the commits of the call and of its result, and the 
 and 95th percentiles of the seconds that a client waits.
 
 With `--waiting` a server process with the shipped model makes texts alone, and beside 64 responses that wait
-for a tool, by turns. Prints the tokens a second of both.
+for a tool, by turns. Prints the tokens a second of both, and the processor time that a token takes of the
+server: that is steady where a busy machine makes the other swing.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -29,8 +31,8 @@ from tests.support.processes import ROOT, free_port, server_process
 
 ROUNDS = 200
 WARM = 20
-WAITING, WAITING_ROUNDS = 64, 5
-TEXTS, TOKENS = 8, 256
+WAITING, WAITING_ROUNDS = 64, 9
+TEXTS, TOKENS = 8, 512
 
 APPEND = 'call append {"line": "x"}'
 ASKED = {
@@ -121,30 +123,48 @@ async def main_waiting() -> None:
             async with server_process(data, engine="local") as server, server.client() as client:
                 while (await client.get("/ready")).status_code != 200:
                     await asyncio.sleep(0.1)
-                alone, beside = [], []
+                alone: list[Pace] = []
+                beside: list[Pace] = []
                 for _ in range(WAITING_ROUNDS):
-                    alone.append(await settled(client))
+                    alone.append(await settled(client, server.child.pid))
                     ids = await asyncio.gather(*(waiting(client) for _ in range(WAITING)))
-                    beside.append(await settled(client))
+                    beside.append(await settled(client, server.child.pid))
                     await asyncio.gather(*(client.post(f"/v1/responses/{each}/cancel") for each in ids))
-    ratios = [there / here for here, there in zip(alone, beside, strict=True)]
-    print(f"alone: {statistics.median(alone):.0f} tokens a second")
-    print(f"beside {WAITING} responses that wait for a tool: {statistics.median(beside):.0f}")
-    print(f"ratio: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    told = {"tokens a second": 1.0, "microseconds of processor time a token": 1e6}
+    for at, (unit, scale) in enumerate(told.items()):
+        ratios = [there[at] / here[at] for here, there in zip(alone, beside, strict=True)]
+        medians = [scale * statistics.median(pace[at] for pace in paces) for paces in (alone, beside)]
+        print(f"{unit}: alone {medians[0]:.0f}, beside {WAITING} that wait for a tool {medians[1]:.0f}")
+        print(f"  ratio: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
 
 
-async def settled(client: httpx.AsyncClient) -> float:
-    """Tokens a second, median of three times; another time before them ends what a change has begun."""
-    return statistics.median([await texts(client) for _ in range(4)][1:])
+class Pace(NamedTuple):
+    """How fast texts were made, and what of the server's processor time went into one of their tokens."""
+
+    tokens_per_s: float
+    seconds_per_token: float
 
 
-async def texts(client: httpx.AsyncClient) -> float:
-    """Tokens a second of some texts at once."""
+async def settled(client: httpx.AsyncClient, pid: int) -> Pace:
+    """Medians of three times; another time before them ends what a change has begun."""
+    paces = [await texts(client, pid) for _ in range(4)][1:]
+    return Pace(*map(statistics.median, zip(*paces, strict=True)))
+
+
+async def texts(client: httpx.AsyncClient, pid: int) -> Pace:
+    """The pace of some texts at once."""
     body = {"input": "Tell me a story.", "max_output_tokens": TOKENS, "min_tokens": TOKENS, "store": False}
-    began = time.perf_counter()
+    began, had = time.perf_counter(), processor_seconds(pid)
     replies = await asyncio.gather(*(client.post("/v1/responses", json=body) for _ in range(TEXTS)))
-    took = time.perf_counter() - began
-    return sum(int(reply.json()["usage"]["output_tokens"]) for reply in replies) / took
+    took, used = time.perf_counter() - began, processor_seconds(pid) - had
+    made = sum(int(reply.json()["usage"]["output_tokens"]) for reply in replies)
+    return Pace(made / took, used / made)
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has had of processors since it began."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 async def waiting(client: httpx.AsyncClient) -> str:
