@@ -172,9 +172,8 @@ async def killing(
         for number in range(kills):
             await _advanced(busy, working, PROGRESS)
             await asyncio.sleep(busy.draw.uniform(0.0, 0.8))
-            caught.update(
-                [(await busy.client.sure("GET", f"/v1/batches/{id}")).json["status"] for id in busy.going]
-            )
+            for id in list(busy.going):
+                caught[(await busy.client.sure("GET", f"/v1/batches/{id}")).json["status"]] += 1
             victim, then = busy.draw.choice(servers), clock()
             await victim.kill()
             starting = asyncio.create_task(victim.start())
