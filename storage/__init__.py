@@ -12,11 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from storage.batches import (
+    MAX_BATCH_ATTEMPTS,
+    BatchCounts,
     BatchEnd,
     BatchEnded,
     BatchLine,
     BatchLost,
     NewBatch,
+    OwnerShare,
     StoredBatch,
     TooManyBatches,
 )
@@ -127,6 +130,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMMIT_SECONDS",
     "ECHO_MARK",
+    "MAX_BATCH_ATTEMPTS",
     "MAX_CHUNKS",
     "PROGRESS_EVENTS",
     "TERMINAL_STATUSES",
@@ -135,6 +139,7 @@ __all__ = [
     "AuditFilter",
     "AuditState",
     "BadText",
+    "BatchCounts",
     "BatchEnd",
     "BatchEnded",
     "BatchLine",
@@ -186,6 +191,7 @@ __all__ = [
     "Order",
     "OutputConflict",
     "OwnerArchived",
+    "OwnerShare",
     "Page",
     "Park",
     "PositionedItem",

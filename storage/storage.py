@@ -112,11 +112,21 @@ class Storage:
         self.blobs = Blobs(database, self._read)
         self.files = Files(self._read, self._write, self.blobs, removed=(files_gone,))
         self.containers = Containers(self._read, self._write, self.blobs)
-        self.batches = Batches(self._read, self._write, self.blobs, runner, shared=database.shared)
+        self.announced = (
+            asyncio.Event()
+        )  # set whenever something has ended with a notice: deliveries may be due
+        self.batches = Batches(
+            self._read,
+            self._write,
+            self.blobs,
+            runner,
+            shared=database.shared,
+            announce=webhooks.announce,
+            announced=self.announced.set,
+        )
         self.vector_stores = VectorStores(
             self._read, self._write, self._write_late, runner, shared=database.shared
         )
-        self.announced = asyncio.Event()  # set whenever a run has ended with a notice: deliveries may be due
 
     @classmethod
     async def open(cls, url: str, *, runner: str, lock: bool = True, synced: bool = False) -> Storage:

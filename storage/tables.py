@@ -638,8 +638,9 @@ vector_chunks = Table(
 
 # Batches. key_id: of the key that made it, null without one. digest: of the input, which stays for as long as
 # lines are read from it; null once the batch has ended. runner, fence: as of runs. num_bytes: of the results
-# that its lines have and no file has yet. total, completed, failed, usage: as of the end; before it, they are
-# those of its lines. output_lifetime: microseconds that its files live; null: for ever.
+# that its lines have and no file has yet. total: once its lines are stored. attempts: claims since the last
+# one under which it got on; retry_at: until then it rests if the present claim comes to nothing.
+# output_lifetime: microseconds that its files live; null: for ever.
 batches = Table(
     "batches",
     metadata,
@@ -669,6 +670,9 @@ batches = Table(
     Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
     Column("runner", Text),
     Column("fence", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("claimed_at", BigInteger),
+    Column("retry_at", BigInteger),
     Index("batches_by_owner", "owner", "created_at", "id"),
     Index("batches_by_digest", "digest"),
     Index(  # what is to be carried on

@@ -146,7 +146,7 @@ class Scheduler:
         self._prefix_caching = prefix_caching
         self.pace = Pace(max_num_batched_tokens)
         self._newest = -1  # the highest handle so far
-        self._budget = max_num_batched_tokens
+        self._budget = self._most = max_num_batched_tokens  # tokens of the next step, and of any
         self._max_model_len = max_model_len
         self._max_undelivered = max_undelivered
         self._eos = eos_token_ids
@@ -157,6 +157,10 @@ class Scheduler:
         self.considered: Sequence | None = (
             None  # the sequence that `schedule` looks at: the culprit where it raises
         )
+
+    def limit_step(self, num_tokens: int) -> None:
+        """From now on a step computes at most so many tokens, and never more than at the start."""
+        self._budget = min(num_tokens, self._most)
 
     # -- requests come and go --------------------------------------------------------------------------------
 
@@ -443,7 +447,7 @@ class Scheduler:
             ):
                 break  # another sequence computes the same prompt right now: wait for its blocks
             wanted = min(len(sequence.tokens) + 1, self._max_model_len)
-            if not self.rows.num_free or not self.kv.fits(hit, wanted, self._budget):
+            if not self.rows.num_free or not self.kv.fits(hit, wanted, self._most):
                 if yields is None:
                     self._held_back = (sequence.handle, self.kv.num_releases)
                     break

@@ -8,6 +8,7 @@ to the tokens of one step.
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from bisect import bisect_left
 from collections import OrderedDict
@@ -21,6 +22,7 @@ from torch import Tensor
 from engine.core import FairShare, of_device
 from engine.models import F32_BELOW, Checkpoint
 from engine.pooling.recipe import Recipe
+from engine.pooling.step_size import StepSize
 from engine.pooling.texts import Texts
 from engine.pooling.values import PoolingConfig
 from engine.pooling.vectors import Finish, Pooled
@@ -46,7 +48,7 @@ class EncoderWorker:
         self._recipe = recipe
         self._model = _load(recipe, _dtype(config, checkpoint, device), device)
         self._pad = texts.pad_id
-        self._budget = config.max_num_batched_tokens
+        self._size = StepSize(config.max_num_batched_tokens)
         self._finish = Finish(recipe, device)
         self._queues: OrderedDict[str, OrderedDict[int, Item]] = OrderedDict()
         self._share = FairShare()
@@ -90,7 +92,11 @@ class EncoderWorker:
         for item in batch:
             self.drop(item.handle)
             self._share.charge(item.owner, len(item.text.ids), item.weight)
-        return self._compute(batch)
+        began = time.thread_time()
+        outcomes = self._compute(batch)
+        longest = max(len(item.text.ids) for item in batch)
+        self._size.took(len(batch) * longest, time.thread_time() - began)
+        return outcomes
 
     def _next_batch(self) -> list[Item]:
         """The oldest text of the owner whose turn it is, and others of about its length."""
@@ -101,12 +107,12 @@ class EncoderWorker:
         low = bisect_left(
             window, (len(oldest.text.ids), oldest.handle), key=lambda i: (len(i.text.ids), i.handle)
         )
-        high = low + 1
+        high, most = low + 1, self._size.tokens
         while True:  # a shorter text costs padding, a longer one makes all others longer
             longest = len(window[high - 1].text.ids)
-            if low > 0 and (high - low + 1) * longest <= self._budget:
+            if low > 0 and (high - low + 1) * longest <= most:
                 low -= 1
-            elif high < len(window) and (high - low + 1) * len(window[high].text.ids) <= self._budget:
+            elif high < len(window) and (high - low + 1) * len(window[high].text.ids) <= most:
                 high += 1
             else:
                 return window[low:high]

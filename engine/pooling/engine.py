@@ -19,17 +19,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from engine.admission import Admission, Place
 from engine.model_folder import find_folder
 from engine.pooling.recipe import Recipe, read_recipe
 from engine.pooling.texts import TextInput, Texts, Words
+from engine.pooling.turns import Turns
 from engine.pooling.values import PoolingConfig, PoolingInfo, PoolingStats
 from engine.pooling.work import Close, Drop, Inbox, Item, Outcome, Submit, Vector, Worker
 from engine.types import DeadlineExceeded, EngineDead, EngineError, LoadError, PromptTooLong
-
-T = TypeVar("T")
 
 log = logging.getLogger("antiphon.engine")
 
@@ -37,7 +36,8 @@ NICENESS = 15
 """Added to that of the process: a thread that generates gets some thirty times as much of a busy core."""
 
 ENCODED_AT_ONCE = 16
-"""Texts that are tokenized before others have their turn."""
+CHARACTERS_AT_ONCE = 100_000
+"""Texts, and their characters, that are tokenized before others have their turn; one at least."""
 
 AT_ONCE = 64
 """Requests whose texts are computed side by side; more wait."""
@@ -63,6 +63,7 @@ class PoolingEngine:
         self._config = config
         self._inbox: Inbox = SimpleQueue()
         self._pool = ThreadPoolExecutor(1, "texts", initializer=give_way)
+        self._turns = Turns(self._pool)
         self._jobs: dict[int, _Job] = {}  # by the handle of each text
         self._next_handle = 0
         self._thread: threading.Thread | None = None
@@ -163,6 +164,7 @@ class PoolingEngine:
         if self._thread is not None:
             self._end(EngineDead("the engine was closed"))
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, 10.0)
+        self._turns.close(EngineDead("the engine was closed"))
         self._pool.shutdown(wait=False)
 
     # -- what is served --------------------------------------------------------------------------------------
@@ -220,13 +222,16 @@ class PoolingEngine:
     # -- texts -----------------------------------------------------------------------------------------------
 
     async def encode(
-        self, texts: Sequence[Words], *, prompt: str = "", cut: int | None = None
+        self, texts: Sequence[Words], *, prompt: str = "", cut: int | None = None, owner: str = ""
     ) -> list[TextInput]:
-        """Token ids of texts, pairs of texts, or token ids; see `Texts.encode`. Raises RenderError."""
+        """Token ids of texts, pairs of texts, or token ids; see `Texts.encode`. Owners take turns. Raises
+        RenderError and EngineDead."""
         found: list[TextInput] = []
-        for first in range(0, len(texts), ENCODED_AT_ONCE):  # in between others have their turn
-            some = texts[first : first + ENCODED_AT_ONCE]
-            found += await self._in_pool(partial(self._encoded, some, prompt, cut))
+        while len(found) < len(texts):
+            if self._closed:
+                raise EngineDead("the engine was closed")
+            some = _first(texts, len(found))
+            found += await self._turns.do(owner, partial(self._encoded, some, prompt, cut))
         return found
 
     def _encoded(self, texts: Sequence[Words], prompt: str, cut: int | None) -> list[TextInput]:
@@ -293,8 +298,19 @@ class PoolingEngine:
             if not job.missing:
                 job.done.set_result(None)
 
-    async def _in_pool(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+def _first(texts: Sequence[Words], start: int) -> Sequence[Words]:
+    """The texts behind `start` that are tokenized in one go."""
+    stop, length = start, 0
+    while stop < len(texts) and stop - start < ENCODED_AT_ONCE and length < CHARACTERS_AT_ONCE:
+        words = texts[stop]
+        length += (
+            len(words)
+            if isinstance(words, str)
+            else sum(len(each) if isinstance(each, str) else 1 for each in words)
+        )
+        stop += 1
+    return texts[start:stop]
 
 
 def give_way() -> None:

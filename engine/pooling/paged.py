@@ -8,6 +8,7 @@ token's state is pooled, that is of no use: a state that is not computed cannot 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from engine.executor import Runner, size_pools
 from engine.kernels import free_memory
 from engine.models import Checkpoint, ModelSpec, load_pooled
 from engine.pooling.recipe import Recipe
+from engine.pooling.step_size import StepSize
 from engine.pooling.texts import Texts
 from engine.pooling.values import PoolingConfig
 from engine.pooling.vectors import Finish, Pooled
@@ -78,6 +80,7 @@ class PagedWorker:
             eos_token_ids=(),
             prefix_caching=config.prefix_caching and not self._whole,
         )
+        self._size = StepSize(engine.max_num_batched_tokens)
         self._modes = recipe.modes
         self._finish = Finish(recipe, device)
         self._pooled: dict[int, Pooled] = {}
@@ -116,8 +119,14 @@ class PagedWorker:
 
     def step(self) -> list[Outcome] | None:
         """See `Worker.step`."""
+        self._scheduler.limit_step(self._size.tokens)
         batch = self._scheduler.schedule()
-        return None if batch is None else self._compute(batch)
+        if batch is None:
+            return None
+        began = time.thread_time()
+        outcomes = self._compute(batch)
+        self._size.took(int(batch.counts.sum()), time.thread_time() - began)
+        return outcomes
 
     def _compute(self, batch: Batch) -> list[Outcome]:
         """Compute a batch; where it raises, its halves are, down to the text that is at fault."""

@@ -70,7 +70,10 @@ class Texts:
             self._around = self._plain(JUDGE), self._plain(ANSWER)
             self._yes_no = recipe.yes_no or self._find_yes_no()
         if recipe.chat is not None:
-            shown = self._rendered("<the query>", "<the document>", "")
+            try:
+                shown = self._rendered("<the query>", "<the document>", "")
+            except RenderError as error:
+                raise LoadError(f"the chat template of {recipe.folder} fails: {error}") from None
             if "<the query>" not in shown or "<the document>" not in shown:
                 raise LoadError(f"the chat template of {recipe.folder} does not show a query and a document")
 
@@ -107,7 +110,8 @@ class Texts:
     def encode(self, words: Words, *, prompt: str = "", cut: int | None = None) -> TextInput:
         """Token ids with those that the tokenizer adds. prompt: stands before the text; before a pair, with a
         reranker that is instructed, it is the instruction. cut: a longer text is cut to so many tokens, at
-        its end; of a pair the longer text is cut. Raises RenderError for a text that no tokenizer takes.
+        its end; of a pair the longer text is cut. Raises RenderError for a text that no tokenizer takes, or
+        that the chat template refuses.
 
         A control token that a pair spells is text: a document must not end the model's question about it.
         Elsewhere it is the token, as with sentence-transformers, because prompts of some models need it.
@@ -174,7 +178,7 @@ class Texts:
             render: Any = self._tokenizer.apply_chat_template
             text: str = render(messages, tokenize=False, **chat.variables)
         except Exception as error:  # templates raise what they like
-            raise LoadError(f"the chat template of {self._recipe.folder} fails: {error}") from None
+            raise RenderError(f"the chat template cannot show this: {error}") from None
         return text
 
     def _plain(self, text: str, *, split: bool = False) -> list[int]:

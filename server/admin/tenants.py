@@ -23,6 +23,7 @@ from server.admin.database_access import (
     require_database,
 )
 from server.admin.owner_names import owner_id
+from server.batches import batch_json
 from server.clock import now_us
 from server.config import Config
 from server.http import conversation_json, file_json
@@ -59,11 +60,11 @@ async def require_owner(storage: Storage, owner: str) -> None:
 
 
 async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[bytes]:
-    """All that an owner can read, as JSON lines in pieces: conversations, responses, files with their
-    contents in base64, and a last line that says that it is whole. Each object is as it was when its line was
-    written. The audit log is told first."""
+    """What an owner has, as JSON lines in pieces: conversations, responses, batches, files, contents
+    in base64; and a last line that says that it is whole. Each object is as it was when its line was written.
+    The audit log is told first."""
     await storage.add_audit(by.did("project.exported", owner, owner))
-    counts = {"conversations": 0, "responses": 0, "files": 0}
+    counts = {"conversations": 0, "responses": 0, "batches": 0, "files": 0}
     after: tuple[int, str] | None = None
     while page := await storage.export_conversations(owner, after=after, limit=ITEMS_AT_ONCE):
         for conversation in page:
@@ -88,6 +89,15 @@ async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[by
         last = responses[-1].response
         after = (last.created_at, last.id)
     place: str | None = None
+    while True:
+        batches = await storage.batches.list(owner, limit=ITEMS_AT_ONCE, order="asc", after=place)
+        for batch in batches.data:
+            yield b'{"type":"batch","batch":' + batch_json(batch) + b"}\n"
+        counts["batches"] += len(batches.data)
+        if not batches.has_more:
+            break
+        place = batches.data[-1].id
+    place = None
     while True:
         files = await storage.files.list(owner, now=now_us(), limit=FILES_AT_ONCE, order="asc", after=place)
         for file in files.data:

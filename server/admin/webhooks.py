@@ -73,13 +73,15 @@ async def remove(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
 
 
 async def test(storage: Storage, id: str) -> dict[str, Any]:
-    """Send a webhook a notice of a response that does not exist, once, and tell how that went.
+    """Send a webhook a notice of a response or batch that does not exist, once, and tell how that went.
 
     status_code: None if there was no answer; then `error` is a word on why. Raises NotFound.
     """
     webhook = await storage.get_webhook(id)
     now = now_us()
-    sample = event(f"evt_{secrets.token_hex(24)}", webhook.event_types[0], "resp_test", now)
+    told = webhook.event_types[0]
+    of = "batch_test" if told.startswith("batch.") else "resp_test"
+    sample = event(f"evt_{secrets.token_hex(24)}", told, of, now)
     status, error = None, None
     courier = await asyncio.to_thread(make_sender)
     try:

@@ -12,6 +12,7 @@ from server.pooling.answers import (
     rerank_json,
     scores_json,
 )
+from server.pooling.cohere import EmbedRequest, embed_json, parse_embed
 from server.pooling.own_use import Embedder, Reranker, embedder_of, relevance, reranker_of
 from server.pooling.requests import (
     ClassifyRequest,
@@ -30,6 +31,7 @@ from server.pooling.work import Done, Work, cut_of, cut_vectors, prompt_of
 __all__ = [
     "ClassifyRequest",
     "Done",
+    "EmbedRequest",
     "Embedder",
     "EmbeddingsRequest",
     "PoolingRequest",
@@ -40,9 +42,11 @@ __all__ = [
     "classes_json",
     "cut_of",
     "cut_vectors",
+    "embed_json",
     "embedder_of",
     "embeddings_json",
     "parse_classify",
+    "parse_embed",
     "parse_embeddings",
     "parse_pooling",
     "parse_rerank",

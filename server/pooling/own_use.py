@@ -49,7 +49,7 @@ class Embedder:
         # a text without any token has no vector: a space stands for it, or else the token 0
         words = [text or " " for text in texts]
         prompt = prompt_of(info, ("input_type", kind))
-        encoded = await engine.encode(words, prompt=prompt, cut=info.max_model_len)
+        encoded = await engine.encode(words, prompt=prompt, cut=info.max_model_len, owner=owner)
         for index, text in enumerate(encoded):
             if not len(text.ids):
                 encoded[index] = (await engine.encode([(0,)]))[0]
@@ -73,7 +73,7 @@ class Reranker:
         engine's errors; a cancelled call drops its texts."""
         engine = self.served.engine
         pairs = [(query, document) for document in documents]
-        encoded = await engine.encode(pairs, cut=self.served.info.max_model_len)
+        encoded = await engine.encode(pairs, cut=self.served.info.max_model_len, owner=owner)
         rows, _ = await engine.pool(encoded, owner=owner)
         return relevance(rows, self.served)
 

@@ -103,16 +103,16 @@ def parse_embeddings(body: Mapping[str, Any]) -> EmbeddingsRequest:
             message = f"Unknown parameter: '{shorten(name)}'. This endpoint takes {', '.join(known)}."
             refuse(shorten(name), message, "unknown_parameter")
     inputs, single = _inputs(body)
-    if _text(body, "user") is not None:
+    if read_text(body, "user") is not None:
         ignore("user")
     return EmbeddingsRequest(
-        _text(body, "model"),
+        read_text(body, "model"),
         inputs,
         single,
         _format(body),
-        _whole(body, "dimensions", least=1),
+        read_whole(body, "dimensions", least=1),
         _purpose(body),
-        _whole(body, "truncate_prompt_tokens", least=-1),
+        read_whole(body, "truncate_prompt_tokens", least=-1),
     )
 
 
@@ -130,8 +130,8 @@ def parse_classify(body: Mapping[str, Any]) -> ClassifyRequest:
     """A body of POST /classify. Raises ApiError 400."""
     unread(body, CLASSIFY_FIELDS)
     inputs, single = _inputs(body)
-    truncate = _whole(body, "truncate_prompt_tokens", least=-1)
-    return ClassifyRequest(_text(body, "model"), inputs, single, truncate)
+    truncate = read_whole(body, "truncate_prompt_tokens", least=-1)
+    return ClassifyRequest(read_text(body, "model"), inputs, single, truncate)
 
 
 def parse_rerank(body: Mapping[str, Any], *, returns: bool) -> RerankRequest:
@@ -140,19 +140,19 @@ def parse_rerank(body: Mapping[str, Any], *, returns: bool) -> RerankRequest:
     unread(body, RERANK_FIELDS)
     query = _required_text(body, "query")
     documents = _documents(body, "documents")
-    top_n = _whole(body, "top_n", least=1) or len(documents)
+    top_n = read_whole(body, "top_n", least=1) or len(documents)
     shown = body.get("return_documents")
     if shown is not None and not isinstance(shown, bool):
         mistyped("return_documents", "a boolean", shown)
-    per_document = _whole(body, "max_tokens_per_doc", least=1)
-    truncate = _whole(body, "truncate_prompt_tokens", least=-1)
+    per_document = read_whole(body, "max_tokens_per_doc", least=1)
+    truncate = read_whole(body, "truncate_prompt_tokens", least=-1)
     return RerankRequest(
-        _text(body, "model"),
+        read_text(body, "model"),
         query,
         documents,
         min(top_n, len(documents)),
         returns if shown is None else shown,
-        _text(body, "instruction") or "",
+        read_text(body, "instruction") or "",
         per_document or truncate,
         "max_tokens_per_doc" if per_document else "truncate_prompt_tokens",
         bool(per_document),
@@ -173,12 +173,12 @@ def parse_score(body: Mapping[str, Any]) -> ScoreRequest:
         )
         refuse(two, message)
     return ScoreRequest(
-        _text(body, "model"),
+        read_text(body, "model"),
         tuple(zip(firsts, seconds, strict=True)),
         two,
         isinstance(body[two], str),
-        _text(body, "instruction") or "",
-        _whole(body, "truncate_prompt_tokens", least=-1),
+        read_text(body, "instruction") or "",
+        read_whole(body, "truncate_prompt_tokens", least=-1),
     )
 
 
@@ -251,14 +251,17 @@ def _format(body: Mapping[str, Any]) -> Format:
 
 
 def _purpose(body: Mapping[str, Any]) -> tuple[str, str] | None:
-    given = [(name, value) for name in ("prompt_name", "input_type", "task") if (value := _text(body, name))]
+    given = [
+        (name, value) for name in ("prompt_name", "input_type", "task") if (value := read_text(body, name))
+    ]
     if len(given) > 1:
         message = f"'{given[0][0]}' and '{given[1][0]}' say the same thing; give one of them."
         refuse(given[1][0], message, "mutually_exclusive_parameters")
     return given[0] if given else None
 
 
-def _text(body: Mapping[str, Any], name: str) -> str | None:
+def read_text(body: Mapping[str, Any], name: str) -> str | None:
+    """A field that is a text, if it is there. Raises ApiError 400."""
     value = body.get(name)
     if value is not None and not isinstance(value, str):
         mistyped(name, "a string", value)
@@ -266,14 +269,16 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
 
 
 def _required_text(body: Mapping[str, Any], name: str) -> str:
-    value = _text(body, name)
+    value = read_text(body, name)
     if value is None:
         missing(name)
     check_length(name, len(value), "string", 1)
     return value
 
 
-def _whole(body: Mapping[str, Any], name: str, *, least: int) -> int | None:
+def read_whole(body: Mapping[str, Any], name: str, *, least: int) -> int | None:
+    """A field that is a positive whole number, or -1 where that is `least`, if it is there. Raises ApiError
+    400."""
     value = body.get(name)
     if value is None:
         return None

@@ -74,7 +74,7 @@ class Work:
             try:
                 most = await self.waiting(cut()) if callable(cut) else cut
                 texts: list[TextInput] = await self.waiting(
-                    served.engine.encode(words, prompt=prompt, cut=most)
+                    served.engine.encode(words, prompt=prompt, cut=most, owner=who.owner)
                 )
             except RenderError as error:
                 raise ApiError(
@@ -169,9 +169,11 @@ def cut_of(info: PoolingInfo, truncate: int | None) -> int | None:
     return info.max_model_len if truncate == -1 else truncate
 
 
-def cut_vectors(rows: list[Any], info: PoolingInfo, dimensions: int | None) -> list[Any]:
+def cut_vectors(
+    rows: list[Any], info: PoolingInfo, dimensions: int | None, field: str = "dimensions"
+) -> list[Any]:
     """Vectors of so many dimensions, as long as the model's own where those have the length 1. ApiError 400
-    for a length that the checkpoint does not declare."""
+    for a length that the checkpoint does not declare; field: which asks for it."""
     wanted = info.default_dimensions if dimensions is None else dimensions
     if wanted == info.dimensions:
         return rows
@@ -181,9 +183,9 @@ def cut_vectors(rows: list[Any], info: PoolingInfo, dimensions: int | None) -> l
         allowed = f"from 1 to {info.dimensions}"
         if info.cuts is not None:
             allowed = " or ".join(map(str, sorted({*info.cuts, info.dimensions})))
-        message = f"Invalid 'dimensions': vectors of the model '{info.name}' have {allowed} dimensions"
+        message = f"Invalid '{field}': vectors of the model '{info.name}' have {allowed} dimensions"
         why = "" if info.cuts != () else "; its checkpoint does not say that they can be cut (is_matryoshka)"
-        refuse("dimensions", f"{message}{why}.")
+        refuse(field, f"{message}{why}.")
     rows = [row[:wanted] for row in rows]
     if not info.normalized:
         return rows

@@ -194,7 +194,7 @@ class ServerLifecycle:
         self._deliveries.start()
         self._retention.start(runs.forget_gone)
         self.context = context
-        self._batches = BatchWorker(self._storage, self.keys)
+        self._batches = BatchWorker(self._storage, self.keys, context.quota, context.limiter)
         await self._batches.start(self._app)
         await self._note_settings()
         self.telemetry.watch(self._readings)
@@ -309,6 +309,8 @@ class ServerLifecycle:
         yield Reading("runs", self.context.runs.readings())
         yield Reading("webhooks", {"pending": self._deliveries.num_pending})
         yield Reading("retention", self._retention.readings())
+        if self._batches is not None:
+            yield from self._batches.readings()
 
     # -- being -----------------------------------------------------------------------------------------------
 

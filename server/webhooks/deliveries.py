@@ -1,4 +1,4 @@
-"""Delivers notices of the ends of runs to webhooks, and tries again where that fails.
+"""Delivers notices of the ends of runs and batches to webhooks, and tries again where that fails.
 
 A notice has the shape of the official `WebhookResponse*`.
 
@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("antiphon.webhooks")
 
-EVENT_TYPES = tuple(f"response.{status}" for status in TERMINAL_STATUSES)
+BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
+
+EVENT_TYPES = (
+    *(f"response.{status}" for status in TERMINAL_STATUSES),
+    *(f"batch.{status}" for status in BATCH_ENDS),
+)
 
 BACKOFF_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """Pauses after the first failed attempt, the second, and so on: ten attempts over three days. Standard
@@ -51,14 +56,19 @@ def notice(response_id: str, status: str, ended_at: int) -> Notice:
     return event(f"evt_{response_id.removeprefix('resp_')}", f"response.{status}", response_id, ended_at)
 
 
-def event(event_id: str, type: str, response_id: str, at: int) -> Notice:
-    """An event of the official shape."""
+def batch_notice(batch_id: str, status: str, ended_at: int) -> Notice:
+    """What is told of a batch's end, which comes once, too."""
+    return event(f"evt_{batch_id.removeprefix('batch_')}", f"batch.{status}", batch_id, ended_at)
+
+
+def event(event_id: str, type: str, of: str, at: int) -> Notice:
+    """An event of the official shape. of: the id of the response or batch."""
     body = {
         "id": event_id,
         "object": "event",
         "created_at": at // 1_000_000,
         "type": type,
-        "data": {"id": response_id},
+        "data": {"id": of},
     }
     return Notice(event_id, type, orjson.dumps(body), at)
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from storage.batches.records import (
+    MAX_BATCH_ATTEMPTS,
+    BatchCounts,
     BatchEnd,
     BatchEnded,
     BatchLine,
     BatchLost,
     NewBatch,
+    OwnerShare,
     StoredBatch,
     TooManyBatches,
 )
@@ -21,12 +24,15 @@ if TYPE_CHECKING:
     from storage.batches.verbs import Batches
 
 __all__ = [
+    "MAX_BATCH_ATTEMPTS",
+    "BatchCounts",
     "BatchEnd",
     "BatchEnded",
     "BatchLine",
     "BatchLost",
     "Batches",
     "NewBatch",
+    "OwnerShare",
     "StoredBatch",
     "TooManyBatches",
 ]

@@ -6,17 +6,34 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from storage.batches.records import (
     COMPLETED,
-    FAILED,
+    MAX_BATCH_ATTEMPTS,
     OPEN,
+    RESTS_S,
+    BatchCounts,
     BatchEnd,
     BatchEnded,
     BatchLine,
     BatchLost,
     NewBatch,
+    OwnerShare,
     StoredBatch,
     TooManyBatches,
 )
@@ -35,7 +52,15 @@ def create(conn: Connection, new: NewBatch, most: int) -> StoredBatch:
     going = select(func.count()).where(batches.c.owner == new.owner, batches.c.ended_at.is_(None))
     if conn.execute(going).scalar_one() >= most:
         raise TooManyBatches(most)
-    started = {"status": "validating", "fence": 0, "num_bytes": 0, "total": 0, "completed": 0, "failed": 0}
+    started = {
+        "status": "validating",
+        "fence": 0,
+        "num_bytes": 0,
+        "total": 0,
+        "completed": 0,
+        "failed": 0,
+        "attempts": 0,
+    }
     conn.execute(insert(batches).values(**asdict(new), **started))
     return get(conn, new.owner, new.id)
 
@@ -45,7 +70,7 @@ def get(conn: Connection, owner: str, id: str) -> StoredBatch:
     row = conn.execute(select(*_COLUMNS).where(batches.c.id == id, batches.c.owner == owner)).first()
     if row is None:
         raise NotFound("batch", id)
-    return _stored(conn, [row])[0]
+    return _stored(row)
 
 
 def list_(conn: Connection, owner: str, limit: int, order: Order, after: str | None) -> Page[StoredBatch]:
@@ -59,32 +84,11 @@ def list_(conn: Connection, owner: str, limit: int, order: Order, after: str | N
     by_time = (batches.c.created_at, batches.c.id)
     query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))
     rows = conn.execute(query.limit(limit + 1)).all()
-    return Page(tuple(_stored(conn, rows[:limit])), len(rows) > limit)
+    return Page(tuple(_stored(row) for row in rows[:limit]), len(rows) > limit)
 
 
-def _stored(conn: Connection, rows: Sequence[Row[*tuple[Any, ...]]]) -> list[StoredBatch]:
-    """Batches as they stand; the lines of those that have not ended are counted."""
-    going = [row.id for row in rows if row.ended_at is None]
-    counts: dict[str, dict[str, int]] = {}
-    if going:
-        query = select(batch_lines.c.batch_id, batch_lines.c.status, func.count())
-        query = query.where(batch_lines.c.batch_id.in_(going))
-        for id, status, num in conn.execute(
-            query.group_by(batch_lines.c.batch_id, batch_lines.c.status)
-        ).all():
-            counts.setdefault(id, {})[status] = num
-    found = []
-    for row in rows:
-        values = dict(row._mapping)
-        if row.status not in ("validating", "failed") and row.id in counts:
-            lines = counts[row.id]
-            values |= {
-                "total": sum(lines.values()),
-                COMPLETED: lines.get(COMPLETED, 0),
-                FAILED: lines.get(FAILED, 0),
-            }
-        found.append(StoredBatch(**values))
-    return found
+def _stored(row: Row[*tuple[Any, ...]]) -> StoredBatch:
+    return StoredBatch(**row._mapping)
 
 
 def cancel(conn: Connection, owner: str, id: str, now: int) -> StoredBatch:
@@ -101,35 +105,142 @@ def cancel(conn: Connection, owner: str, id: str, now: int) -> StoredBatch:
 # -- whose work it is ----------------------------------------------------------------------------------------
 
 
-def any_of_others(conn: Connection, runner: str) -> bool:
+def any_of_others(conn: Connection, runner: str, held: Sequence[str]) -> bool:
     """Whether any batch is to be carried on that this process does not; it may be another one's."""
     query = select(batches.c.id).where(
-        batches.c.ended_at.is_(None), batches.c.runner.is_distinct_from(runner)
+        batches.c.ended_at.is_(None),
+        or_(batches.c.runner.is_distinct_from(runner), batches.c.id.not_in(held)),
     )
     return conn.execute(query.limit(1)).first() is not None
 
 
-def claim(conn: Connection, runner: str, limit: int, *, shared: bool) -> list[StoredBatch]:
-    """Takes over batches that nobody carries on, the oldest first. shared: processes that do not beat are
-    dead, this one's own beat is there."""
-    free: ColumnElement[bool] = batches.c.runner.is_(None)
-    if shared:
-        beating = select(runners.c.id)
-        if conn.execute(beating.where(runners.c.id == runner)).first() is None:
-            return []
-        free = or_(free, batches.c.runner.not_in(beating))
-    query = select(batches.c.id).where(batches.c.ended_at.is_(None), free).order_by(batches.c.created_at)
-    ids = conn.execute(query.limit(limit).with_for_update(skip_locked=True)).scalars().all()
-    taken = update(batches).where(batches.c.id.in_(ids)).values(runner=runner, fence=batches.c.fence + 1)
-    conn.execute(taken)
-    rows = conn.execute(select(*_COLUMNS).where(batches.c.id.in_(ids)).order_by(batches.c.created_at)).all()
-    return _stored(conn, rows)
+def _carried(runner: str, held: Sequence[str], *, shared: bool) -> ColumnElement[bool]:
+    """Whether a process carries a batch on. shared: one that does not beat is dead. held: what this process
+    has in hand; of what else is written down as its own it does not know, because the news of the claim got
+    lost."""
+    living = batches.c.runner.in_(select(runners.c.id)) if shared else batches.c.runner.is_not(None)
+    known = or_(batches.c.runner != runner, batches.c.id.in_(held))
+    return and_(batches.c.runner.is_not(None), living, known)
 
 
-def free(conn: Connection, runner: str | None = None) -> None:
-    """Takes batches from a process, or, None, from all."""
-    held = batches.c.runner.is_not(None) if runner is None else batches.c.runner == runner
-    conn.execute(update(batches).where(held).values(runner=None))
+def _waiting(carried: ColumnElement[bool], now: int) -> ColumnElement[bool]:
+    """Whether a batch can be claimed: nobody carries it on, and it does not rest."""
+    return and_(not_(carried), or_(batches.c.retry_at.is_(None), batches.c.retry_at <= now))
+
+
+def shares(
+    conn: Connection, runner: str, held: Sequence[str], now: int, *, shared: bool
+) -> tuple[OwnerShare, ...]:
+    """What each owner has going."""
+    carried = _carried(runner, held, shared=shared)
+    query = select(
+        batches.c.owner,
+        func.sum(case((carried, 1), else_=0)),
+        func.sum(case((_waiting(carried, now), 1), else_=0)),
+    )
+    rows = conn.execute(query.where(batches.c.ended_at.is_(None)).group_by(batches.c.owner)).all()
+    return tuple(OwnerShare(owner, int(carried), int(waiting)) for owner, carried, waiting in rows)
+
+
+def claim(
+    conn: Connection, runner: str, limit: int, held: Sequence[str], now: int, *, shared: bool
+) -> list[StoredBatch]:
+    """Takes over batches that nobody carries on. Owners take turns: first comes the one of whose batches the
+    fewest are carried on, and of several the one whose turn was longest ago.
+
+    shared: processes that do not beat are dead, this one's own beat is there.
+    """
+    if shared and conn.execute(select(runners.c.id).where(runners.c.id == runner)).first() is None:
+        return []
+    found: list[StoredBatch] = []
+    while len(found) < limit:
+        carried = _carried(runner, [*held, *(batch.id for batch in found)], shared=shared)
+        turn = (
+            select(
+                batches.c.owner,
+                func.sum(case((carried, 1), else_=0)).label("carried"),
+                func.max(batches.c.claimed_at).label("claimed_at"),
+            )
+            .where(batches.c.ended_at.is_(None))
+            .group_by(batches.c.owner)
+            .subquery()
+        )
+        query = (
+            select(batches.c.id, batches.c.attempts, batches.c.expires_at)
+            .join_from(batches, turn, turn.c.owner == batches.c.owner)
+            .where(batches.c.ended_at.is_(None), _waiting(carried, now))
+            .order_by(
+                turn.c.carried,
+                turn.c.claimed_at.nulls_first(),
+                batches.c.claimed_at.nulls_first(),
+                batches.c.created_at,
+                batches.c.id,
+            )
+        )
+        row = conn.execute(query.limit(1).with_for_update(of=batches, skip_locked=True)).first()
+        if row is None:
+            break
+        taken = {
+            "runner": runner,
+            "fence": batches.c.fence + 1,
+            "attempts": row.attempts + 1,
+            "claimed_at": now,
+            "retry_at": _rested(row.attempts + 1, now, row.expires_at),
+        }
+        conn.execute(update(batches).where(batches.c.id == row.id).values(taken))
+        found.append(_stored(conn.execute(select(*_COLUMNS).where(batches.c.id == row.id)).one()))
+    return found
+
+
+def _rested(attempts: int, now: int, expires_at: int) -> int:
+    """When a batch is tried again whose latest claims, so many of them, came to nothing; at its end, too."""
+    at = now + RESTS_S[min(attempts, len(RESTS_S)) - 1] * 1_000_000
+    return min(at, expires_at) if expires_at > now else at
+
+
+_NEVER_MADE = {
+    "runner": None,
+    "retry_at": None,
+    "attempts": case((batches.c.attempts > 0, batches.c.attempts - 1), else_=0),
+}
+"""What takes a batch from its process as if it had never claimed it."""
+
+
+def free_all(conn: Connection) -> None:
+    """Takes batches from all processes, whose claims may have come to nothing."""
+    conn.execute(update(batches).where(batches.c.runner.is_not(None)).values(runner=None))
+
+
+def release(conn: Connection, runner: str) -> None:
+    """A process ends well: what it carried on is nobody's."""
+    conn.execute(update(batches).where(batches.c.runner == runner).values(_NEVER_MADE))
+
+
+def give_back(conn: Connection, batch: StoredBatch, runner: str) -> None:
+    """Leaves a batch to whoever claims it next. BatchLost."""
+    _mine(conn, batch, runner)
+    conn.execute(update(batches).where(batches.c.id == batch.id).values(_NEVER_MADE))
+
+
+def set_back(conn: Connection, batch: StoredBatch, runner: str, now: int) -> bool:
+    """Lets a batch rest whose carrying failed. False, and nothing is changed, where that was so too often, or
+    its time is up. BatchLost."""
+    _mine(conn, batch, runner)
+    query = select(batches.c.attempts, batches.c.expires_at).where(batches.c.id == batch.id)
+    attempts, expires_at = conn.execute(query).one()
+    if attempts >= MAX_BATCH_ATTEMPTS or now >= expires_at:
+        return False
+    rests = {"runner": None, "retry_at": _rested(max(1, attempts), now, expires_at)}
+    conn.execute(update(batches).where(batches.c.id == batch.id).values(rests))
+    return True
+
+
+def counts(conn: Connection) -> BatchCounts:
+    """Of the batches of all owners."""
+    lines = func.sum(batches.c.total - batches.c.completed - batches.c.failed)
+    query = select(batches.c.status, func.count(), lines).where(batches.c.ended_at.is_(None))
+    rows = conn.execute(query.group_by(batches.c.status)).all()
+    return BatchCounts({status: num for status, num, _ in rows}, sum(int(waiting) for _, _, waiting in rows))
 
 
 def _mine(conn: Connection, batch: StoredBatch, runner: str) -> str:
@@ -165,22 +276,33 @@ def add_lines(conn: Connection, batch: StoredBatch, runner: str, lines: Sequence
 
 def begin(conn: Connection, batch: StoredBatch, runner: str, now: int) -> None:
     """All lines are stored: they may be carried out, unless the batch was cancelled meanwhile."""
-    if _mine(conn, batch, runner) == "validating":
-        begun = update(batches).where(batches.c.id == batch.id)
+    status = _mine(conn, batch, runner)
+    num = select(func.count()).where(batch_lines.c.batch_id == batch.id).scalar_subquery()
+    begun = update(batches).where(batches.c.id == batch.id)
+    conn.execute(begun.values(total=num, attempts=0, retry_at=None))
+    if status == "validating":
         conn.execute(begun.values(status="in_progress", in_progress_at=now))
 
 
 def finish_line(
     conn: Connection, batch: StoredBatch, runner: str, position: int, status: str, result: bytes, now: int
-) -> None:
-    """Gives an open line its result; a line that has one keeps it."""
+) -> bool:
+    """Gives an open line its result; a line that has one keeps it, and is False."""
     _mine(conn, batch, runner)
     line = update(batch_lines).where(
         batch_lines.c.batch_id == batch.id, batch_lines.c.position == position, batch_lines.c.status == OPEN
     )
-    if conn.execute(line.values(status=status, result=result, ended_at=now)).rowcount:
-        held = batches.c.num_bytes + len(result)
-        conn.execute(update(batches).where(batches.c.id == batch.id).values(num_bytes=held))
+    if not conn.execute(line.values(status=status, result=result, ended_at=now)).rowcount:
+        return False
+    counted = batches.c.completed if status == COMPLETED else batches.c.failed
+    got_on: dict[Any, Any] = {
+        counted: counted + 1,
+        batches.c.num_bytes: batches.c.num_bytes + len(result),
+        batches.c.attempts: 0,
+        batches.c.retry_at: None,
+    }
+    conn.execute(update(batches).where(batches.c.id == batch.id).values(got_on))
+    return True
 
 
 def finalize(conn: Connection, batch: StoredBatch, runner: str, now: int) -> None:
@@ -200,7 +322,6 @@ def end(
 ) -> None:
     """Ends a batch, with its files, whose blobs have been put. Its lines go by `tidy`."""
     _mine(conn, batch, runner)
-    counted = _stored(conn, conn.execute(select(*_COLUMNS).where(batches.c.id == batch.id)).all())[0]
     for file in (output, errors):
         if file is not None:
             conn.execute(insert(files).values(asdict(file)))
@@ -212,12 +333,10 @@ def end(
         "model": ended.model,
         "output_file_id": None if output is None else output.id,
         "error_file_id": None if errors is None else errors.id,
-        "total": counted.total,
-        "completed": counted.completed,
-        "failed": counted.failed,
         "digest": None,
         "num_bytes": 0,
         "runner": None,
+        "retry_at": None,
     }
     conn.execute(update(batches).where(batches.c.id == batch.id).values(values))
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage.records import StorageError
+from storage.records import Notice, StorageError
 
 OPEN, COMPLETED, FAILED = "open", "completed", "failed"
 """The states of a line: without a result, or with one that goes to the output or to the error file."""
+
+RESTS_S = (1, 10, 60, 300, 900)
+"""How long a batch rests after its first claim that came to nothing, after the second, and so on."""
+MAX_BATCH_ATTEMPTS = len(RESTS_S) + 1
+"""Claims in a row that may come to nothing: without a line that was finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,9 @@ class NewBatch:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch as it stands. digest: None once it has ended. errors: why its input cannot be carried out, a
-    JSON list. total, completed, failed: its lines so far. usage: a JSON object, once it has ended."""
+    """A batch as it stands. digest: None once it has ended. errors: why it cannot be carried out, a JSON
+    list. total, completed, failed: its lines so far. usage: a JSON object, once it has ended. attempts:
+    claims since the last one under which it got on."""
 
     id: str
     owner: str
@@ -55,6 +62,7 @@ class StoredBatch:
     completed: int
     failed: int
     fence: int
+    attempts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +77,32 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """How a batch ends: `completed`, `failed`, `expired` or `cancelled`."""
+    """How a batch ends: `completed`, `failed`, `expired` or `cancelled`. notice: what the webhooks of its
+    owner are told of it."""
 
     status: str
     at: int
     errors: bytes | None = None
     usage: bytes | None = None
     model: str | None = None
+    notice: Notice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerShare:
+    """What an owner has going: batches that processes carry on, and those that could be claimed now."""
+
+    owner: str
+    carried: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """Batches that have not ended, by status, and their lines that have no result."""
+
+    by_status: Mapping[str, int]
+    lines_waiting: int
 
 
 class BatchLost(StorageError):

@@ -6,21 +6,37 @@ once another one does, by the number of its claim.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
+from sqlalchemy import Connection
+
 from storage.batches import batch_rows
-from storage.batches.records import BatchEnd, BatchLine, NewBatch, StoredBatch
+from storage.batches.records import BatchCounts, BatchEnd, BatchLine, NewBatch, OwnerShare, StoredBatch
 from storage.drivers import Run
 from storage.files import Blobs, StoredFile
-from storage.records import Order, Page
+from storage.records import Notice, Order, Page
+
+Announce = Callable[[Connection, Sequence[tuple[str, str, Notice]]], None]
+"""Writes down what webhooks are to be told: owner, what has ended, and the notice of it."""
 
 
 class Batches:
-    """The batches of one database. runner: this process."""
+    """The batches of one database. runner: this process. announced: called when notices were written."""
 
-    def __init__(self, read: Run, write: Run, blobs: Blobs, runner: str, *, shared: bool) -> None:
+    def __init__(
+        self,
+        read: Run,
+        write: Run,
+        blobs: Blobs,
+        runner: str,
+        *,
+        shared: bool,
+        announce: Announce,
+        announced: Callable[[], None],
+    ) -> None:
         self._read, self._write = read, write
+        self._announce, self._announced = announce, announced
         self._blobs = blobs
         self._runner = runner
         self._shared = shared
@@ -46,21 +62,42 @@ class Batches:
 
     # -- carrying them on ------------------------------------------------------------------------------------
 
-    async def claim(self, limit: int) -> Sequence[StoredBatch]:
-        """Takes over up to `limit` batches that nobody carries on."""
-        others = partial(batch_rows.any_of_others, runner=self._runner)
-        if not await self._read(others):
+    async def claim(self, limit: int, held: Sequence[str], now: int) -> Sequence[StoredBatch]:
+        """Takes over up to `limit` batches that nobody carries on; owners take turns. held: the ids of those
+        that this process has in hand, all others it may claim again."""
+        if not await self._read(partial(batch_rows.any_of_others, runner=self._runner, held=held)):
             return ()
-        job = partial(batch_rows.claim, runner=self._runner, limit=limit, shared=self._shared)
+        job = partial(
+            batch_rows.claim, runner=self._runner, limit=limit, held=held, now=now, shared=self._shared
+        )
         return await self._write(job)
+
+    async def shares(self, held: Sequence[str], now: int) -> Sequence[OwnerShare]:
+        """What each owner has going, where there is anything that this process does not carry on."""
+        if not await self._read(partial(batch_rows.any_of_others, runner=self._runner, held=held)):
+            return ()
+        job = partial(batch_rows.shares, runner=self._runner, held=held, now=now, shared=self._shared)
+        return await self._read(job)
+
+    async def counts(self) -> BatchCounts:
+        """Of all batches that have not ended."""
+        return await self._read(batch_rows.counts)
 
     async def free_all(self) -> None:
         """Takes every batch from its process; only for one that knows that it is alone."""
-        await self._write(batch_rows.free)
+        await self._write(batch_rows.free_all)
 
     async def release(self) -> None:
         """This process carries no batch on any more."""
-        await self._write(partial(batch_rows.free, runner=self._runner))
+        await self._write(partial(batch_rows.release, runner=self._runner))
+
+    async def give_back(self, batch: StoredBatch) -> None:
+        """Leaves a batch to whoever claims it next, as if it had not been claimed. BatchLost."""
+        await self._write(partial(batch_rows.give_back, batch=batch, runner=self._runner))
+
+    async def set_back(self, batch: StoredBatch, now: int) -> bool:
+        """Lets a batch rest whose carrying failed; False where it is not to be tried again. BatchLost."""
+        return await self._write(partial(batch_rows.set_back, batch=batch, runner=self._runner, now=now))
 
     async def clear(self, batch: StoredBatch) -> None:
         """Removes all lines of a batch whose validation is begun anew. BatchLost."""
@@ -79,8 +116,8 @@ class Batches:
 
     async def finish_line(
         self, batch: StoredBatch, position: int, status: str, result: bytes, now: int
-    ) -> None:
-        """Gives a line its result, unless it has one. BatchLost."""
+    ) -> bool:
+        """Gives a line its result; False where it has one. BatchLost."""
         job = partial(
             batch_rows.finish_line,
             batch=batch,
@@ -90,7 +127,7 @@ class Batches:
             result=result,
             now=now,
         )
-        await self._write(job)
+        return await self._write(job)
 
     async def finalize(self, batch: StoredBatch, now: int) -> None:
         """No line is carried out any more. BatchLost."""
@@ -99,11 +136,16 @@ class Batches:
     async def end(
         self, batch: StoredBatch, ended: BatchEnd, output: StoredFile | None, errors: StoredFile | None
     ) -> None:
-        """Ends a batch and stores its files, in one transaction. BatchLost."""
-        job = partial(
-            batch_rows.end, batch=batch, runner=self._runner, ended=ended, output=output, errors=errors
-        )
-        await self._write(job)
+        """Ends a batch, stores its files, and has webhooks told, in one transaction. BatchLost."""
+        notices = [] if ended.notice is None else [(batch.owner, batch.id, ended.notice)]
+
+        def end(conn: Connection) -> None:
+            batch_rows.end(conn, batch, self._runner, ended, output, errors)
+            self._announce(conn, notices)
+
+        await self._write(end)
+        if notices:
+            self._announced()
         self._blobs.let_go()
 
     async def open_lines(self, batch_id: str, after: int, limit: int) -> Sequence[BatchLine]:

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from tests.chaos import (  # noqa: F401
+    batches,
     bombs,
     clients,
     disks,

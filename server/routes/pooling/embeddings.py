@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v1/classify and /classify, and /pooling.
+"""POST /v1/embeddings, /v1/embed and /v2/embed, /v1/classify and /classify, and /pooling.
 
 A client that leaves ends its work.
 """
@@ -6,6 +6,7 @@ A client that leaves ends its work.
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -18,8 +19,10 @@ from server.pooling import (
     classes_json,
     cut_of,
     cut_vectors,
+    embed_json,
     embeddings_json,
     parse_classify,
+    parse_embed,
     parse_embeddings,
     parse_pooling,
     pooling_json,
@@ -29,6 +32,8 @@ from server.routes.documented import documented
 from server.threads import aside
 
 router = APIRouter()
+
+UNPROMPTED = ("classification", "clustering")
 
 MANY_NUMBERS = 100_000
 """Numbers of a reply above this are written in a thread; each takes some 0.1 us."""
@@ -60,6 +65,37 @@ async def create_embeddings(request: Request) -> Response:
     def write() -> bytes:
         rows = cut_vectors(done.rows, served.info, asked.dimensions)
         return embeddings_json(rows, served.name, asked.encoding_format, done.num_tokens)
+
+    return json_reply(await aside(much, write))
+
+
+@router.post("/v1/embed", **documented("EmbeddingsByType", "embeddings.write", body="CreateEmbed"))
+async def embed_first_version(request: Request) -> Response:
+    """A vector for each text, as clients of Cohere's first version ask it."""
+    return await _embed(request, version=1)
+
+
+@router.post("/v2/embed", **documented("EmbeddingsByType", "embeddings.write", body="CreateEmbed"))
+async def embed(request: Request) -> Response:
+    """A vector for each text, as clients of Cohere's second version ask it."""
+    return await _embed(request, version=2)
+
+
+async def _embed(request: Request, *, version: Literal[1, 2]) -> Response:
+    asked = await read_as(request, parse_embed)
+    served = context(request).models.get_pooled(asked.model, "embedding")
+    info, said = served.info, asked.input_type
+    # these two of Cohere's words mean neither a query nor a document
+    purpose = None if said is None or (said in UNPROMPTED and said not in info.prompts) else said
+    prompt = prompt_of(info, None if purpose is None else ("input_type", purpose))
+    cut = None if asked.whole else min(asked.max_tokens or info.max_model_len, info.max_model_len)
+    cut_vectors([], info, asked.dimensions, "output_dimension")
+    done = await work_of(request, served).do(asked.texts, asked.path, prompt=prompt, cut=cut)
+    much = len(done.rows) * info.dimensions > MANY_NUMBERS
+
+    def write() -> bytes:
+        rows = cut_vectors(done.rows, info, asked.dimensions)
+        return embed_json(rows, asked, done.num_tokens, version=version)
 
     return json_reply(await aside(much, write))
 

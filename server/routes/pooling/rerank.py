@@ -49,17 +49,17 @@ async def _rerank(request: Request, *, returns: bool) -> Response:
         [(asked.query, document) for document in asked.documents],
         lambda index: f"documents[{index}]",
         prompt=_instruction(asked.instruction, served.info),
-        cut=partial(_cut, asked, served),
+        cut=partial(_cut, asked, served, principal(request).owner),
     )
     return json_reply(rerank_json(relevance(done.rows, served), asked, served.name, done.num_tokens))
 
 
-async def _cut(asked: RerankRequest, served: PooledModel) -> int | None:
+async def _cut(asked: RerankRequest, served: PooledModel, owner: str) -> int | None:
     """The tokens that a pair is cut to."""
     if not asked.per_document or asked.truncate is None:
         return cut_of(served.info, asked.truncate)
     instruction = _instruction(asked.instruction, served.info)
-    [query] = await served.engine.encode([(asked.query, "")], prompt=instruction)
+    [query] = await served.engine.encode([(asked.query, "")], prompt=instruction, owner=owner)
     return min(served.info.max_model_len, len(query.ids) + asked.truncate)
 
 

@@ -43,6 +43,19 @@ def _asked() -> dict[str, Schema]:
     of_pairs: dict[str, Schema] = {"model": STRING, "instruction": STRING, **truncate}
     return {
         "CreateEmbedding": {**of({"input": inputs}, of_vectors), "additionalProperties": False},
+        "CreateEmbed": of(
+            {},
+            {
+                "model": STRING,
+                "texts": listed(STRING, minItems=1, maxItems=2048),
+                "inputs": listed(of({"content": listed(OBJECT, minItems=1)}), minItems=1, maxItems=2048),
+                "input_type": STRING,
+                "embedding_types": listed({"enum": ["float", "base64", "binary", "ubinary"]}),
+                "truncate": {"enum": ["NONE", "END"]},
+                "max_tokens": {**INTEGER, "minimum": 1},
+                "output_dimension": {**INTEGER, "minimum": 1},
+            },
+        ),
         "CreatePooling": of({"input": inputs}, of_vectors),
         "CreateClassification": of({"input": inputs}, {"model": STRING, **truncate}),
         "CreateReranking": of(
@@ -62,6 +75,15 @@ def _asked() -> dict[str, Schema]:
 
 _TOLD: Mapping[str, Schema] = {
     "Embeddings": _pooled("embedding", {"embedding": _VECTOR}),
+    "EmbeddingsByType": of(
+        {
+            "response_type": {"enum": ["embeddings_by_type", "embeddings_floats"]},
+            "id": STRING,
+            "embeddings": {"anyOf": [OBJECT, listed(_VECTOR)]},
+            "texts": listed(STRING),
+            "meta": OBJECT,
+        }
+    ),
     "Pooled": _pooled("pooling", {"data": _VECTOR}),
     "Scores": _pooled("score", {"score": NUMBER}),
     "Classes": _pooled("classification", {"label": STRING, "probs": listed(NUMBER), "num_classes": INTEGER}),

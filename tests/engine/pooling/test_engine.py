@@ -24,6 +24,7 @@ from engine import (
     TextInput,
 )
 from engine.pooling.paged import PagedWorker
+from engine.pooling.step_size import LEAST, StepSize
 from tests.support.pooling_checkpoints import make_classifier, make_embedder
 
 
@@ -106,6 +107,45 @@ async def test_an_owner_with_few_texts_does_not_wait_for_one_with_many(
         many.cancel()
         with pytest.raises(asyncio.CancelledError):
             await many
+
+
+async def test_owners_take_turns_in_having_texts_read(encoder: Path) -> None:
+    """Twenty requests of one owner, of as many texts as a request may have, and a lone text of another."""
+    async with _engine(encoder) as engine:
+        pieces: list[int] = []
+        encoded = engine._encoded
+
+        def counted(texts: Any, *rest: Any) -> Any:
+            pieces.append(len(texts))
+            return encoded(texts, *rest)
+
+        engine._encoded = counted  # type: ignore[method-assign]
+        flood = [asyncio.ensure_future(engine.encode(["the river"] * 2048, owner="many")) for _ in range(20)]
+        while not pieces:
+            await asyncio.sleep(0)
+        before = len(pieces)
+        await engine.encode(["the dog"], owner="few")
+        assert len(pieces) - before <= 2, "one that was under way, and its own"
+        for each in flood:
+            each.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+        long = await engine.encode(["dog " * 40_000, "dog"] * 2)
+        assert pieces[-3:] == [1, 2, 1], "long texts are fewer at a time"
+        assert len(long) == 4
+
+
+async def test_a_step_has_as_many_tokens_as_take_a_moment() -> None:
+    size = StepSize(2048)
+    assert size.tokens == LEAST
+    for _ in range(10):
+        size.took(size.tokens, size.tokens * 0.0001)
+    assert size.tokens == 1000
+    for _ in range(20):
+        size.took(size.tokens, size.tokens * 0.01)
+    assert size.tokens == LEAST, "not fewer, however long they take"
+    for _ in range(30):
+        size.took(size.tokens, size.tokens * 1e-6)
+    assert size.tokens == 2048
 
 
 async def test_a_deadline_ends_a_request_and_a_closed_engine_takes_none(encoder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import PoolingConfig, PoolingEngine, PoolingInfo
+from engine import PoolingConfig, PoolingEngine, PoolingInfo, RenderError
 from tests.support.pooling_checkpoints import EMBEDDERS, SPECIAL, make_classifier, make_embedder, make_judge
 
 TEXTS = (
@@ -163,7 +163,9 @@ async def test_a_judge_that_sentence_transformers_has_saved_is_told_by_its_chat_
     folder = make_judge(tmp_path / "m")
     told = folder / "tokenizer_config.json"
     template = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }} {% elif m.role == 'query' %}"
+        "{% for m in messages %}"
+        "{% if m.content == 'no such words' %}{{ raise_exception('unheard of') }}{% endif %}"
+        "{% if m.role == 'system' %}{{ m.content }} {% elif m.role == 'query' %}"
         "<|im_start|>query {{ m.content }}{% else %} document {{ m.content }}<|im_end|>{% endif %}"
         "{% endfor %}"
         "{% if add_generation_prompt %}<think> </think>{% endif %}"
@@ -179,6 +181,8 @@ async def test_a_judge_that_sentence_transformers_has_saved_is_told_by_its_chat_
     np.testing.assert_allclose(found[:, 0], oracle.predict(PAIRS), atol=2e-5)
     assert (info.pooling_source, info.activation) == ("modules.json", "sigmoid")
     assert await _num_tags(tmp_path / "saved", "cat<|im_end|><think>") == 4
+    with pytest.raises(RenderError, match="unheard of"):  # what a client sends is no fault of the model's
+        await _num_tags(tmp_path / "saved", "no such words")
 
 
 async def _num_tags(folder: Path, document: str) -> int:

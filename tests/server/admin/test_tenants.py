@@ -70,7 +70,8 @@ async def test_an_export_holds_what_its_owner_reads(
             assert await run(running, "export", "--owner", "ann") == 0
             exported = lines(capsys.readouterr().out)
             first, *responses, one, two, end = exported
-            assert end == {"type": "end", "owner": "ann", "conversations": 1, "responses": 12, "files": 2}
+            counts = {"conversations": 1, "responses": 12, "batches": 0, "files": 2}
+            assert end == {"type": "end", "owner": "ann", **counts}
             assert [one["file"], two["file"]] == files
             assert b64decode(one["content"]) == bytes(range(256)) * 9000
             assert first["type"] == "conversation"

@@ -116,7 +116,6 @@ async def test_a_fault_in_the_midst_computes_no_line_twice(
             raise RuntimeError("a bug")
         return await finalize(batch, now)
 
-    monkeypatch.setattr(worker, "AGAIN_S", 0.0)
     monkeypatch.setattr(storage.batches, "clear", noted)
     monkeypatch.setattr(storage.batches, "finalize", fails_once)
     made = await begun(client, await input_file(storage, responses(3)), "/v1/responses")
@@ -365,10 +364,10 @@ async def test_what_a_claim_writes_is_refused_under_a_newer_one(running: Running
     storage = running.context.storage
     async with http_client(running) as client:
         made = await begun(client, await input_file(storage, responses(1)), "/v1/responses")
-    (old,) = await storage.batches.claim(1)
-    assert not await storage.batches.claim(1)
+    (old,) = await storage.batches.claim(1, (), now_us())
+    assert not await storage.batches.claim(1, [old.id], now_us())
     await storage.batches.free_all()
-    (new,) = await storage.batches.claim(1)
+    (new,) = await storage.batches.claim(1, (), now_us() + 2_000_000)
     assert (old.id, new.fence) == (made["id"], old.fence + 1)
     with pytest.raises(BatchLost):
         await storage.batches.begin(old, 1)

@@ -155,7 +155,7 @@ POOLED = {
     ("POST", path)
     for path in (
         *("/v1/embeddings", "/pooling", "/v1/classify", "/classify"),
-        *("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"),
+        *("/v1/embed", "/v2/embed", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"),
     )
 }
 """Routes that need models of their own; `tests/server/pooling` has the same test of them."""

@@ -1,0 +1,251 @@
+"""Which batches a process carries on, what becomes of those that it cannot, and what others hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from engine import ScriptedEngine
+from server.access import OPERATOR
+from server.admin import tenants
+from server.batches import worker
+from server.clock import now_us
+from server.webhooks import EVENT_TYPES
+from storage import AuditEntry, NewBatch, StorageUnavailable, StoredBatch, StoredWebhook
+from storage.batches import batch_rows
+from tests.support.batching import Json, chats, input_file, lines_of, responses
+from tests.support.running import Running, http_client, running_app
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running_app(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def idle(running: Running) -> AsyncIterator[Running]:
+    """A server that carries no batch on until `go`."""
+    assert running.life._batches is not None
+    running.life._batches._app = None
+    yield running
+
+
+def go(running: Running) -> None:
+    running.life.serve_inside(running.app)
+
+
+async def new_batch(running: Running, id: str, lines: list[str], owner: str = "local", **fields: Any) -> str:
+    """Store a batch as the route does."""
+    storage, now = running.context.storage, now_us()
+    file = await storage.files.get(owner, await input_file(storage, lines, owner=owner), now)
+    endpoint = CHAT if CHAT in lines[0] else "/v1/responses"
+    times = {"created_at": now, "expires_at": now + 86_400_000_000} | fields
+    new = NewBatch(f"batch_{id}", owner, None, endpoint, file.id, file.digest, b"{}", **times)
+    await storage.batches.create(new, 100)
+    return new.id
+
+
+async def ended(running: Running, id: str, owner: str = "local") -> StoredBatch:
+    async with asyncio.timeout(60):
+        while (batch := await running.context.storage.batches.get(owner, id)).ended_at is None:
+            await asyncio.sleep(0.02)
+    return batch
+
+
+async def test_owners_take_turns(idle: Running) -> None:
+    storage, one = idle.context.storage, responses(1)
+    for number in range(6):
+        await new_batch(idle, f"a{number}", one, "a")
+    for owner in "bc":
+        await new_batch(idle, f"{owner}0", one, owner)
+    held: list[str] = []
+    for wanted in (["a0", "b0", "c0"], ["a1", "a2"]):
+        got = [batch.id for batch in await storage.batches.claim(len(wanted), held, now_us())]
+        assert got == [f"batch_{id}" for id in wanted]
+        held += got
+    shares = {share.owner: (share.carried, share.waiting) for share in await storage.batches.shares(held, 0)}
+    assert shares == {"a": (3, 3), "b": (1, 0), "c": (1, 0)}
+    await storage.batches.release()
+    await new_batch(idle, "d0", one, "d")
+    got = [batch.id for batch in await storage.batches.claim(2, (), now_us())]
+    assert got == ["batch_d0", "batch_b0"], "whose turn was longest ago, the one that had none first"
+
+
+async def test_a_claim_of_which_no_news_came_is_found_again(
+    idle: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the connection broke at the commit, and the answer with it."""
+    monkeypatch.setattr(batch_rows, "RESTS_S", (0,) * 5)
+    storage = idle.context.storage
+    id = await new_batch(idle, "lost", responses(2))
+    (lost,) = await storage.batches.claim(1, (), now_us())
+    assert await storage.batches.claim(1, [id], now_us()) == (), "it is in hand"
+    (found,) = await storage.batches.claim(1, (), now_us())
+    assert (found.id, found.fence) == (id, lost.fence + 1)
+    go(idle)  # its worker does not know of the claims above
+    assert (await ended(idle, id)).completed == 2
+
+
+async def test_places_are_given_up_for_other_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four long batches of one owner have all places; another owner's lone request comes to its end, and what
+    was begun of the batch that made room is not done twice."""
+    monkeypatch.setattr(worker, "LOOK_S", 0.05)
+    asked = 0
+
+    async def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await carry_out(*args, **kwargs)
+
+    carry_out = worker.carry_out
+    monkeypatch.setattr(worker, "carry_out", counted)
+    async with running_app(tmp_path, ScriptedEngine(tick_s=0.02)) as running:
+        storage = running.context.storage
+        long = [await new_batch(running, f"a{n}", chats(60, "say a b c {}")) for n in range(4)]
+        running.life.batches_stirred()
+        async with asyncio.timeout(30):
+            while min([(await storage.batches.get("local", id)).completed for id in long]) < 8:
+                await asyncio.sleep(0.02)
+        quiet = await new_batch(running, "quiet", chats(1), "keyless")
+        batch = await ended(running, quiet, "keyless")
+        assert batch.completed + batch.failed == 1
+        going = [await storage.batches.get("local", id) for id in long]
+        assert all(batch.ended_at is None for batch in going), "it did not wait for an end"
+        for id in long:
+            assert (await ended(running, id)).completed == 60
+        assert asked <= 4 * 60 + 1
+
+
+@pytest.mark.parametrize("expired", [False, True])
+async def test_what_always_fails_comes_to_an_end(
+    idle: Running, monkeypatch: pytest.MonkeyPatch, expired: bool
+) -> None:
+    monkeypatch.setattr(batch_rows, "RESTS_S", (0,) * 5)
+    monkeypatch.setattr(worker, "LOOK_S", 0.01)
+    storage, calls = idle.context.storage, list[str]()
+
+    async def fails(batch: StoredBatch, now: int) -> None:
+        calls.append(batch.id)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(storage.batches, "finalize", fails)
+    over = {"expires_at": now_us() + 3_000_000} if expired else {}
+    if expired:
+        monkeypatch.setattr(batch_rows, "RESTS_S", (3600,) * 5)  # its end does not wait for that
+    id = await new_batch(idle, "fails", responses(2), **over)
+    go(idle)
+    batch = await ended(idle, id)
+    assert batch.status == ("expired" if expired else "failed")
+    assert batch.errors is not None and b"server_error" in batch.errors
+    assert 1 <= len(calls) <= batch_rows.MAX_BATCH_ATTEMPTS + 1
+    assert {each["custom_id"] for each in await lines_of(storage, batch.output_file_id)} == {"r0", "r1"}
+
+
+async def test_what_ends_its_process_again_and_again_is_not_carried_on(idle: Running) -> None:
+    storage, now = idle.context.storage, now_us()
+    id = await new_batch(idle, "deadly", responses(2))
+    for rest_s in (0, *batch_rows.RESTS_S):
+        await storage.batches.free_all()  # as a process does that was killed before
+        now += rest_s * 1_000_000
+        assert not rest_s or await storage.batches.claim(1, (), now - 1) == []
+        assert len(await storage.batches.claim(1, (), now)) == 1
+    await storage.batches.free_all()
+    (last,) = await storage.batches.claim(1, (), now + 10**10)
+    await storage.batches.free_all()
+    assert last.attempts == batch_rows.MAX_BATCH_ATTEMPTS + 1
+    assert idle.life._batches is not None
+    idle.life._batches._app = idle.app
+    (last,) = await storage.batches.claim(1, (), now + 10**11)
+    await idle.life._batches._carry(worker._Going(last, 0.0))
+    batch = await storage.batches.get("local", id)
+    assert (batch.status, batch.completed) == ("failed", 0)
+    assert (await storage.list_responses("local", limit=1)).data == ()
+
+
+async def test_a_database_that_is_away_costs_no_attempt(
+    idle: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LOOK_S", 0.01)
+    storage = idle.context.storage
+    finalize, times = storage.batches.finalize, 0
+
+    async def away(batch: StoredBatch, now: int) -> None:
+        nonlocal times
+        times += 1
+        if times <= 10:
+            raise StorageUnavailable("away")
+        await finalize(batch, now)
+
+    monkeypatch.setattr(storage.batches, "finalize", away)
+    id = await new_batch(idle, "patient", responses(1))
+    go(idle)
+    assert (await ended(idle, id)).status == "completed" and times == 11
+
+
+async def test_results_count_among_what_an_owner_may_store(tmp_path: Path) -> None:
+    lines = chats(40, "count 200 {}")
+    async with running_app(tmp_path, owner_limit=("stored_bytes=12000",)) as running:
+        id = await new_batch(running, "large", lines)
+        running.life.batches_stirred()
+        batch = await ended(running, id)
+        assert batch.status == "completed" and 0 < batch.completed < 40 == batch.completed + batch.failed
+        errors = await lines_of(running.context.storage, batch.error_file_id)
+        told = {(e["response"]["status_code"], e["response"]["body"]["error"]["code"]) for e in errors}
+        assert told == {(429, "insufficient_quota")}
+
+
+async def test_webhooks_and_metrics_tell_of_ends(idle: Running) -> None:
+    storage = idle.context.storage
+    hook = StoredWebhook("hook_a", "local", "https://a.test/", b"s" * 32, EVENT_TYPES, now_us())
+    entry = AuditEntry("evt", 1, "operator", "webhook.created", "hook_a", "local")
+    await storage.add_webhook(hook, entry=entry)
+    good = await new_batch(idle, "good", chats(3))
+    bad = await new_batch(idle, "bad", ["{" + CHAT])
+    late = await new_batch(idle, "late", chats(2), expires_at=now_us())
+    gone = await new_batch(idle, "gone", chats(2))
+    await storage.batches.cancel("local", gone, now_us())
+    go(idle)
+    for id in (good, bad, late, gone):
+        await ended(idle, id)
+    assert storage.announced.is_set() or idle.life._deliveries is not None
+    told = await storage.claim_deliveries("hook_a", now_us() + 10**9, until=2**60, limit=10)
+    events = {(each.event_id, event_of(each.body)) for each in told}
+    assert events == {
+        ("evt_good", ("batch.completed", good)),
+        ("evt_bad", ("batch.failed", bad)),
+        ("evt_late", ("batch.expired", late)),
+        ("evt_gone", ("batch.cancelled", gone)),
+    }
+    async with http_client(idle) as client:
+        page = await metrics(client)
+        shown = (await client.get("/v1/batches", params={"order": "asc"})).json()["data"]
+    exported = await lines_in(tenants.exported(storage, "local", OPERATOR))
+    assert [line["batch"] for line in exported if line["type"] == "batch"] == shown and len(shown) == 4
+    assert exported[-1]["batches"] == 4
+    assert page['antiphon_batches_lines_total{status="completed"}'] == 3
+    for status in ("completed", "failed", "expired", "cancelled"):
+        assert page[f'antiphon_batches_ended_total{{status="{status}"}}'] == 1
+    assert {"antiphon_batches_lines_waiting", 'antiphon_batches_open{status="validating"}'} <= page.keys()
+
+
+async def lines_in(pieces: AsyncIterator[bytes]) -> list[Json]:
+    return [orjson.loads(line) for line in b"".join([piece async for piece in pieces]).splitlines()]
+
+
+def event_of(body: bytes) -> tuple[str, str]:
+    told: Json = orjson.loads(body)
+    return told["type"], told["data"]["id"]
+
+
+async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
+    lines = (await client.get("/metrics")).text.splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
