@@ -90,6 +90,7 @@ class Ingester:
         self._model = None if embedder is None else embedder.identity
         self._payer_of = payer_of
         self._adopted = embedder is None  # all stores have the model of this process
+        self._made_nearest = False  # the database was asked whether it searches vectors by itself
         self._behind = ""  # the owner whose turn was last
         self._woken: list[asyncio.Event] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -143,7 +144,12 @@ class Ingester:
         """Erase some of what nobody sees any more; False when there is nothing to erase."""
         if not self._adopted:
             assert self._embedder is not None
+            if not self._made_nearest:
+                self._made_nearest = True
+                await self._stores.make_nearest()
             self._adopted = not await self._stores.adopt(self._embedder.identity, self._embedder.dimensions)
+            return True
+        if await self._stores.take_over():
             return True
         due = await self._stores.due(now_us())
         if not (due.to_add or due.to_expire or due.to_erase):

@@ -1,4 +1,5 @@
-"""The vectors of stores in memory, and which of them are nearest to a query, exactly.
+"""The vectors of stores in memory, and which of them are nearest to a query, exactly; on a PostgreSQL with
+`pgvector` the database is asked instead, and nothing is loaded.
 
 Vectors are unit vectors in float32, in groups of files whose numbers lie beside each other: a group is one
 array, so that a store of many small files is searched as fast as one of few large ones. A group is loaded
@@ -70,6 +71,12 @@ class Vectors:
         model: of the vectors; a process asks for those of one model. stores: their numbers. files: keys of
         files: those that are looked at where `only`, and otherwise those that are not.
         """
+        known = self._storage.vector_stores
+        if await known.finds_nearest():
+            return [
+                list(await known.nearest(model, stores, as_bytes(each), files, only=only, most=most))
+                for each in queries
+            ]
         best = _Best(queries, most)
         some: list[tuple[_Group, Any]] = []
         num_bytes = 0

@@ -37,7 +37,7 @@ from storage.tables import (
     vector_store_files,
     vector_stores,
 )
-from storage.vector_stores import words
+from storage.vector_stores import nearest, words
 from storage.vector_stores.chunk_ids import FILE_BITS, chunk_id, file_key, of_file
 from storage.vector_stores.records import (
     POSITION_BITS,
@@ -119,10 +119,10 @@ def expired(now: int) -> tuple[ColumnElement[bool], ...]:
 
 def claim(conn: Connection, claimant: Claimant, behind: str) -> FileClaim | None:
     """Takes the next file that is to be read. Owners take turns: `behind` is the one whose turn was last."""
-    query = _claiming(_UNREAD, claimant.may_claim()).order_by(
-        case((_files.c.owner > behind, 0), else_=1), _files.c.owner, _files.c.created_at, _files.c.number
-    )
-    return _claimed(conn, claimant, query)
+    # In the order of the index, so that nothing is sorted where thousands wait.
+    query = _claiming(_UNREAD, claimant.may_claim()).order_by(_files.c.owner, _files.c.created_at)
+    job = _claimed(conn, claimant, query.where(_files.c.owner > behind))
+    return job if job is not None or not behind else _claimed(conn, claimant, query)
 
 
 def _claiming(*where: ColumnElement[bool]) -> Select[Any]:
@@ -230,6 +230,7 @@ def add_chunks(
     ]
     conn.execute(insert(_chunks), rows)
     words.add(conn, [(each["id"], each["text"]) for each in rows])
+    nearest.put(conn, [(each["id"], each["embedding"]) for each in rows if each["embedding"] is not None])
     size = sum(len(chunk.text.encode()) + len(chunk.embedding or b"") for chunk in chunks)
     grown: dict[str, Any] = {
         "next_position": chunks[-1].position + 1,
@@ -327,6 +328,7 @@ def set_vectors(conn: Connection, job: FileClaim, start: int, vectors: Sequence[
         update(_chunks).where(_chunks.c.id == bindparam("of")).values(embedding=bindparam("value")),
         [{"of": id, "value": vector} for id, vector in zip(ids, vectors, strict=True)],
     )
+    nearest.put(conn, list(zip(ids, vectors, strict=True)))
     grown = {
         "embedding": job.embedding,
         "embedded": start + len(vectors),
@@ -386,6 +388,7 @@ def _erase(conn: Connection, key: int) -> bool:
         return False
     words.remove(conn, [(row.id, row.text) for row in gone])
     conn.execute(delete(_chunks).where(_chunks.c.id.between(gone[-1].id, gone[0].id)))
+    nearest.remove(conn, gone[-1].id, gone[0].id)
     return True
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from storage.drivers import Run
 from storage.records import Order, Page
-from storage.vector_stores import ingestion, stores, words
+from storage.vector_stores import ingestion, nearest, stores, words
 from storage.vector_stores.records import (
     Due,
     FileClaim,
@@ -37,6 +37,8 @@ class VectorStores:
         self._held: dict[tuple[int, int], int] = {}  # files that tasks work on; the fence of each claim
         self._claiming = asyncio.Lock()
         self._behind = (-1, -1)  # the file that was embedded last
+        self._taken_over: int | None = None  # the last chunk whose vector the database can search by itself
+        self._nearest = False
 
     # -- stores ----------------------------------------------------------------------------------------------
 
@@ -198,6 +200,53 @@ class VectorStores:
     async def vectors(self, keys: Sequence[int]) -> Sequence[tuple[int, bytes]]:
         """The vectors of files, by their keys, which rise: the ids of their chunks and float32 values."""
         return await self._read(partial(ingestion.vectors, keys=tuple(keys)))
+
+    async def make_nearest(self) -> bool:
+        """Has the database search vectors by itself, where it can; see `storage.vector_stores.nearest`."""
+        made = self._shared and await self._write(nearest.make)
+        self._taken_over = -1 if made else None
+        return made
+
+    async def take_over(self) -> bool:
+        """Takes over some vectors that were there before the database could search them; False when there
+        are no more."""
+        if self._taken_over is not None:
+            job = partial(nearest.take_over, after=self._taken_over)
+            self._taken_over = await self._write_late(job)
+        return self._taken_over is not None
+
+    async def finds_nearest(self) -> bool:
+        """Whether the database searches vectors by itself, and has all of them."""
+        if self._shared and not self._nearest:
+            self._nearest = await self._read(nearest.is_complete)
+        return self._nearest
+
+    async def nearest(
+        self,
+        model: str,
+        numbers: Sequence[int],
+        query: bytes,
+        files: Collection[int],
+        *,
+        only: bool,
+        most: int,
+    ) -> Sequence[tuple[int, float]]:
+        """The chunks of stores that are nearest to a query: ids and cosines, the highest first; only where
+        the database `finds_nearest`.
+
+        model: of the vectors. query: float32 values. files: keys of files: those whose chunks are looked at
+        where `only`, and else those whose are not.
+        """
+        job = partial(
+            nearest.search,
+            model=model,
+            stores=tuple(numbers),
+            query=query,
+            files=files,
+            only=only,
+            most=most,
+        )
+        return await self._read(job)
 
     async def touch(self, numbers: Sequence[int], now: int) -> None:
         """Notes that stores are used. May be lost with the machine."""

@@ -1,4 +1,4 @@
-"""Row 31: servers are killed while they read files into vector stores.
+"""Rows 31a and 31b: servers are killed while they read files into vector stores.
 
 The same few texts are put into many stores. A server that nobody disturbs reads each of them once, and says
 which chunks every file of every store must have in the end.
@@ -161,6 +161,7 @@ async def killing(
         await shelves.moving(files=0 if early else 3)
         fruitless = early
         await asyncio.sleep(draw.uniform(0.0, 0.4))
+        caught["kills"] += 1
         caught["files"] += (await shelves.counted())[0]
         victim = draw.choice(servers)
         await victim.kill()
@@ -170,33 +171,46 @@ async def killing(
     return caught
 
 
+CRITERION = (
+    "the chunks of every file of every store, and the counts of every store, equal those of an "
+    "uninterrupted run"
+)
+
+
 @row(
-    "31",
-    "`kill -9` while files are read into vector stores: one server on SQLite, and one of two replicas on "
-    "PostgreSQL",
-    "the chunks of every file of every store, and the counts of every store, equal those of an uninterrupted "
-    "run",
+    "31a",
+    "`kill -9` while files are read into vector stores",
+    CRITERION,
     short=False,  # tests/server/vector_stores/test_ingester.py kills a server too
 )
-async def kill_readers(form: Form, report: Report) -> None:
-    """100 kills on SQLite and 70 on PostgreSQL in full, 2 and 2 in short."""
+async def kill_reader(form: Form, report: Report) -> None:
+    """60 kills in full, 2 in short."""
     expected = await undisturbed(form, report)
     draw = form.draw("sqlite")
     folder = form.folder / "data"
     folder.mkdir(mode=0o700)
     await prepare(f"sqlite+aiosqlite:///{folder}/antiphon.db")
     server = Server(folder, *FLAGS, port=free_port(draw))
-    kills = form.of(2, 100)
     async with serving(server), Client([server], History(), draw) as client:
         shelves = Shelves(client, draw, report)
-        caught = await killing([server], shelves, draw, report, kills)
+        caught = await killing([server], shelves, draw, report, form.of(2, 60))
         await shelves.read()
         await server.kill()
     with copied(folder) as database:
         chunks = shelves.compare(database, expected)
-    _tell(report, f"SQLite: {kills} kills", shelves, caught, chunks, server.started_in)
+    _tell(report, shelves, caught, chunks, server.started_in)
 
-    draw, kills = form.draw("replicas"), form.of(2, 70)
+
+@row(
+    "31b",
+    "the same to one of two replicas on PostgreSQL",
+    CRITERION,
+    short=False,
+)
+async def kill_replica(form: Form, report: Report) -> None:
+    """40 kills in full, 2 in short."""
+    expected = await undisturbed(form, report)
+    draw = form.draw("replicas")
     with postgres_server() as postgres:
         url = await postgres.fresh()
         await prepare(url)
@@ -204,18 +218,14 @@ async def kill_readers(form: Form, report: Report) -> None:
         pair = [Server(form.folder / f"replica-{n}", *flags, port=free_port(draw)) for n in range(2)]
         async with serving(*pair), Client(pair, History(), draw) as client:
             shelves = Shelves(client, draw, report)
-            caught = await killing(pair, shelves, draw, report, kills)
+            caught = await killing(pair, shelves, draw, report, form.of(2, 40))
             await shelves.read()
         chunks = shelves.compare(url, expected)
-    started = [took for each in pair for took in each.started_in]
-    _tell(report, f"two replicas on PostgreSQL: {kills} kills", shelves, caught, chunks, started)
+    _tell(report, shelves, caught, chunks, [took for each in pair for took in each.started_in])
 
 
-def _tell(
-    report: Report, what: str, shelves: Shelves, caught: Counter[str], chunks: int, started: list[float]
-) -> None:
+def _tell(report: Report, shelves: Shelves, caught: Counter[str], chunks: int, started: list[float]) -> None:
     files = sum(map(len, shelves.stores.values()))
-    report.figure(
-        f"{what}, {caught['files']} files in progress at them; {files} files of {len(shelves.stores)} "
-        f"stores, {chunks} chunks, all as they should be; listening again after {spread(started)}"
-    )
+    report.figure(f"{caught['kills']} kills, {caught['files']} files in progress at them")
+    report.figure(f"{files} files of {len(shelves.stores)} stores, {chunks} chunks: all as they should be")
+    report.figure(f"listening again after {spread(started)}")

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from server.clock import now_us
@@ -16,7 +17,8 @@ from server.vector_stores.vectors import Vectors, as_bytes
 from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, open_storage
 from storage.vector_stores.chunk_ids import chunk_id, file_key
 from tests.support.libraries import WordVectors
-from tests.support.making import OWNER, RUNNER, url
+from tests.support.making import OWNER, RUNNER, query, url
+from tests.support.postgres import Postgres
 
 TEXTS = (
     "The automobile must be parked behind the house.",
@@ -235,3 +237,47 @@ async def test_a_search_that_takes_too_long_is_ended(
     with pytest.raises(ApiError) as refused:
         await found(storage, "vehicle", Slow(["car"]))
     assert (refused.value.status, refused.value.code) == (503, "search_timeout") and ended.is_set()
+
+
+async def test_pgvector_finds_what_is_found_in_memory(postgres: Postgres) -> None:
+    place = await postgres.fresh()
+    storage = await open_storage(place, runner=RUNNER)
+    stores, draw = storage.vector_stores, np.random.default_rng(3)
+
+    async def add(file: str, dimensions: int = 16, model: str = "m") -> None:
+        await stores.add_files(OWNER, "vs_1", [NewStoreFile(file, "a.txt", 800, 400)], now_us())
+        job = await stores.claim(now_us())
+        assert job is not None
+        vectors = draw.standard_normal((9, dimensions), np.float32)
+        chunks = [NewChunk(n, 1, f"Text {n}.", 9, as_bytes(vector)) for n, vector in enumerate(vectors)]
+        await stores.add_chunks(job, chunks, b"d", model)
+        await stores.finish(job)
+
+    await stores.create(NewVectorStore("vs_1", OWNER, now_us(), "", None, b"{}", None, "m", 16))
+    await add("before")
+    assert not await stores.finds_nearest() and await stores.make_nearest()
+    await add("behind")
+    await add("other", 24, "old")
+    await add("gone")
+    while await stores.take_over():
+        pass
+    await stores.remove_file(OWNER, "vs_1", "gone", now_us())
+    wanted = draw.standard_normal((2, 16), np.float32)
+    in_memory = Vectors(storage)
+    for files, only in (((), False), ((file_key(1, 0),), True), ((file_key(1, 1),), False), ((), True)):
+        told = await in_memory.nearest("m", [1], wanted, files, only=only, most=7)
+        assert told[0] or only, "the database is asked"
+        stores._nearest, shared = False, stores._shared
+        stores._shared = False
+        expected = await in_memory.nearest("m", [1], wanted, files, only=only, most=7)
+        stores._shared = shared
+        assert in_memory._groups or only
+        assert [[id for id, _ in one] for one in told] == [[id for id, _ in one] for one in expected]
+        for one, other in zip(told, expected, strict=True):
+            assert [score for _, score in one] == pytest.approx([score for _, score in other], abs=1e-5)
+    while await stores.erase():
+        pass
+    assert query(place, "SELECT count(*) FROM vector_nearest") == [(27,)]
+    assert await stores.make_nearest(), "it is there"
+    await storage.close()
+    await postgres.give_back(place)
