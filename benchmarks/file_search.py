@@ -77,7 +77,7 @@ async def speed() -> None:
         waits: list[float] = []
         others = asyncio.create_task(_others(storage, waits))
         began, writing = time.perf_counter(), 0.0
-        while (job := await stores.claim()) is not None:
+        while (job := await stores.claim(now_us())) is not None:
             for start in range(0, PER_FILE, BATCH):
                 size = min(BATCH, PER_FILE - start)
                 drawn = rng.choice(WORDS, (size, 200), p=shares)

@@ -85,7 +85,7 @@ from storage.records import (
     UsageSum,
     WaitingInputs,
 )
-from storage.vector_stores import VectorStores, files_gone
+from storage.vector_stores import VectorStores, remove_from_stores
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ class Storage:
         self._writer = Writer(database, writing, loop, self._dead.set_result, self._hints.tell)
         self._writer.start()
         self.blobs = Blobs(database, self._read)
-        self.files = Files(self._read, self._write, self.blobs, removed=(files_gone,))
+        self.files = Files(self._read, self._write, self.blobs, removed=(remove_from_stores,))
         self.containers = Containers(self._read, self._write, self.blobs)
         self.announced = (
             asyncio.Event()

@@ -531,8 +531,9 @@ blob_parts = Table(
 
 # Stores of documents that can be searched. number: what the ids of its chunks begin with. metadata: a JSON
 # object. expires_after: microseconds after last_active_at. next_file: the number that its next file takes.
-# embedding, dimensions: the model that all of its vectors are of; null where it has none. deleted_at: nobody
-# sees it any more, and what is left of it goes in small steps.
+# embedding, dimensions: the model that its vectors are to be of; null where it has none. to_embed: some of
+# its files have no vectors of that model yet. deleted_at: nobody sees it any more, and what is left of it
+# goes in small steps.
 vector_stores = Table(
     "vector_stores",
     metadata,
@@ -549,16 +550,25 @@ vector_stores = Table(
     Column("embedding", Text),
     Column("dimensions", Integer),
     Column("deleted_at", BigInteger),
+    Column("to_embed", Boolean, nullable=False, server_default=false()),
     Index("vector_stores_by_id", "id", unique=True),
     Index("vector_stores_by_time", "owner", "created_at", "id"),
+    Index(
+        "vector_stores_to_embed",
+        "number",
+        sqlite_where=text("to_embed = 1"),
+        postgresql_where=text("to_embed"),
+    ),
 )
 
 # A file in a store, and the work of reading it. number: its own within the store, never given twice. status:
 # in_progress, completed, failed or cancelled. attributes: a JSON object, or null. chunk_tokens: of one chunk;
-# chunk_overlap: those of them that are the end of the one before. num_bytes: of its chunks. runner: who reads
-# it now; fence: of its latest claim; attempt: how often it was claimed without a clean end of the process.
-# next_position: the first chunk that is not stored yet, of the chunks with this digest. erasing: its chunks
-# go, and it goes with them where it is deleted.
+# chunk_overlap: those of them that are the end of the one before. num_bytes: of its chunks. runner: who works
+# on it now; fence: of its latest claim; attempt: how often it was claimed and the work neither got anywhere
+# nor ended by somebody's will; retry_at: it rests until then. next_position: the first chunk that is not
+# stored yet, of the chunks with this digest. embedding: the model that the vectors of its first `embedded`
+# chunks are of; all others have none, or those of a model that is gone. erasing: its chunks go, and it goes
+# with them where it is deleted.
 vector_store_files = Table(
     "vector_store_files",
     metadata,
@@ -584,6 +594,9 @@ vector_store_files = Table(
     Column("digest", LargeBinary),
     Column("erasing", Boolean, nullable=False, server_default=false()),
     Column("deleted_at", BigInteger),
+    Column("retry_at", BigInteger),
+    Column("embedding", Text),
+    Column("embedded", Integer, nullable=False, server_default="0"),
     Index(
         "vector_store_files_by_file",
         *("store_id", "file_id"),
@@ -609,6 +622,7 @@ vector_store_files = Table(
 )
 
 # Files that were put into a store together. cancelled_at: whatever of it was not read by then is cancelled.
+# files: a JSON list of its `total` files while some of them are still to be put there; added: how many were.
 vector_store_batches = Table(
     "vector_store_batches",
     metadata,
@@ -617,14 +631,24 @@ vector_store_batches = Table(
     Column("store_id", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("cancelled_at", BigInteger),
+    Column("files", LargeBinary),
+    Column("total", Integer, nullable=False, server_default="0"),
+    Column("added", Integer, nullable=False, server_default="0"),
     Index("vector_store_batches_by_store", "store_id"),
+    Index(
+        "vector_store_batches_to_add",
+        "store_id",
+        sqlite_where=text("files IS NOT NULL"),
+        postgresql_where=text("files IS NOT NULL"),
+    ),
     Index("vector_store_batches_of_owner", "owner"),
 )
 
 # The pieces of files that a search finds. id: the numbers of store and file, and the position in the file, in
 # one number (`storage.vector_stores.chunk_ids`). page: counted from 1, null where a file has none. embedding:
-# float32, little-endian; null where the store has no model. The index of their words is the table
-# `vector_words`, which each database has in its own form and only `storage.vector_stores.words` knows.
+# float32, little-endian, of the model that the row of the file names; null where there is none. The index of
+# their words is the table `vector_words`, which each database has in its own form and only
+# `storage.vector_stores.words` knows.
 vector_chunks = Table(
     "vector_chunks",
     metadata,

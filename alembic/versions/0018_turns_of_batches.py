@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Column, Integer, text
 from alembic import op
 
 revision = "0018"
-down_revision = "0014"
+down_revision = "0017"
 branch_labels = None
 depends_on = None
 

@@ -215,6 +215,19 @@ class Limiter:
             self._refused(name)
             raise _refusal(name, subjects, found, self.meters.now())
 
+    async def take_tokens(self, subjects: Sequence[Subject], model: str, tokens: int) -> None:
+        """Take the tokens of work that a model does within a request, or long after it: it is counted as no
+        request of its own. ApiError 429 where they are not left, 403 where a budget is spent; more than a
+        limit ever allows take all of it."""
+        await self._require_budgets(subjects)
+        if meters := self.meters_of(subjects, model, "tokens"):
+            await self.take([(meter, min(tokens, meter.rate.limit)) for meter in meters], subjects)
+
+    def give_tokens_back(self, subjects: Sequence[Subject], model: str, tokens: int) -> None:
+        """Give tokens back that were taken and not used."""
+        for meter in self.meters_of(subjects, model, "tokens") if tokens else ():
+            self.meters.charge(meter, -tokens)
+
     def _places(self, subjects: Sequence[Subject], model: str | None, name: str) -> list[str]:
         """Take a place among those at once, of every limit of this name."""
         found = [

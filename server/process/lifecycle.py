@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 
 from starlette.types import ASGIApp
 
@@ -144,12 +145,16 @@ class ServerLifecycle:
         budgets = Budgets(self._storage, prices.cost, prices.currency)
         every_owner = changed(NONE, parse_limits(self.config.owner_limit))
         limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
+        self._meter = meter = Meter(self._storage)
+        meter.start()
         self._library = library = Library(
-            self._storage, quota, limiter, embedder_of(models), reranker_of(models)
+            self._storage,
+            quota,
+            limiter,
+            embedder_of(models, limiter, meter),
+            reranker_of(models, limiter, meter),
         )
         registry = {**registry, **library.tools()}
-        self._meter = Meter(self._storage)
-        self._meter.start()
         found = await look_for_sandbox(self.config)
         if found.sandbox is not None:
             self.sandbox = found.told
@@ -189,7 +194,7 @@ class ServerLifecycle:
         ]
         self._meters.start()
         await runs.start()
-        await library.ingesting.start()
+        await library.ingester.start()
         self._deliveries = Deliveries(self._storage, self.telemetry)
         self._deliveries.start()
         self._retention.start(runs.forget_gone)
@@ -370,36 +375,48 @@ class ServerLifecycle:
             log.warning("%d requests were still in flight after %g s", self._num_posts, grace_s)
 
     async def close(self) -> None:
-        """Let go of everything, last come first; runs that no drain has ended are cut."""
-        await self.drain(0)
+        """Let go of everything, last come first; runs that no drain has ended are cut.
+
+        What fails to close keeps nothing else open; its error is raised when all the others are closed.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            for close in self._closers():
+                stack.push_async_callback(close)
+            await self.drain(0)
+
+    def _closers(self) -> Iterator[Callable[[], Awaitable[object]]]:
+        """What is to be closed: the last of them first."""
+        if self.telemetry.tracing is not None:
+            yield partial(asyncio.to_thread, self.telemetry.tracing.close)
+        if self._storage is not None:
+            yield self._storage.close
+        if self._meter is not None:
+            yield self._meter.close
+        yield self.keys.close
+        if self._engine is not None:
+            yield self._engine.close
+        for pooling in reversed(self._pooling):
+            yield pooling.close
+        if self._deliveries is not None:
+            yield self._deliveries.close
+        if self._meters is not None:
+            yield self._meters.close
+        if self._retention is not None:
+            yield self._retention.close
+        if self._library is not None:
+            yield self._library.ingester.close
+        for spec in reversed(tuple((self._registry or {}).values())):
+            if spec.close is not None:
+                yield spec.close
+        yield self._end_tasks
+
+    async def _end_tasks(self) -> None:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self.context = None
         if self._noting is not None:
             await asyncio.gather(self._noting, return_exceptions=True)
-        for spec in (self._registry or {}).values():
-            if spec.close is not None:
-                await spec.close()
-        if self._library is not None:
-            await self._library.ingesting.close()
-        if self._retention is not None:
-            await self._retention.close()
-        if self._meters is not None:
-            await self._meters.close()
-        if self._deliveries is not None:
-            await self._deliveries.close()
-        for pooling in self._pooling:
-            await pooling.close()
-        if self._engine is not None:
-            await self._engine.close()
-        await self.keys.close()
-        if self._meter is not None:
-            await self._meter.close()
-        if self._storage is not None:
-            await self._storage.close()
-        if self.telemetry.tracing is not None:
-            await asyncio.to_thread(self.telemetry.tracing.close)
 
 
 def _commit_numbers(stats: CommitStats) -> dict[str, float | Distribution]:

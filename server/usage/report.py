@@ -151,6 +151,8 @@ class Asked:
 async def usage_page(storage: Storage, kind: str, asked: Asked) -> dict[str, Any]:
     """A page of one of KINDS."""
     row = KINDS[kind]
+    if kind == "vector_stores":
+        return await _stores_page(storage, row, asked)
     by = tuple(DIMENSIONS[name] for name in asked.group_by if name in DIMENSIONS)
     found: Sequence[UsageSum] = ()
     if row.counted and not asked.nothing:
@@ -161,6 +163,27 @@ async def usage_page(storage: Storage, kind: str, asked: Asked) -> dict[str, Any
         return {"object": row.object, **counted, **_groups(row.group_by, asked, one)}
 
     return _page(asked, [(one.start, result(one)) for one in found])
+
+
+async def _stores_page(storage: Storage, row: Kind, asked: Asked) -> dict[str, Any]:
+    """A page of the bytes in vector stores: in each bucket those of files that had come by its end, and that
+    are still there."""
+    starts, width = asked.starts(), asked.width
+    kept: dict[str | None, dict[int, int]] = {}
+    if not (asked.nothing or asked.key_ids or asked.models):
+        before = min(starts[-1] + width, asked.end + width)
+        for owner, start, size in await storage.vector_stores.kept_bytes(
+            asked.owners, before * SECOND, width * SECOND
+        ):
+            sizes = kept.setdefault(owner if "project_id" in asked.group_by else None, {})
+            sizes[start // SECOND] = sizes.get(start // SECOND, 0) + size
+    found = []
+    for owner, sizes in sorted(kept.items(), key=lambda pair: pair[0] or ""):
+        for start in starts:
+            if total := sum(size for came, size in sizes.items() if came <= start):
+                result = {"object": row.object, "usage_bytes": total, "project_id": owner}
+                found.append((start * SECOND, result))
+    return _page(asked, found)
 
 
 async def costs_page(storage: Storage, prices: Prices, asked: Asked) -> dict[str, Any]:

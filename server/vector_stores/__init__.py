@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from server.vector_stores.embedding import Embedder, Kind, Reranker
+from server.vector_stores.embedding import Embedder, Kind, Payer, Reranker
 from server.vector_stores.filters import FILTER, attributes, compiled
-from server.vector_stores.ingesting import Ingesting, digest_of
+from server.vector_stores.ingester import Ingester, digest_of
 from server.vector_stores.library import Library
 from server.vector_stores.search_tool import SEARCH_FILES
 from server.vector_stores.searching import Asked, Hit, Searcher, merged, usable_stores
@@ -15,9 +15,10 @@ __all__ = [
     "Asked",
     "Embedder",
     "Hit",
-    "Ingesting",
+    "Ingester",
     "Kind",
     "Library",
+    "Payer",
     "Reranker",
     "Searcher",
     "attributes",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from server.clock import now_us
-from storage import MAX_CHUNKS, Ingestion
+from storage import MAX_CHUNKS, FileClaim
 from tools import Chunk, Document, read_document, split_document
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Documents:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
-    async def chunks(self, job: Ingestion) -> Sequence[Chunk]:
+    async def chunks(self, job: FileClaim) -> Sequence[Chunk]:
         """The chunks of a job's file; no more than one above those that a file may have. Raises
         UnreadableDocument, and NotFound where the file is gone."""
         file = await self._storage.files.get(job.owner, job.file_id, now_us())

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from server.limits import Subject
 
 Kind = Literal["query", "document"]
 """Many models embed a question otherwise than the text that answers it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """Whose work a model does: its tokens count in the usage of the owner and of the key, where one is known,
+    and against the limits of `subjects`. weight: of the owner's share of the engine. counted: False for what
+    the operator brought about, which is nobody's usage."""
+
+    owner: str
+    subjects: tuple[Subject, ...] = ()
+    key_id: str | None = None
+    weight: float = 1.0
+    counted: bool = True
+
+
 class Embedder(Protocol):
-    """A model that embeds texts. A store takes the identity and the dimensions of the model that it is made
-    with, and vectors of another one never come near it."""
+    """A model that embeds texts. Each file of a store names the identity of the model that its vectors are
+    of, and vectors of another one never come near them."""
 
     @property
     def identity(self) -> str:
@@ -21,12 +37,13 @@ class Embedder(Protocol):
     def dimensions(self) -> int:
         """How many numbers a vector has."""
 
-    async def embed(self, texts: Sequence[str], kind: Kind, *, owner: str) -> Sequence[Sequence[float]]:
-        """A vector for each text, in their order. owner: whose work it is."""
+    async def embed(self, texts: Sequence[str], kind: Kind, *, payer: Payer) -> Sequence[Sequence[float]]:
+        """A vector for each text, in their order. Raises ApiError 429 and 403 where the payer's limits are in
+        the way, and the engine's errors; a cancelled call drops its texts."""
 
 
 class Reranker(Protocol):
     """A model that reads a query beside a text."""
 
-    async def rerank(self, query: str, documents: Sequence[str], *, owner: str) -> Sequence[float]:
-        """How well each document answers the query, from 0 to 1, in their order. owner: whose work it is."""
+    async def rerank(self, query: str, documents: Sequence[str], *, payer: Payer) -> Sequence[float]:
+        """How well each document answers the query, from 0 to 1, in their order. Raises as `embed` does."""

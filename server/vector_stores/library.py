@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from server.limits import NONE, Subject, load_limits
 from server.vector_stores.documents import Documents
-from server.vector_stores.embedding import Embedder, Reranker
-from server.vector_stores.ingesting import Ingesting
+from server.vector_stores.embedding import Embedder, Payer, Reranker
+from server.vector_stores.ingester import Ingester
 from server.vector_stores.search_tool import search_tools
 from server.vector_stores.searching import Searcher
 from storage import NotFound
@@ -35,18 +35,27 @@ class Library:
         self._limiter = limiter
         self.embedder = embedder
         self.searcher = Searcher(storage, embedder, reranker)
-        self.ingesting = Ingesting(storage, Documents(storage).chunks, self._require_room, embedder)
+        self.ingester = Ingester(
+            storage, Documents(storage).chunks, self._require_room, embedder, self.payer_of
+        )
 
     def tools(self) -> Registry:
         """What the server runs for the tool `file_search`."""
-        return search_tools(self.searcher)
+        return search_tools(self.searcher, self.payer_of)
 
     async def _require_room(self, owner: str, num_bytes: int) -> None:
         """Count bytes that are about to be stored, long after the request that asked for them. ApiError 429
         where they are too many for the owner."""
+        own = self._limiter.stored_bytes((await self._subject(owner),))
+        await self._quota.require(owner, num_bytes, own)
+
+    async def payer_of(self, owner: str) -> Payer:
+        """Who pays for what is done for an owner when no request is there to tell."""
+        return Payer(owner, (await self._subject(owner),))
+
+    async def _subject(self, owner: str) -> Subject:
         try:
             limits = load_limits((await self._storage.get_owner(owner)).limits)
         except NotFound:
             limits = NONE
-        own = self._limiter.stored_bytes((Subject("owner", owner, limits),))
-        await self._quota.require(owner, num_bytes, own)
+        return Subject("owner", owner, limits)

@@ -5,13 +5,16 @@ The item type `file_search_call` offers the model a function of its own and call
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import orjson
 
+from engine import EngineError
 from server.errors import ApiError, to_api_error
+from server.vector_stores.embedding import Payer
 from server.vector_stores.searching import Asked, Searcher, merged
 from storage import NotFound
 from tools import Registry, ToolError, ToolSpec
@@ -23,8 +26,8 @@ _TEXT: Mapping[str, Any] = {"type": "string"}
 _TEXTS: Mapping[str, Any] = {"type": "array", "items": _TEXT}
 
 
-def search_tools(searcher: Searcher) -> Registry:
-    """The tool, over the stores of one server."""
+def search_tools(searcher: Searcher, payer_of: Callable[[str], Awaitable[Payer]]) -> Registry:
+    """The tool, over the stores of one server. payer_of: who pays for the searches of an owner."""
 
     async def search(
         owner: str,
@@ -44,10 +47,11 @@ def search_tools(searcher: Searcher) -> Registry:
             (mix.get("embedding_weight", 1.0), mix.get("text_weight", 1.0)),
         )
         try:
-            hits = await searcher.search(owner, asked)
-        except (NotFound, ApiError) as error:
+            hits = await searcher.search(await payer_of(owner), asked)
+        except (NotFound, ApiError, EngineError) as error:
             raise ToolError(to_api_error(error).message) from error
-        return orjson.dumps([asdict(hit) for hit in merged(hits)]).decode()
+        passages = await asyncio.to_thread(merged, hits)
+        return orjson.dumps([asdict(hit) for hit in passages]).decode()
 
     properties = {
         "owner": _TEXT,

@@ -4,6 +4,8 @@ Without an embedder the order is that of the words, and a score says how good a 
 one of its query. With an embedder, the ranks of both orders are fused: each gives a hit its weight divided by
 60 and its rank in it, and a score is the sum divided by the highest that there can be. With a reranker, the
 best of these are ordered by it, and the scores are its own. All scores lie between 0 and 1.
+
+What models do for a search counts as the work of whoever searches.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import orjson
 
 from server.clock import now_us
 from server.errors import ApiError
-from server.vector_stores.embedding import Embedder, Reranker
+from server.vector_stores.embedding import Embedder, Payer, Reranker
 from server.vector_stores.filters import Filter, compiled
 from server.vector_stores.vectors import Vectors
 
@@ -30,6 +32,9 @@ K = 60
 
 CANDIDATES = 4
 """Times as many chunks are looked at as are asked for, and at least 50: orders differ below the first."""
+
+SEARCH_S = 15.0
+"""How long a search may take."""
 
 NOTED_US = 60_000_000
 """The last use of a store is written down once in so many microseconds."""
@@ -79,20 +84,29 @@ class Searcher:
         self._vectors = Vectors(storage)
         self._noted: dict[int, int] = {}  # when a use of each store was last written down
 
-    async def search(self, owner: str, asked: Asked) -> list[Hit]:
-        """The best hits, the best first. Raises NotFound for a store, ApiError 400 for an expired one."""
+    async def search(self, payer: Payer, asked: Asked) -> list[Hit]:
+        """The best hits, the best first. Raises NotFound for a store, ApiError 400 for an expired one, 503
+        where the search takes too long, and what the models raise."""
+        try:
+            async with asyncio.timeout(SEARCH_S):
+                return await self._search(payer, asked)
+        except TimeoutError:
+            message = f"The search took longer than {SEARCH_S:g} s. Search fewer stores, or for fewer words."
+            raise ApiError(503, message, code="search_timeout", headers={"retry-after": "5"}) from None
+
+    async def _search(self, payer: Payer, asked: Asked) -> list[Hit]:
         filtered = asked.filter is not None
-        stores = await usable_stores(self._storage, owner, asked.store_ids, attributes=filtered)
+        stores = await usable_stores(self._storage, payer.owner, asked.store_ids, attributes=filtered)
         files, only = await asyncio.to_thread(_chosen, stores, asked.filter)
         most = max(CANDIDATES * asked.most, 50)
-        ranked = await self._ranked(owner, stores, asked, files, only, most)
+        ranked = await self._ranked(payer, stores, asked, files, only, most)
         best = sorted(ranked, key=lambda id: (-ranked[id], id))[:most]
         chunks = await self._storage.vector_stores.chunks(best)
         best = [id for id in best if id in chunks]
         if self._reranker is not None and asked.rerank and best:
             best = best[:RERANKED]
             texts = [chunks[id].text for id in best]
-            scores = await self._reranker.rerank("\n".join(asked.queries), texts, owner=owner)
+            scores = await self._reranker.rerank("\n".join(asked.queries), texts, payer=payer)
             ranked = dict(zip(best, scores, strict=True))
             best.sort(key=lambda id: (-ranked[id], id))
         await self._note_use(stores)
@@ -108,7 +122,7 @@ class Searcher:
 
     async def _ranked(
         self,
-        owner: str,
+        payer: Payer,
         stores: Sequence[SearchedStore],
         asked: Asked,
         files: Collection[int],
@@ -116,10 +130,17 @@ class Searcher:
         most: int,
     ) -> dict[int, float]:
         """The scores of chunks, by their ids."""
-        embedded = [store for store in stores if self._serves(store)]
+        embedded = [store.number for store in stores if self._serves(store)]
+        nearest: Sequence[Sequence[tuple[int, float]]] = []
+        if embedded:
+            assert self._embedder is not None
+            wanted = await self._embedder.embed(asked.queries, "query", payer=payer)
+            nearest = await self._vectors.nearest(
+                self._embedder.identity, embedded, wanted, files, only=only, most=most
+            )
         fused: dict[int, float] = defaultdict(float)
         highest = 0.0
-        for query in asked.queries:
+        for place, query in enumerate(asked.queries):
             words = await self._storage.vector_stores.search(
                 [store.number for store in stores], query, files, only=only, most=most
             )
@@ -127,10 +148,7 @@ class Searcher:
                 for id, score in words:
                     fused[id] = max(fused[id], score / words[0][1] if words[0][1] > 0 else 1.0)
                 continue
-            assert self._embedder is not None
-            [vector] = await self._embedder.embed([query], "query", owner=owner)
-            near = await self._vectors.nearest(embedded, vector, files, only=only, most=most)
-            for weight, order in zip(asked.weights, (near, words), strict=True):
+            for weight, order in zip(asked.weights, (nearest[place], words), strict=True):
                 highest += weight / (K + 1)
                 for rank, (id, _) in enumerate(order, 1):
                     fused[id] += weight / (K + rank)
@@ -142,14 +160,21 @@ class Searcher:
 
 
 async def usable_stores(
-    storage: Storage, owner: str, ids: Sequence[str], *, attributes: bool = False
+    storage: Storage,
+    owner: str,
+    ids: Sequence[str],
+    *,
+    attributes: bool = False,
+    param: str = "vector_store_id",
 ) -> tuple[SearchedStore, ...]:
-    """Stores that can be searched. Raises NotFound for a store, ApiError 400 for one that has expired."""
+    """Stores that can be searched. Raises NotFound for a store, ApiError 400 for one that has expired. param:
+    where a request names them."""
     stores = await storage.vector_stores.searched(owner, ids, attributes=attributes)
     now = now_us()
     for store in stores:
         if store.expires_at is not None and store.expires_at <= now:
-            raise ApiError(400, f"Vector store '{store.id}' has expired.", code="vector_store_expired")
+            message = f"Vector store '{store.id}' has expired."
+            raise ApiError(400, message, code="vector_store_expired", param=param)
     return stores
 
 
@@ -208,9 +233,23 @@ def _passage(hits: Sequence[Hit]) -> Hit:
     return replace(in_order[0], score=best, text=whole, last=max(hit.last for hit in hits))
 
 
+PROBE = 64
+"""Characters by which a longer overlap of two texts is found, and how many places are tried for one."""
+
+
 def _joined(front: str, back: str) -> str:
-    """Two texts of which the second may begin with the end of the first, as one."""
-    for size in range(min(len(front), len(back)), 0, -1):
-        if front.endswith(back[:size]):
+    """Two texts of which the second may begin with the end of the first, as one. Where texts repeat
+    themselves again and again, an overlap may stay unseen: it takes time that grows with their length alone.
+    """
+    probe, start = back[:PROBE], max(0, len(front) - len(back))
+    for _ in range(PROBE):
+        start = front.find(probe, start)
+        if start < 0:
+            break
+        if back.startswith(front[start:]):
+            return front + back[len(front) - start :]
+        start += 1
+    for size in range(min(len(front), len(probe)), 0, -1):
+        if front.endswith(probe[:size]):
             return front + back[size:]
     return f"{front}\n{back}"

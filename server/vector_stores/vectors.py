@@ -1,32 +1,44 @@
-"""The vectors of stores in memory, and which of them are nearest to a query, exactly.
+"""The vectors of stores in memory, and which of them are nearest to a query, exactly; on a PostgreSQL with
+`pgvector` the database is asked instead, and nothing is loaded.
 
-Vectors of a file are unit vectors in float16, loaded when a search first asks for them: a file that was read
-changes no more. The files that were searched longest ago make room for others. Products are computed in
-float32, block by block, in a thread.
+Vectors are unit vectors in float32, in groups of files whose numbers lie beside each other: a group is one
+array, so that a store of many small files is searched as fast as one of few large ones. A group is loaded
+when a search first asks for it. Files that have come since are loaded beside those that are there; files that
+have gone leave it. The groups that were searched longest ago make room for others, and a search goes through
+them one after the other: so no search holds more in memory than `MAX_BYTES` and a few groups, however large
+its stores are. Products are computed in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from storage import POSITION_BITS
+
 if TYPE_CHECKING:
-    from storage import SearchedStore, Storage
+    from storage import Storage
 
-MAX_BYTES = 512 << 20
-"""Of vectors in memory: a million and more chunks of 256 dimensions."""
+MAX_BYTES = 1 << 30
+"""Of vectors in memory: 700,000 chunks of 384 dimensions."""
 
-BLOCK = 16_384
-"""Vectors that become float32 at once."""
+FILES = 64
+"""Numbers of files whose vectors are one group; a file with more chunks than `LARGE` is one by itself."""
+
+LARGE = 1024
+
+AT_ONCE = 64 << 20
+"""Bytes of vectors that one call of a thread goes through."""
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    """ids: of the chunks. vectors: one row for each of them."""
+class _Group:
+    """keys: of the files. ids: of the chunks, rising. vectors: one row for each of them."""
 
+    keys: frozenset[int]
     ids: Any
     vectors: Any
 
@@ -41,44 +53,70 @@ class Vectors:
     def __init__(self, storage: Storage, max_bytes: int = MAX_BYTES) -> None:
         self._storage = storage
         self._max_bytes = max_bytes
-        self._files: OrderedDict[int, _File] = OrderedDict()  # by key; the one searched last at the end
+        self._groups: OrderedDict[int, _Group] = OrderedDict()  # by place; the one searched last at the end
         self._num_bytes = 0
 
     async def nearest(
         self,
-        stores: Sequence[SearchedStore],
-        query: Sequence[float],
+        model: str,
+        stores: Sequence[int],
+        queries: Sequence[Sequence[float]],
         files: Collection[int],
         *,
         only: bool,
         most: int,
-    ) -> list[tuple[int, float]]:
-        """The chunks that are nearest to a query: ids and cosines, the highest first.
+    ) -> list[list[tuple[int, float]]]:
+        """For each query the chunks that are nearest to it: ids and cosines, the highest first.
 
-        files: keys of files: those that are looked at where `only`, and otherwise those that are not.
+        model: of the vectors; a process asks for those of one model. stores: their numbers. files: keys of
+        files: those that are looked at where `only`, and otherwise those that are not.
         """
-        import numpy as np
-
-        loaded = []
+        known = self._storage.vector_stores
+        if await known.finds_nearest():
+            return [
+                list(await known.nearest(model, stores, as_bytes(each), files, only=only, most=most))
+                for each in queries
+            ]
+        best = _Best(queries, most)
+        some: list[tuple[_Group, Any]] = []
+        num_bytes = 0
         for store in stores:
-            for key in await self._storage.vector_stores.readable_files(store.number):
-                if (key in files) == only:
-                    loaded.append(await self._file(key))
-        wanted = np.asarray(query, np.float32)
-        wanted = wanted / (np.linalg.norm(wanted) or 1.0)
-        return await asyncio.to_thread(_nearest, loaded, wanted, most)
+            readable = await self._storage.vector_stores.embedded_files(store, model)
+            for place, counts in _places(readable):
+                wanted = [key for key in counts if (key in files) == only]
+                if not wanted:
+                    continue
+                group = await self._group(place, counts.keys())
+                some.append((group, None if len(wanted) == len(counts) else wanted))
+                num_bytes += group.num_bytes
+                if num_bytes > AT_ONCE:
+                    await asyncio.to_thread(best.take, some)
+                    some, num_bytes = [], 0
+        await asyncio.to_thread(best.take, some)
+        return best.found()
 
-    async def _file(self, key: int) -> _File:
-        found = self._files.get(key)
-        if found is None:
-            rows = await self._storage.vector_stores.vectors(key)
-            found = await asyncio.to_thread(_unit, rows)
-            self._num_bytes += found.num_bytes - (self._files[key].num_bytes if key in self._files else 0)
-            self._files[key] = found
-        self._files.move_to_end(key)
-        while self._num_bytes > self._max_bytes and len(self._files) > 1:
-            self._num_bytes -= self._files.popitem(last=False)[1].num_bytes
-        return found
+    async def _group(self, place: int, keys: Collection[int]) -> _Group:
+        known = self._groups.get(place)
+        if known is None or known.keys != keys:
+            new = sorted(set(keys) - (known.keys if known is not None else frozenset()))
+            rows = await self._storage.vector_stores.vectors(new) if new else ()
+            known = await asyncio.to_thread(_renewed, known, frozenset(keys), rows)
+            before = self._groups.get(place)
+            self._num_bytes += known.num_bytes - (0 if before is None else before.num_bytes)
+            self._groups[place] = known
+        self._groups.move_to_end(place)
+        while self._num_bytes > self._max_bytes and self._groups:
+            self._num_bytes -= self._groups.popitem(last=False)[1].num_bytes
+        return known
+
+
+def _places(readable: Mapping[int, int]) -> Iterator[tuple[int, dict[int, int]]]:
+    """Files, by their keys and with their numbers of chunks, in groups; each has a place of its own."""
+    groups: dict[int, dict[int, int]] = {}
+    for key, count in readable.items():
+        place = ~key if count > LARGE else key // FILES
+        groups.setdefault(place, {})[key] = count
+    yield from groups.items()
 
 
 def as_bytes(vector: Sequence[float]) -> bytes:
@@ -88,30 +126,73 @@ def as_bytes(vector: Sequence[float]) -> bytes:
     return np.asarray(vector, "<f4").tobytes()
 
 
-def _unit(rows: Sequence[tuple[int, bytes]]) -> _File:
+def _renewed(known: _Group | None, keys: frozenset[int], rows: Sequence[tuple[int, bytes]]) -> _Group:
+    """A group of these files: what is known of it, without what has gone, and with what was loaded."""
     import numpy as np
 
-    ids = np.array([id for id, _ in rows], np.int64)
-    if not rows:
-        return _File(ids, np.zeros((0, 0), np.float16))
-    vectors = np.frombuffer(b"".join(value for _, value in rows), "<f4").reshape(len(rows), -1)
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return _File(ids, (vectors / np.where(lengths == 0, 1, lengths)).astype(np.float16))
+    ids, vectors = np.array([id for id, _ in rows], np.int64), np.zeros((0, 0), np.float32)
+    if rows:
+        vectors = np.frombuffer(b"".join(value for _, value in rows), "<f4").reshape(len(rows), -1)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors = (vectors / np.where(lengths == 0, 1, lengths)).astype(np.float32, copy=False)
+    if known is not None and len(known.ids):
+        stays = _of_files(known.ids, keys)
+        old_ids, old = known.ids[stays], known.vectors[stays]
+        ids = np.concatenate([old_ids, ids])
+        vectors = np.concatenate([old, vectors]) if rows else old
+        order = np.argsort(ids)
+        ids, vectors = ids[order], vectors[order]
+    return _Group(keys, ids, vectors)
 
 
-def _nearest(files: Sequence[_File], query: Any, most: int) -> list[tuple[int, float]]:
+def _of_files(ids: Any, keys: Collection[int]) -> Any:
+    """Which chunks are of these files."""
     import numpy as np
 
-    ids, scores = [], []
-    for file in files:
-        if file.vectors.shape[1:] != query.shape:
-            continue  # it has none
-        for start in range(0, len(file.ids), BLOCK):
-            ids.append(file.ids[start : start + BLOCK])
-            scores.append(file.vectors[start : start + BLOCK].astype(np.float32) @ query)
-    if not ids:
-        return []
-    all_ids, all_scores = np.concatenate(ids), np.concatenate(scores)
-    best = np.argpartition(-all_scores, min(most, len(all_scores) - 1))[:most]
-    best = best[np.lexsort((all_ids[best], -all_scores[best]))]
-    return [(int(all_ids[index]), float(all_scores[index])) for index in best]
+    return np.isin(ids >> POSITION_BITS, np.fromiter(keys, np.int64, len(keys)))
+
+
+class _Best:
+    """The chunks that are nearest to some queries, of all that were taken so far."""
+
+    def __init__(self, queries: Sequence[Sequence[float]], most: int) -> None:
+        import numpy as np
+
+        self._most = most
+        wanted = np.asarray(queries, np.float32)
+        lengths = np.linalg.norm(wanted, axis=1, keepdims=True)
+        self._wanted = wanted / np.where(lengths == 0, 1, lengths)
+        self._ids = np.zeros((len(queries), 0), np.int64)
+        self._scores = np.zeros((len(queries), 0), np.float32)
+
+    def take(self, groups: Sequence[tuple[_Group, Collection[int] | None]]) -> None:
+        """Look at groups; with each the keys of the files that are looked at, None for all."""
+        import numpy as np
+
+        ids, scores = [], []
+        for group, keys in groups:
+            if group.vectors.shape[1:] != self._wanted.shape[1:]:
+                continue  # it has none
+            products = self._wanted @ group.vectors.T
+            chosen = slice(None) if keys is None else _of_files(group.ids, keys)
+            ids.append(group.ids[chosen])
+            scores.append(products[:, chosen])
+        if not ids:
+            return
+        new = np.broadcast_to(np.concatenate(ids), (len(self._wanted), sum(map(len, ids))))
+        all_ids = np.concatenate([self._ids, new], axis=1)
+        all_scores = np.concatenate([self._scores, *scores], axis=1)
+        if all_scores.shape[1] > self._most:
+            best = np.argpartition(-all_scores, self._most - 1, axis=1)[:, : self._most]
+            all_ids, all_scores = (np.take_along_axis(each, best, 1) for each in (all_ids, all_scores))
+        self._ids, self._scores = all_ids, all_scores
+
+    def found(self) -> list[list[tuple[int, float]]]:
+        """For each query ids and cosines, the highest first."""
+        import numpy as np
+
+        found = []
+        for ids, scores in zip(self._ids, self._scores, strict=True):
+            order = np.lexsort((ids, -scores))
+            found.append([(int(ids[place]), float(scores[place])) for place in order])
+        return found

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from storage.vector_stores.records import (
     MAX_CHUNKS,
+    POSITION_BITS,
     Due,
+    FileClaim,
+    FileClaimLost,
     FileCounts,
-    Ingestion,
-    IngestionLost,
     NewChunk,
     NewStoreFile,
     NewVectorStore,
@@ -27,15 +28,16 @@ from storage.vector_stores.records import (
 
 if TYPE_CHECKING:
     from storage.vector_stores.ingestion import erase, let_go
-    from storage.vector_stores.stores import files_gone
+    from storage.vector_stores.stores import remove_from_stores
     from storage.vector_stores.verbs import VectorStores
 
 __all__ = [
     "MAX_CHUNKS",
+    "POSITION_BITS",
     "Due",
+    "FileClaim",
+    "FileClaimLost",
     "FileCounts",
-    "Ingestion",
-    "IngestionLost",
     "NewChunk",
     "NewStoreFile",
     "NewVectorStore",
@@ -47,11 +49,16 @@ __all__ = [
     "VectorStoreFull",
     "VectorStores",
     "erase",
-    "files_gone",
     "let_go",
+    "remove_from_stores",
 ]
 
-_WITH_SQL = {"VectorStores": "verbs", "erase": "ingestion", "files_gone": "stores", "let_go": "ingestion"}
+_WITH_SQL = {
+    "VectorStores": "verbs",
+    "erase": "ingestion",
+    "let_go": "ingestion",
+    "remove_from_stores": "stores",
+}
 
 
 def __getattr__(name: str) -> Any:

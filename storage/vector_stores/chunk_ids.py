@@ -8,10 +8,9 @@ written a second time meets the first.
 
 from __future__ import annotations
 
-from storage.vector_stores.records import MAX_CHUNKS
+from storage.vector_stores.records import POSITION_BITS
 
-FILE_BITS, POSITION_BITS = 22, 15
-assert MAX_CHUNKS == 1 << POSITION_BITS
+FILE_BITS = 22
 
 MAX_FILES = 1 << FILE_BITS
 """That a store takes in its life."""

@@ -9,32 +9,44 @@ after a crash goes on from there. No search finds a chunk before all of them are
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    Select,
     and_,
+    bindparam,
     case,
     delete,
+    func,
     insert,
     literal_column,
     or_,
     select,
+    tuple_,
     update,
 )
 
+from storage.claims import claimable
 from storage.tables import (
-    runners,
     vector_chunks,
     vector_store_batches,
     vector_store_files,
     vector_stores,
 )
-from storage.vector_stores import words
-from storage.vector_stores.chunk_ids import FILE_BITS, POSITION_BITS, chunk_id, file_key, of_file
-from storage.vector_stores.records import Due, Ingestion, IngestionLost, NewChunk, StoredChunk
+from storage.vector_stores import nearest, words
+from storage.vector_stores.chunk_ids import FILE_BITS, chunk_id, file_key, of_file
+from storage.vector_stores.records import (
+    POSITION_BITS,
+    Due,
+    FileClaim,
+    FileClaimLost,
+    NewChunk,
+    StoredChunk,
+)
 
 _stores, _files, _batches = vector_stores, vector_store_files, vector_store_batches
 _chunks = vector_chunks
@@ -44,32 +56,59 @@ ERASED = 64
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Jobs
+# Claims
 
 
-def _unread(runner: str, *, shared: bool) -> ColumnElement[bool]:
-    """The files that nobody reads, and those of processes that have gone."""
-    free: ColumnElement[bool] = _files.c.runner.is_(None)
-    if shared:
-        known = select(runners.c.id).where(runners.c.id == _files.c.runner).exists()
-        free = or_(free, and_(_files.c.runner != runner, ~known))
-    # In these words, because the index is on them.
-    return and_(_files.c.status == literal_column("'in_progress'"), _files.c.deleted_at.is_(None), free)
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A process that claims files, at the time `now`. held: the keys of the files that its tasks hold.
+    shared: other processes may have files too. embedding: its model, if it has one."""
+
+    runner: str
+    shared: bool
+    held: frozenset[tuple[int, int]]
+    now: int
+    embedding: str | None = None
+
+    def may_claim(self) -> ColumnElement[bool]:
+        """The files that no task works on, and that do not rest."""
+        key = (_files.c.store_number, _files.c.number)
+        rested = or_(_files.c.retry_at.is_(None), _files.c.retry_at <= self.now)
+        free = claimable(_files.c.runner, self.runner, key, self.held, shared=self.shared)
+        return and_(rested, free, _files.c.deleted_at.is_(None))
 
 
-def due(conn: Connection, runner: str, shared: bool, now: int) -> Due:
+# In these words, because the index is on them.
+_UNREAD = _files.c.status == literal_column("'in_progress'")
+
+_READ = (_files.c.status == "completed", _files.c.deleted_at.is_(None))
+
+
+def _to_embed(embedding: str) -> tuple[ColumnElement[bool], ...]:
+    """The stores with files that lack vectors of their model, where that is this one."""
+    return (_stores.c.to_embed, _stores.c.embedding == embedding, _stores.c.deleted_at.is_(None))
+
+
+def embedded(embedding: ColumnElement[Any] | str) -> ColumnElement[bool]:
+    """Whether all chunks of a file have vectors of a model."""
+    return and_(_files.c.embedding == embedding, _files.c.embedded == _files.c.next_position)
+
+
+def due(conn: Connection, claimant: Claimant) -> Due:
     """What there is to be done."""
-    over = select(_stores.c.number).where(*expired(now), _stores.c.deleted_at.is_(None))
+    over = select(_stores.c.number).where(*expired(claimant.now), _stores.c.deleted_at.is_(None))
     live = (_files.c.store_number.in_(over), _files.c.deleted_at.is_(None))
     filled = select(_files.c.number).where(_files.c.store_number == _stores.c.number).exists()
     asked = (
-        select(_files.c.number).where(_unread(runner, shared=shared)),
+        select(_files.c.number).where(_UNREAD, claimant.may_claim()),
+        select(_stores.c.number).where(*_to_embed(claimant.embedding or "")),
         select(_files.c.number).where(*live),
         select(_files.c.number).where(_files.c.erasing),
         select(_stores.c.number).where(_stores.c.deleted_at.is_not(None), ~filled),
+        select(_batches.c.id).where(_batches.c.files.is_not(None)),
     )
     found = [conn.execute(query.limit(1)).first() is not None for query in asked]
-    return Due(found[0], found[1], found[2] or found[3])
+    return Due(found[0], found[1], found[2], found[3] or found[4], found[5])
 
 
 def expired(now: int) -> tuple[ColumnElement[bool], ...]:
@@ -78,61 +117,68 @@ def expired(now: int) -> tuple[ColumnElement[bool], ...]:
     return (_stores.c.expires_after.is_not(None), over)
 
 
-def claim(conn: Connection, runner: str, shared: bool, behind: str) -> Ingestion | None:
-    """Takes the next file that nobody reads. Owners take turns: `behind` is the one whose turn was last.
+def claim(conn: Connection, claimant: Claimant, behind: str) -> FileClaim | None:
+    """Takes the next file that is to be read. Owners take turns: `behind` is the one whose turn was last."""
+    # In the order of the index, so that nothing is sorted where thousands wait.
+    query = _claiming(_UNREAD, claimant.may_claim()).order_by(_files.c.owner, _files.c.created_at)
+    job = _claimed(conn, claimant, query.where(_files.c.owner > behind))
+    return job if job is not None or not behind else _claimed(conn, claimant, query)
 
-    shared: other processes may read files too; those of a process that has gone are taken over.
-    """
-    query = (
-        select(_files, _stores.c.embedding, _stores.c.dimensions)
-        .join_from(_files, _stores, _stores.c.number == _files.c.store_number)
-        .where(_unread(runner, shared=shared))
-        .order_by(
-            case((_files.c.owner > behind, 0), else_=1), _files.c.owner, _files.c.created_at, _files.c.number
-        )
-        .limit(1)
-        .with_for_update(of=_files, skip_locked=True)
+
+def _claiming(*where: ColumnElement[bool]) -> Select[Any]:
+    joined = select(_files, _stores.c.embedding.label("model"), _stores.c.dimensions).join_from(
+        _files, _stores, _stores.c.number == _files.c.store_number
     )
-    row = conn.execute(query).first()
+    return joined.where(*where)
+
+
+def _claimed(conn: Connection, claimant: Claimant, query: Select[Any]) -> FileClaim | None:
+    row = conn.execute(query.limit(1).with_for_update(of=_files, skip_locked=True)).first()
     if row is None:
         return None
-    taken = {"runner": runner, "fence": row.fence + 1, "attempt": row.attempt + 1}
+    # A file that this process already had, and knew nothing of, has not failed by that.
+    attempt = row.attempt if row.runner == claimant.runner else row.attempt + 1
+    taken = {"runner": claimant.runner, "fence": row.fence + 1, "attempt": attempt}
     conn.execute(update(_files).where(*_this(row.store_number, row.number)).values(**taken))
-    return Ingestion(
+    return FileClaim(
         row.store_number,
         row.number,
         row.owner,
         row.store_id,
         row.file_id,
         row.filename,
+        row.status,
         row.chunk_tokens,
         row.chunk_overlap,
-        row.embedding,
+        row.model,
         row.dimensions,
         row.fence + 1,
-        row.attempt + 1,
+        attempt,
         row.next_position,
         row.digest,
+        row.embedded if row.model is not None and row.embedding == row.model else 0,
     )
 
 
 def release(conn: Connection, runner: str) -> None:
-    """A process ends well: what it read is nobody's, and counts as never begun."""
-    mine = update(_files).where(_files.c.runner == runner, _files.c.status == "in_progress")
+    """A process ends well: what it worked on is nobody's, and counts as never begun."""
+    mine = update(_files).where(_files.c.runner == runner)
     conn.execute(
         mine.values(runner=None, attempt=case((_files.c.attempt > 0, _files.c.attempt - 1), else_=0))
     )
 
 
-def give_back(conn: Connection, job: Ingestion) -> None:
-    """A claim is no more, and counts as never made. IngestionLost."""
+def put_off(conn: Connection, job: FileClaim, until: int | None, counts: bool) -> None:
+    """A claim is no more; the file rests until a time, if one is given. counts: as an attempt that failed.
+    FileClaimLost."""
     row = _held(conn, job)
     left = update(_files).where(*_this(job.store_number, job.number))
-    conn.execute(left.values(runner=None, attempt=max(0, row.attempt - 1)))
+    attempt = max(1, row.attempt) if counts else max(0, row.attempt - 1)
+    conn.execute(left.values(runner=None, retry_at=until, attempt=attempt))
 
 
 def free_all(conn: Connection) -> None:
-    """Takes every file from whoever read it; only for a process that knows that it is alone."""
+    """Takes every file from whoever worked on it; only for a process that knows that it is alone."""
     conn.execute(update(_files).where(_files.c.runner.is_not(None)).values(runner=None))
 
 
@@ -140,29 +186,36 @@ def _this(store_number: int, number: int) -> tuple[Any, ...]:
     return (_files.c.store_number == store_number, _files.c.number == number)
 
 
-def _held(conn: Connection, job: Ingestion) -> Row[*tuple[Any, ...]]:
-    """The row of a file that is still this claim's, held until the commit. IngestionLost."""
+def _held(conn: Connection, job: FileClaim) -> Row[*tuple[Any, ...]]:
+    """The row of a file that is still this claim's, held until the commit. FileClaimLost."""
     query = select(_files).where(*_this(job.store_number, job.number)).with_for_update()
     row = conn.execute(query).first()
-    lost = row is None or row.fence != job.fence or row.status != "in_progress" or row.deleted_at is not None
+    lost = row is None or row.fence != job.fence or row.status != job.status or row.deleted_at is not None
     if row is None or lost:
-        raise IngestionLost(job.file_id)
+        raise FileClaimLost(job.file_id)
     return row
 
 
-def begin_anew(conn: Connection, job: Ingestion) -> bool:
+# ------------------------------------------------------------------------------------------------------------
+# What a claim writes
+
+
+def begin_anew(conn: Connection, job: FileClaim) -> bool:
     """Erases some of what is stored of a file that is to be read from its beginning; False when nothing is
-    left. IngestionLost."""
+    left. FileClaimLost."""
     _held(conn, job)
     if _erase(conn, file_key(job.store_number, job.number)):
         return True
     anew = update(_files).where(*_this(job.store_number, job.number))
-    conn.execute(anew.values(next_position=0, num_bytes=0, digest=None))
+    conn.execute(anew.values(next_position=0, num_bytes=0, digest=None, embedding=None, embedded=0))
     return False
 
 
-def add_chunks(conn: Connection, job: Ingestion, chunks: Sequence[NewChunk], digest: bytes) -> None:
-    """Stores the next chunks of a file; digest: of all of its chunks. IngestionLost."""
+def add_chunks(
+    conn: Connection, job: FileClaim, chunks: Sequence[NewChunk], digest: bytes, embedding: str | None
+) -> None:
+    """Stores the next chunks of a file; digest: of all of its chunks; embedding: the model of their vectors,
+    where they have any. FileClaimLost."""
     row = _held(conn, job)
     rows: list[dict[str, Any]] = [
         {
@@ -177,28 +230,131 @@ def add_chunks(conn: Connection, job: Ingestion, chunks: Sequence[NewChunk], dig
     ]
     conn.execute(insert(_chunks), rows)
     words.add(conn, [(each["id"], each["text"]) for each in rows])
+    nearest.put(conn, [(each["id"], each["embedding"]) for each in rows if each["embedding"] is not None])
     size = sum(len(chunk.text.encode()) + len(chunk.embedding or b"") for chunk in chunks)
-    grown = {
+    grown: dict[str, Any] = {
         "next_position": chunks[-1].position + 1,
         "num_bytes": row.num_bytes + size,
         "digest": digest,
+        "attempt": 0,  # what gets somewhere has not failed, whatever ends it
     }
+    if embedding is not None:
+        grown |= {"embedding": embedding, "embedded": chunks[-1].position + 1}
     conn.execute(update(_files).where(*_this(job.store_number, job.number)).values(**grown))
 
 
-def finish(conn: Connection, job: Ingestion, error: tuple[str, str] | None) -> None:
+def finish(conn: Connection, job: FileClaim, error: tuple[str, str] | None) -> None:
     """Ends the reading of a file: it can be searched, or there is an error, its code and message, and what
-    was stored of it goes. IngestionLost."""
-    _held(conn, job)
+    was stored of it goes. FileClaimLost."""
+    row = _held(conn, job)
     code, message = error or (None, None)
     ended = {
         "status": "completed" if error is None else "failed",
         "error_code": code,
         "error_message": message,
         "runner": None,
+        "attempt": 0,
+        "retry_at": None,
         "erasing": error is not None,
     }
     conn.execute(update(_files).where(*_this(job.store_number, job.number)).values(**ended))
+    if error is None:
+        _note_lack(conn, job.store_number, row)
+
+
+def _note_lack(conn: Connection, store_number: int, row: Row[*tuple[Any, ...]]) -> None:
+    """Has a file embedded that has been read without vectors of the model that its store has now."""
+    model = _stores.c.embedding
+    lacks = or_(model != (row.embedding or ""), row.embedded < row.next_position)
+    store = update(_stores).where(_stores.c.number == store_number, model.is_not(None), lacks)
+    conn.execute(store.values(to_embed=True))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Vectors of another model
+
+
+ADOPTED = 100
+"""Stores that one transaction gives another model."""
+
+
+def adopt(conn: Connection, embedding: str, dimensions: int) -> bool:
+    """Gives some stores this model, whose files are then to be embedded anew; False where all have it."""
+    other = or_(
+        _stores.c.embedding.is_distinct_from(embedding), _stores.c.dimensions.is_distinct_from(dimensions)
+    )
+    query = select(_stores.c.number).where(other, _stores.c.deleted_at.is_(None)).order_by(_stores.c.number)
+    numbers = conn.execute(query.limit(ADOPTED).with_for_update()).scalars().all()
+    changed = update(_stores).where(_stores.c.number.in_(numbers))
+    conn.execute(changed.values(embedding=embedding, dimensions=dimensions, to_embed=True))
+    return bool(numbers)
+
+
+def find_to_embed(conn: Connection, claimant: Claimant, behind: tuple[int, int]) -> tuple[int, int] | None:
+    """The next file that lacks vectors of this process's model and that no task works on, behind the file
+    with this key; None where there is none."""
+    model, key = claimant.embedding or "", tuple_(_files.c.store_number, _files.c.number)
+    query = (
+        select(_files.c.store_number, _files.c.number)
+        .join_from(_files, _stores, _stores.c.number == _files.c.store_number)
+        .where(*_to_embed(model), *_READ, not_embedded(model), claimant.may_claim(), key > tuple_(*behind))
+        .order_by(_files.c.store_number, _files.c.number)
+    )
+    row = conn.execute(query.limit(1)).first()
+    return None if row is None else (row.store_number, row.number)
+
+
+def not_embedded(embedding: str) -> ColumnElement[bool]:
+    """Whether some chunks of a file lack vectors of a model."""
+    return or_(_files.c.embedding.is_distinct_from(embedding), _files.c.embedded < _files.c.next_position)
+
+
+def claim_to_embed(conn: Connection, claimant: Claimant, key: tuple[int, int]) -> FileClaim | None:
+    """Takes a file that `find_to_embed` found; None where it has gone meanwhile."""
+    model = claimant.embedding or ""
+    where = (*_this(*key), *_to_embed(model), *_READ, not_embedded(model), claimant.may_claim())
+    return _claimed(conn, claimant, _claiming(*where))
+
+
+def set_vectors(conn: Connection, job: FileClaim, start: int, vectors: Sequence[bytes]) -> None:
+    """Gives the chunks of a file from a position on these vectors, of the model that the claim names.
+    FileClaimLost."""
+    row = _held(conn, job)
+    first = chunk_id(job.store_number, job.number, start)
+    ids = range(first, first + len(vectors))
+    length = func.coalesce(func.sum(func.length(_chunks.c.embedding)), 0)
+    before = conn.execute(select(length).where(_chunks.c.id.between(ids[0], ids[-1]))).scalar_one()
+    conn.execute(
+        update(_chunks).where(_chunks.c.id == bindparam("of")).values(embedding=bindparam("value")),
+        [{"of": id, "value": vector} for id, vector in zip(ids, vectors, strict=True)],
+    )
+    nearest.put(conn, list(zip(ids, vectors, strict=True)))
+    grown = {
+        "embedding": job.embedding,
+        "embedded": start + len(vectors),
+        "num_bytes": row.num_bytes + sum(map(len, vectors)) - int(before),
+        "attempt": 0,
+    }
+    conn.execute(update(_files).where(*_this(job.store_number, job.number)).values(**grown))
+
+
+def end_embedding(conn: Connection, job: FileClaim) -> None:
+    """All chunks of a file have their vectors. FileClaimLost."""
+    _held(conn, job)
+    ended = update(_files).where(*_this(job.store_number, job.number))
+    conn.execute(ended.values(runner=None, attempt=0, retry_at=None))
+
+
+def end_stores(conn: Connection, embedding: str) -> None:
+    """Stores of which all files have vectors of this model are looked at no more."""
+    lacking = select(_files.c.number).where(
+        _files.c.store_number == _stores.c.number, *_READ, not_embedded(embedding)
+    )
+    query = select(_stores.c.number).where(*_to_embed(embedding), ~lacking.exists())
+    numbers = conn.execute(query.limit(ADOPTED).with_for_update(skip_locked=True)).scalars().all()
+    # Once more, now that the rows are held: a file that ends meanwhile waits for them, or was seen.
+    done = update(_stores).where(_stores.c.number.in_(numbers), ~lacking.exists())
+    conn.execute(done.values(to_embed=False))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -218,7 +374,7 @@ def erase(conn: Connection, owner: str | None = None) -> bool:
     if row.deleted_at is not None:
         conn.execute(delete(_files).where(*this))
     else:
-        empty = {"erasing": False, "num_bytes": 0, "next_position": 0, "runner": None}
+        empty = {"erasing": False, "num_bytes": 0, "next_position": 0, "runner": None, "embedded": 0}
         conn.execute(update(_files).where(*this).values(**empty))
     return True
 
@@ -232,6 +388,7 @@ def _erase(conn: Connection, key: int) -> bool:
         return False
     words.remove(conn, [(row.id, row.text) for row in gone])
     conn.execute(delete(_chunks).where(_chunks.c.id.between(gone[-1].id, gone[0].id)))
+    nearest.remove(conn, gone[-1].id, gone[0].id)
     return True
 
 
@@ -295,18 +452,24 @@ def _stored_chunk(row: Row[*tuple[Any, ...]]) -> StoredChunk:
     return StoredChunk(row.id, row.file_id, row.filename, row.attributes, position, row.page, row.text)
 
 
-def readable_files(conn: Connection, store: int) -> dict[int, int]:
-    """The files of a store that can be searched, by their keys, and how many chunks each has."""
+def embedded_files(conn: Connection, store: int, embedding: str) -> dict[int, int]:
+    """The files of a store that can be searched by vectors of a model, by their keys, and how many chunks
+    each has."""
     query = select(_files.c.number, _files.c.next_position).where(
-        _files.c.store_number == store, _files.c.status == "completed", _files.c.deleted_at.is_(None)
+        _files.c.store_number == store, *_READ, embedded(embedding)
     )
     return {file_key(store, number): count for number, count in conn.execute(query).all()}
 
 
-def vectors(conn: Connection, key: int) -> list[tuple[int, bytes]]:
-    """The vectors of a file: ids and float32 values, in their order."""
-    first, last = of_file(key)
-    query = select(_chunks.c.id, _chunks.c.embedding).where(
-        _chunks.c.id.between(first, last), _chunks.c.embedding.is_not(None)
-    )
+def vectors(conn: Connection, keys: Sequence[int]) -> list[tuple[int, bytes]]:
+    """The vectors of files, by their keys, which rise: ids and float32 values, in their order."""
+    ranges: list[list[int]] = []
+    for key in keys:
+        first, last = of_file(key)
+        if ranges and ranges[-1][1] == first - 1:
+            ranges[-1][1] = last
+        else:
+            ranges.append([first, last])
+    within = or_(*(_chunks.c.id.between(first, last) for first, last in ranges))
+    query = select(_chunks.c.id, _chunks.c.embedding).where(within, _chunks.c.embedding.is_not(None))
     return [(id, value) for id, value in conn.execute(query.order_by(_chunks.c.id)).all()]

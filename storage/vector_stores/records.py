@@ -12,7 +12,10 @@ FileStatus = Literal["in_progress", "completed", "failed", "cancelled"]
 """How far the reading of a file has come."""
 
 
-MAX_CHUNKS = 1 << 15
+POSITION_BITS = 15
+"""The last bits of a chunk's id are its position in its file; those before them are the file's key."""
+
+MAX_CHUNKS = 1 << POSITION_BITS
 """Chunks of one file."""
 
 
@@ -49,7 +52,8 @@ class NewVectorStore:
 
 @dataclass(frozen=True, slots=True)
 class StoredVectorStore:
-    """A store as it is. number: what the ids of its chunks begin with. num_bytes: of its chunks."""
+    """A store as it is. number: what the ids of its chunks begin with. num_bytes: of its chunks.
+    num_embedded: files that can be searched by vectors of its model, too."""
 
     number: int
     id: str
@@ -63,6 +67,7 @@ class StoredVectorStore:
     embedding: str | None
     dimensions: int | None
     num_bytes: int
+    num_embedded: int
     counts: FileCounts
 
     @property
@@ -112,10 +117,15 @@ class StoredFileBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Ingestion:
-    """The claim of a process to read a file into its store. next_position: the first chunk that is still to
-    be stored, of the chunks with this digest; None where none is stored yet. attempt: how often it was
-    claimed, and no process said that it had ended well."""
+class FileClaim:
+    """The claim of a process to a file of a store: to read it (`in_progress`), or, once it is read, to give
+    its chunks vectors of the model that the store has now (`completed`).
+
+    next_position: the first chunk that is still to be stored, of the chunks with this digest; None where none
+    is stored yet. embedding, dimensions: the store's model. embedded: how many chunks, from the first on,
+    have vectors of it. attempt: how often it was claimed, and the work neither got anywhere nor ended by
+    somebody's will.
+    """
 
     store_number: int
     number: int
@@ -123,6 +133,7 @@ class Ingestion:
     store_id: str
     file_id: str
     filename: str
+    status: FileStatus
     chunk_tokens: int
     chunk_overlap: int
     embedding: str | None
@@ -131,6 +142,12 @@ class Ingestion:
     attempt: int
     next_position: int
     digest: bytes | None
+    embedded: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells files of all stores apart."""
+        return self.store_number, self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +191,18 @@ class SearchedStore:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What there is to be done about stores: to_read: files that nobody reads; to_expire: stores that have
-    expired and still have files; to_erase: what nobody sees any more."""
+    """What there is to be done about stores: to_read: files that nobody reads; to_embed: stores with files
+    that lack vectors of this process's model; to_expire: stores that have expired and still have files;
+    to_erase: what nobody sees any more; to_add: files of batches that are not in their stores yet."""
 
     to_read: bool
+    to_embed: bool
     to_expire: bool
     to_erase: bool
+    to_add: bool
 
 
-class IngestionLost(StorageError):
+class FileClaimLost(StorageError):
     """The file was deleted, cancelled or claimed by another process: nothing was written."""
 
     def __init__(self, file_id: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
+import orjson
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -12,6 +14,7 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    case,
     func,
     insert,
     or_,
@@ -126,12 +129,23 @@ def forget_files(conn: Connection, where: ColumnElement[bool], now: int) -> int:
 def _with_counts(conn: Connection, rows: Sequence[Row[*Columns]]) -> list[StoredVectorStore]:
     numbers = [row.number for row in rows]
     counts = _counts(conn, _files.c.store_number, numbers)
+    for number, left in _to_be_added(conn, numbers).items():
+        there = counts.get(number, FileCounts())
+        counts[number] = replace(there, in_progress=there.in_progress + left)
+    done = and_(_files.c.status == "completed", ingestion.embedded(_stores.c.embedding))
     sizes = (
-        select(_files.c.store_number, func.coalesce(func.sum(_files.c.num_bytes), 0))
+        select(
+            _files.c.store_number,
+            func.coalesce(func.sum(_files.c.num_bytes), 0),
+            func.coalesce(func.sum(case((done, 1), else_=0)), 0),
+        )
+        .join_from(_files, _stores, _stores.c.number == _files.c.store_number)
         .where(_files.c.store_number.in_(numbers), _files.c.deleted_at.is_(None))
         .group_by(_files.c.store_number)
     )
-    taken = {number: int(size) for number, size in conn.execute(sizes).all()}
+    taken = {
+        number: (int(size), int(with_vectors)) for number, size, with_vectors in conn.execute(sizes).all()
+    }
     return [
         StoredVectorStore(
             row.number,
@@ -145,11 +159,22 @@ def _with_counts(conn: Connection, rows: Sequence[Row[*Columns]]) -> list[Stored
             row.last_active_at,
             row.embedding,
             row.dimensions,
-            taken.get(row.number, 0),
+            *taken.get(row.number, (0, 0)),
             counts.get(row.number, FileCounts()),
         )
         for row in rows
     ]
+
+
+def _to_be_added(conn: Connection, numbers: Sequence[int]) -> dict[int, int]:
+    """How many files of batches are still to be put into each of some stores."""
+    query = (
+        select(_stores.c.number, func.sum(_batches.c.total - _batches.c.added))
+        .join_from(_batches, _stores, _stores.c.id == _batches.c.store_id)
+        .where(_batches.c.files.is_not(None), _stores.c.number.in_(list(numbers)))
+        .group_by(_stores.c.number)
+    )
+    return {number: int(left) for number, left in conn.execute(query).all()}
 
 
 def _counts(conn: Connection, by: ColumnElement[Any], keys: Sequence[Any]) -> dict[Any, FileCounts]:
@@ -213,40 +238,52 @@ def add_files(
     """Puts files into a store, to be read. One that is there already, and is or will be cut like this, is not
     read again. NotFound("vector store"), VectorStoreFull."""
     store = row_of(conn, owner, store_id, change=True)
-    number = store.next_file
+    ids = [new.file_id for new in files]
+    present, fresh = _live_ones(conn, store_id, ids), []
     for new in files:
-        present = _live(conn, store_id, new.file_id)
-        if present is not None and _serves(present, new):
+        if (row := present.get(new.file_id)) is None:
+            fresh.append(new)
+        elif _serves(row, new):
             values: dict[str, Any] = {} if new.attributes is None else {"attributes": new.attributes}
             if batch_id is not None:
                 values["batch_id"] = batch_id
             if values:
-                conn.execute(update(_files).where(*_this(present)).values(**values))
-            continue
-        if present is not None:
-            forget_files(conn, and_(*_this(present)), now)
-        if number >= MAX_FILES:
-            raise VectorStoreFull(store_id, MAX_FILES)
-        conn.execute(
-            insert(_files).values(
-                store_number=store.number,
-                number=number,
-                owner=owner,
-                store_id=store_id,
-                file_id=new.file_id,
-                filename=new.filename,
-                batch_id=batch_id,
-                created_at=now,
-                status="in_progress",
-                attributes=new.attributes,
-                chunk_tokens=new.chunk_tokens,
-                chunk_overlap=new.chunk_overlap,
-            )
-        )
-        number += 1
+                conn.execute(update(_files).where(*_this(row)).values(**values))
+        else:
+            forget_files(conn, and_(*_this(row)), now)
+            fresh.append(new)
+    if store.next_file + len(fresh) > MAX_FILES:
+        raise VectorStoreFull(store_id, MAX_FILES)
+    rows = [
+        {
+            "store_number": store.number,
+            "number": number,
+            "owner": owner,
+            "store_id": store_id,
+            "file_id": new.file_id,
+            "filename": new.filename,
+            "batch_id": batch_id,
+            "created_at": now,
+            "status": "in_progress",
+            "attributes": new.attributes,
+            "chunk_tokens": new.chunk_tokens,
+            "chunk_overlap": new.chunk_overlap,
+        }
+        for number, new in enumerate(fresh, store.next_file)
+    ]
+    if rows:
+        conn.execute(insert(_files), rows)
     used = update(_stores).where(_stores.c.number == store.number)
-    conn.execute(used.values(next_file=number, last_active_at=now))
-    return tuple(get_file(conn, owner, store_id, new.file_id) for new in files)
+    conn.execute(used.values(next_file=store.next_file + len(rows), last_active_at=now))
+    now_there = _live_ones(conn, store_id, ids)
+    return tuple(_stored(now_there[id]) for id in ids)
+
+
+def _live_ones(conn: Connection, store_id: str, ids: Sequence[str]) -> dict[str, Row[*Columns]]:
+    query = select(_files).where(
+        _files.c.store_id == store_id, _files.c.file_id.in_(ids), _files.c.deleted_at.is_(None)
+    )
+    return {row.file_id: row for row in conn.execute(query).all()}
 
 
 def _serves(present: Row[*Columns], new: NewStoreFile) -> bool:
@@ -335,7 +372,7 @@ def remove_file(conn: Connection, owner: str, store_id: str, file_id: str, now: 
     forget_files(conn, and_(*_this(row)), now)
 
 
-def files_gone(conn: Connection, file_ids: Sequence[str]) -> None:
+def remove_from_stores(conn: Connection, file_ids: Sequence[str]) -> None:
     """Takes files that go out of all stores that they are in. When that was matters to nobody."""
     held = select(_files.c.store_number, _files.c.number).where(
         _files.c.file_id.in_(list(file_ids)), _files.c.deleted_at.is_(None)
@@ -358,29 +395,80 @@ def file_chunks(
 # Batches
 
 
+SLICE = 100
+"""Files of a batch that one transaction puts into a store: it takes some 5 ms, and others write, too."""
+
+
 def create_batch(
     conn: Connection, owner: str, store_id: str, batch_id: str, files: Sequence[NewStoreFile], now: int
-) -> StoredFileBatch:
-    """Puts files into a store together. NotFound("vector store"), VectorStoreFull."""
-    conn.execute(insert(_batches).values(id=batch_id, owner=owner, store_id=store_id, created_at=now))
-    add_files(conn, owner, store_id, files, batch_id, now)
-    return get_batch(conn, owner, store_id, batch_id)
+) -> None:
+    """Notes files that are to be put into a store together; `add_some` does it. NotFound("vector store"),
+    VectorStoreFull."""
+    store = row_of(conn, owner, store_id)
+    if store.next_file + len(files) > MAX_FILES:
+        raise VectorStoreFull(store_id, MAX_FILES)
+    conn.execute(
+        insert(_batches).values(
+            id=batch_id,
+            owner=owner,
+            store_id=store_id,
+            created_at=now,
+            files=orjson.dumps([_told(file) for file in files]),
+            total=len(files),
+        )
+    )
+
+
+def _told(file: NewStoreFile) -> dict[str, Any]:
+    told = None if file.attributes is None else file.attributes.decode()
+    return asdict(file) | {"attributes": told}
+
+
+def add_some(conn: Connection, batch_id: str | None, now: int) -> str | None:
+    """Puts the next files of a batch, or, without its id, of any, into its store: its id, or None where
+    nothing was left to be done. Whoever does it, each file comes once."""
+    query = select(_batches).where(_batches.c.files.is_not(None))
+    if batch_id is not None:
+        query = query.where(_batches.c.id == batch_id)
+    row = conn.execute(query.limit(1).with_for_update(skip_locked=batch_id is None)).first()
+    if row is None:
+        return None
+    this, told = update(_batches).where(_batches.c.id == row.id), orjson.loads(row.files)
+    files = [
+        NewStoreFile(**file | {"attributes": file["attributes"] and file["attributes"].encode()})
+        for file in told[row.added : row.added + SLICE]
+    ]
+    try:
+        add_files(conn, row.owner, row.store_id, files, row.id, now)
+    except (NotFound, VectorStoreFull):  # the store is gone, or others took its last numbers
+        conn.execute(this.values(files=None, total=row.added))
+        return str(row.id)
+    added = row.added + len(files)
+    conn.execute(this.values(added=added, **({"files": None} if added >= row.total else {})))
+    return str(row.id)
 
 
 def get_batch(conn: Connection, owner: str, store_id: str, batch_id: str) -> StoredFileBatch:
     """One batch. NotFound("vector store" | "file batch")."""
     row = _batch(conn, owner, store_id, batch_id)
     counts = _counts(conn, _files.c.batch_id, [batch_id]).get(batch_id, FileCounts())
+    left = row.total - row.added
+    if row.files is None:
+        counts = replace(counts, cancelled=counts.cancelled + left)
+    else:
+        counts = replace(counts, in_progress=counts.in_progress + left)
     return StoredFileBatch(row.id, row.store_id, row.created_at, row.cancelled_at, counts)
 
 
 def cancel_batch(conn: Connection, owner: str, store_id: str, batch_id: str, now: int) -> StoredFileBatch:
     """Cancels those files of a batch that are not read yet; nothing for one that is. NotFound."""
     _batch(conn, owner, store_id, batch_id)
+    this = update(_batches).where(_batches.c.id == batch_id)
+    left = conn.execute(this.where(_batches.c.files.is_not(None)).values(files=None)).rowcount
     open_ = (_files.c.batch_id == batch_id, _files.c.status == "in_progress", _files.c.deleted_at.is_(None))
     cancelled = update(_files).where(*open_).values(status="cancelled", erasing=True)
-    if conn.execute(cancelled).rowcount:
-        conn.execute(update(_batches).where(_batches.c.id == batch_id).values(cancelled_at=now))
+    if conn.execute(cancelled).rowcount or left:
+        conn.execute(this.values(cancelled_at=now))
     return get_batch(conn, owner, store_id, batch_id)
 
 
@@ -391,6 +479,26 @@ def _batch(conn: Connection, owner: str, store_id: str, batch_id: str) -> Row[*C
     if row is None:
         raise NotFound("file batch", batch_id)
     return row
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What owners keep
+
+
+def kept_bytes(
+    conn: Connection, owners: Sequence[str], before: int, width: int
+) -> list[tuple[str, int, int]]:
+    """The bytes of chunks that are there, by owner and by the time when their files came, in buckets of
+    `width` microseconds: (owner, start of the bucket, bytes), of files that came before a time. No owners:
+    all of them."""
+    start = _files.c.created_at - _files.c.created_at % width
+    query = select(_files.c.owner, start, func.sum(_files.c.num_bytes)).where(
+        _files.c.created_at < before, _files.c.deleted_at.is_(None)
+    )
+    if owners:
+        query = query.where(_files.c.owner.in_(list(owners)))
+    rows = conn.execute(query.group_by(_files.c.owner, start)).all()
+    return [(owner, int(start), int(size)) for owner, start, size in rows]
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from storage.drivers import Run
 from storage.records import Order, Page
-from storage.vector_stores import ingestion, stores, words
+from storage.vector_stores import ingestion, nearest, stores, words
 from storage.vector_stores.records import (
     Due,
-    Ingestion,
+    FileClaim,
     NewChunk,
     NewStoreFile,
     NewVectorStore,
@@ -33,6 +34,11 @@ class VectorStores:
         self._write_late = write_late
         self._runner = runner
         self._shared = shared
+        self._held: dict[tuple[int, int], int] = {}  # files that tasks work on; the fence of each claim
+        self._claiming = asyncio.Lock()
+        self._behind = (-1, -1)  # the file that was embedded last
+        self._taken_over: int | None = None  # the last chunk whose vector the database can search by itself
+        self._nearest = False
 
     # -- stores ----------------------------------------------------------------------------------------------
 
@@ -125,7 +131,8 @@ class VectorStores:
     async def create_batch(
         self, owner: str, store_id: str, batch_id: str, files: Sequence[NewStoreFile], now: int
     ) -> StoredFileBatch:
-        """Puts files into a store together. NotFound("vector store"), VectorStoreFull."""
+        """Puts files into a store together, in short transactions; once this has begun, `add_some` goes on
+        with it in any process. NotFound("vector store"), VectorStoreFull."""
         job = partial(
             stores.create_batch,
             owner=owner,
@@ -134,7 +141,14 @@ class VectorStores:
             files=tuple(files),
             now=now,
         )
-        return await self._write(job)
+        await self._write(job)
+        while await self.add_some(now, batch_id):
+            pass
+        return await self.get_batch(owner, store_id, batch_id)
+
+    async def add_some(self, now: int, batch_id: str | None = None) -> bool:
+        """Puts some files of a batch into its store, or of any that was left; False where there is none."""
+        return await self._write(partial(stores.add_some, batch_id=batch_id, now=now)) is not None
 
     async def get_batch(self, owner: str, store_id: str, batch_id: str) -> StoredFileBatch:
         """One batch. NotFound("vector store" | "file batch")."""
@@ -178,58 +192,175 @@ class VectorStores:
         )
         return await self._read(job)
 
-    async def readable_files(self, number: int) -> dict[int, int]:
-        """The files of a store that can be searched, by their keys, and how many chunks each has."""
-        return await self._read(partial(ingestion.readable_files, store=number))
+    async def embedded_files(self, number: int, embedding: str) -> dict[int, int]:
+        """The files of a store that can be searched by vectors of a model, by their keys, and how many chunks
+        each has."""
+        return await self._read(partial(ingestion.embedded_files, store=number, embedding=embedding))
 
-    async def vectors(self, key: int) -> Sequence[tuple[int, bytes]]:
-        """The vectors of a file, by its key: the ids of its chunks and float32 values."""
-        return await self._read(partial(ingestion.vectors, key=key))
+    async def vectors(self, keys: Sequence[int]) -> Sequence[tuple[int, bytes]]:
+        """The vectors of files, by their keys, which rise: the ids of their chunks and float32 values."""
+        return await self._read(partial(ingestion.vectors, keys=tuple(keys)))
+
+    async def make_nearest(self) -> bool:
+        """Has the database search vectors by itself, where it can; see `storage.vector_stores.nearest`."""
+        made = self._shared and await self._write(nearest.make)
+        self._taken_over = -1 if made else None
+        return made
+
+    async def take_over(self) -> bool:
+        """Takes over some vectors that were there before the database could search them; False when there
+        are no more."""
+        if self._taken_over is not None:
+            job = partial(nearest.take_over, after=self._taken_over)
+            self._taken_over = await self._write_late(job)
+        return self._taken_over is not None
+
+    async def finds_nearest(self) -> bool:
+        """Whether the database searches vectors by itself, and has all of them."""
+        if self._shared and not self._nearest:
+            self._nearest = await self._read(nearest.is_complete)
+        return self._nearest
+
+    async def nearest(
+        self,
+        model: str,
+        numbers: Sequence[int],
+        query: bytes,
+        files: Collection[int],
+        *,
+        only: bool,
+        most: int,
+    ) -> Sequence[tuple[int, float]]:
+        """The chunks of stores that are nearest to a query: ids and cosines, the highest first; only where
+        the database `finds_nearest`.
+
+        model: of the vectors. query: float32 values. files: keys of files: those whose chunks are looked at
+        where `only`, and else those whose are not.
+        """
+        job = partial(
+            nearest.search,
+            model=model,
+            stores=tuple(numbers),
+            query=query,
+            files=files,
+            only=only,
+            most=most,
+        )
+        return await self._read(job)
 
     async def touch(self, numbers: Sequence[int], now: int) -> None:
         """Notes that stores are used. May be lost with the machine."""
         await self._write_late(partial(stores.touch, numbers=tuple(numbers), now=now))
 
-    # -- reading files ---------------------------------------------------------------------------------------
-
-    async def due(self, now: int) -> Due:
-        """What there is to be done: files to be read, expired stores, what is to be erased."""
-        job = partial(ingestion.due, runner=self._runner, shared=self._shared, now=now)
+    async def kept_bytes(
+        self, owners: Sequence[str], before: int, width: int
+    ) -> Sequence[tuple[str, int, int]]:
+        """The bytes of chunks that are there, by owner and by the time when their files came, in buckets of
+        `width` microseconds: (owner, start of the bucket, bytes), of files that came before a time. No
+        owners: all of them."""
+        job = partial(stores.kept_bytes, owners=tuple(owners), before=before, width=width)
         return await self._read(job)
 
-    async def claim(self, behind: str = "") -> Ingestion | None:
-        """Takes the next file that is to be read and that nobody reads; owners take turns, and `behind` had
-        the last one."""
-        job = partial(ingestion.claim, runner=self._runner, shared=self._shared, behind=behind)
-        return await self._write(job)
+    # -- reading files ---------------------------------------------------------------------------------------
 
-    async def begin_anew(self, job: Ingestion) -> bool:
+    def _claimant(self, now: int, embedding: str | None = None) -> ingestion.Claimant:
+        return ingestion.Claimant(self._runner, self._shared, frozenset(self._held), now, embedding)
+
+    async def due(self, now: int, embedding: str | None = None) -> Due:
+        """What there is to be done: files to be read or embedded, expired stores, what is to be erased.
+        embedding: the model of this process."""
+        return await self._read(partial(ingestion.due, claimant=self._claimant(now, embedding)))
+
+    async def claim(self, now: int, behind: str = "") -> FileClaim | None:
+        """Takes the next file that is to be read and that no task works on; owners take turns, and `behind`
+        had the last one. It is held until `let_go`."""
+        async with self._claiming:  # one must know of the other
+            return self._hold(
+                await self._write(partial(ingestion.claim, claimant=self._claimant(now), behind=behind))
+            )
+
+    def _hold(self, job: FileClaim | None) -> FileClaim | None:
+        if job is not None:
+            self._held[job.key] = job.fence
+        return job
+
+    def let_go(self, job: FileClaim) -> None:
+        """No task of this process works on a file any more: whatever the database knows of that, it may be
+        claimed again where its work has not ended."""
+        if self._held.get(job.key) == job.fence:
+            del self._held[job.key]
+
+    async def begin_anew(self, job: FileClaim) -> bool:
         """Erases some of what is stored of a file that is to be read from its beginning; False when nothing
-        is left. IngestionLost."""
+        is left. FileClaimLost."""
         return await self._write_late(partial(ingestion.begin_anew, job=job))
 
-    async def add_chunks(self, job: Ingestion, chunks: Sequence[NewChunk], digest: bytes) -> None:
-        """Stores the next chunks of a file; digest: of all of its chunks. May be lost with the machine, and
-        is then read again. IngestionLost."""
-        await self._write_late(partial(ingestion.add_chunks, job=job, chunks=tuple(chunks), digest=digest))
+    async def add_chunks(
+        self, job: FileClaim, chunks: Sequence[NewChunk], digest: bytes, embedding: str | None = None
+    ) -> None:
+        """Stores the next chunks of a file; digest: of all of its chunks; embedding: the model of their
+        vectors. May be lost with the machine, and is then read again. FileClaimLost."""
+        write = partial(
+            ingestion.add_chunks, job=job, chunks=tuple(chunks), digest=digest, embedding=embedding
+        )
+        await self._write_late(write)
 
-    async def finish(self, job: Ingestion, error: tuple[str, str] | None = None) -> None:
+    async def finish(self, job: FileClaim, error: tuple[str, str] | None = None) -> None:
         """Ends the reading of a file: it can be searched, or there is an error, its code and message.
-        IngestionLost."""
+        FileClaimLost."""
         await self._write(partial(ingestion.finish, job=job, error=error))
 
-    async def give_back(self, job: Ingestion) -> None:
-        """Lets others read a file that this process has claimed. IngestionLost."""
-        await self._write(partial(ingestion.give_back, job=job))
+    async def put_off(self, job: FileClaim, until: int | None, *, counts: bool) -> None:
+        """Gives a claim up; the file rests until a time, if one is given. counts: as an attempt that failed.
+        FileClaimLost."""
+        await self._write(partial(ingestion.put_off, job=job, until=until, counts=counts))
 
     async def release(self) -> None:
-        """Gives back what this process reads, because it ends."""
+        """Gives back what this process works on, because it ends."""
+        self._held.clear()
         await self._write(partial(ingestion.release, runner=self._runner))
 
     async def free_all(self) -> None:
-        """Takes every file from whoever read it. Called once, at the start, by the process that holds the
-        data folder."""
+        """Takes every file from whoever worked on it. Called once, at the start, by the process that holds
+        the data folder."""
+        self._held.clear()
         await self._write(ingestion.free_all)
+
+    # -- vectors of another model ----------------------------------------------------------------------------
+
+    async def adopt(self, embedding: str, dimensions: int) -> bool:
+        """Gives some stores this model, whose files are then to be embedded anew; False where all have it."""
+        return await self._write(partial(ingestion.adopt, embedding=embedding, dimensions=dimensions))
+
+    async def claim_to_embed(self, now: int, embedding: str) -> FileClaim | None:
+        """Takes the next file whose chunks lack vectors of the model of its store, where that is this one."""
+        async with self._claiming:
+            claimant = self._claimant(now, embedding)
+            for behind in dict.fromkeys((self._behind, (-1, -1))):
+                key = await self._read(partial(ingestion.find_to_embed, claimant=claimant, behind=behind))
+                if key is not None:
+                    self._behind = key
+                    claim = partial(ingestion.claim_to_embed, claimant=claimant, key=key)
+                    return self._hold(await self._write(claim))
+            await self._write_late(partial(ingestion.end_stores, embedding=embedding))
+        return None
+
+    async def texts(self, job: FileClaim, after: int, limit: int) -> tuple[StoredChunk, ...]:
+        """The next chunks of a claimed file behind a position."""
+        read = partial(
+            ingestion.chunks_of, store_number=job.store_number, number=job.number, after=after, limit=limit
+        )
+        return await self._read(read)
+
+    async def set_vectors(self, job: FileClaim, start: int, vectors: Sequence[bytes]) -> None:
+        """Gives the chunks of a file from a position on these vectors, of the model that the claim names. May
+        be lost with the machine, and is then done again. FileClaimLost."""
+        write = partial(ingestion.set_vectors, job=job, start=start, vectors=tuple(vectors))
+        await self._write_late(write)
+
+    async def end_embedding(self, job: FileClaim) -> None:
+        """All chunks of a file have their vectors. FileClaimLost."""
+        await self._write(partial(ingestion.end_embedding, job=job))
 
     # -- what goes -------------------------------------------------------------------------------------------
 

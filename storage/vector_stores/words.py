@@ -19,10 +19,14 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from storage.vector_stores.chunk_ids import POSITION_BITS, of_store
+from storage.vector_stores.chunk_ids import of_store
+from storage.vector_stores.records import POSITION_BITS
 
 RANKED = 15_000
 """Chunks that one search ranks at most. [measured] 100,000 chunks of 200 words, one busy core: 17 ms."""
+
+RANKED_OF_ONE = 2000
+"""Those that it may rank of each store, however many stores share them: at most 64,000 of 32 stores."""
 
 MAX_WORDS = 32
 """Words of a query that are looked for."""
@@ -78,26 +82,27 @@ def search(
     if not words or (only and not files):
         return []
     dialect = conn.dialect.name
+    share = min(RANKED, max(RANKED // len(stores), RANKED_OF_ONE))
     found: list[tuple[int, float]] = []
     for store in stores:
         first, last = of_store(store)
-        place = {"first": first, "last": last, "most": RANKED + 1}
+        place = {"first": first, "last": last, "most": share + 1}
         counted = [
             (conn.execute(_COUNT[dialect], {**place, "words": _phrase(word, dialect)}).scalar_one(), word)
             for word in words
         ]
-        chosen = _rarest(counted)
+        chosen = _rarest(counted, share)
         if chosen:
-            found += _RANK[dialect](conn, chosen, first, last, files, only, most)
+            found += _RANK[dialect](conn, chosen, first, last, files, only, share, most)
     return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:most]
 
 
-def _rarest(counted: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+def _rarest(counted: Sequence[tuple[int, str]], share: int) -> list[tuple[int, str]]:
     """The words that search, each with how many chunks have it: at least one, if any chunk has any."""
     chosen: list[tuple[int, str]] = []
     total = 0
     for count, word in sorted(counted):
-        if count and (not chosen or total + count <= RANKED):
+        if count and (not chosen or total + count <= share):
             chosen.append((count, word))
             total += count
     return chosen
@@ -142,11 +147,12 @@ def _rank_sqlite(
     last: int,
     files: Collection[int],
     only: bool,
+    share: int,
     most: int,
 ) -> list[tuple[int, float]]:
     within = f"(rowid >> {POSITION_BITS}) {'IN' if only else 'NOT IN'} (SELECT value FROM json_each(:files))"
     where = f"vector_words MATCH :words AND rowid BETWEEN :first AND :last{f' AND {within}' if files else ''}"
-    ranked = f"SELECT rowid AS id, bm25(vector_words) AS cost FROM vector_words WHERE {where} LIMIT {RANKED}"
+    ranked = f"SELECT rowid AS id, bm25(vector_words) AS cost FROM vector_words WHERE {where} LIMIT {share}"
     rows = conn.execute(
         text(f"SELECT id, cost FROM ({ranked}) ORDER BY cost, id LIMIT :most"),
         {
@@ -167,6 +173,7 @@ def _rank_postgresql(
     last: int,
     files: Collection[int],
     only: bool,
+    share: int,
     most: int,
 ) -> list[tuple[int, float]]:
     values: dict[str, Any] = {"first": first, "last": last, "most": most}
@@ -183,7 +190,7 @@ def _rank_postgresql(
         within = f" AND (id >> {POSITION_BITS}) {word} (CAST(:files AS bigint[]))"
     where = (
         "words @@ to_tsquery('english', CAST(:words AS text))"
-        f" AND id BETWEEN :first AND :last{within} LIMIT {RANKED}"
+        f" AND id BETWEEN :first AND :last{within} LIMIT {share}"
     )
     ranked = f"SELECT id, {' + '.join(terms)} AS score FROM vector_words WHERE {where}"
     rows = conn.execute(

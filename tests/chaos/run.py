@@ -25,6 +25,7 @@ from tests.chaos import (  # noqa: F401
     effects,
     engines,
     hostile,
+    ingestion,
     kills,
     migrations,
     overload,

@@ -14,7 +14,7 @@ from storage import ConversationLocked, NotFound, OutputConflict, StorageError, 
 RAISED_INSIDE_ONLY = {
     "RunLost",
     "BatchLost",
-    "IngestionLost",
+    "FileClaimLost",
 }  # whoever holds the claim meets it, never a request
 
 

@@ -11,7 +11,7 @@ import httpx
 
 from server.access import LOCAL_OWNER
 from server.clock import now_us
-from server.vector_stores import Kind
+from server.vector_stores import Kind, Payer
 from storage import StoredFile
 from tests.support.running import Running
 from tests.support.wire import Json
@@ -66,9 +66,11 @@ class WordVectors:
     def __init__(self, *groups: Sequence[str]) -> None:
         self._groups = groups
         self.kinds: list[Kind] = []
+        self.payers: list[Payer] = []
 
-    async def embed(self, texts: Sequence[str], kind: Kind, *, owner: str) -> list[list[float]]:
+    async def embed(self, texts: Sequence[str], kind: Kind, *, payer: Payer) -> list[list[float]]:
         self.kinds.append(kind)
+        self.payers.append(payer)
         return [self._vector(text.lower()) for text in texts]
 
     def _vector(self, text: str) -> list[float]:

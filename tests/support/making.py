@@ -189,7 +189,7 @@ def tables(where: Path | str) -> list[str]:
     if not is_sqlite(where):
         lists = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
     names = (name for (name,) in query(where, lists))
-    return sorted(name for name in names if not name.startswith("vector_words"))
+    return sorted(name for name in names if not name.startswith(("vector_words", "vector_nearest")))
 
 
 def counts(where: Path | str) -> dict[str, int]:

@@ -40,7 +40,7 @@ async def create_batch(request: Request, store_id: str) -> Response:
     made = await here.storage.vector_stores.create_batch(
         owner(request), store_id, f"vsfb_{secrets.token_hex(16)}", files, now_us()
     )
-    here.library.ingesting.wake()
+    here.library.ingester.wake()
     return reply(batch_object(made))
 
 
@@ -57,7 +57,7 @@ async def cancel_batch(request: Request, store_id: str, batch_id: str) -> Respon
     await read_body(request, allow_empty=True)
     here = context(request)
     made = await here.storage.vector_stores.cancel_batch(owner(request), store_id, batch_id, now_us())
-    here.library.ingesting.wake()
+    here.library.ingester.wake()
     return reply(batch_object(made))
 
 

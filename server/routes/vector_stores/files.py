@@ -38,7 +38,7 @@ async def add_file(request: Request, store_id: str) -> Response:
     here = context(request)
     files = await new_files(request, [(said["file_id"], said)], "file_id")
     [made] = await here.storage.vector_stores.add_files(owner(request), store_id, files, now_us())
-    here.library.ingesting.wake()
+    here.library.ingester.wake()
     return reply(file_object(made))
 
 
@@ -76,7 +76,7 @@ async def remove_file(request: Request, store_id: str, file_id: str) -> Response
     """Take a file out of the store; the file itself stays."""
     here = context(request)
     await here.storage.vector_stores.remove_file(owner(request), store_id, file_id, now_us())
-    here.library.ingesting.wake()
+    here.library.ingester.wake()
     return reply({"id": file_id, "object": "vector_store.file.deleted", "deleted": True})
 
 

@@ -15,9 +15,11 @@ from server.http import (
     context,
     owner,
     page_args,
+    principal,
     query_text,
     read_body,
     require_stored_bytes,
+    while_connected,
 )
 from server.routes.documented import PAGE, documented
 from server.routes.vector_stores.replying import (
@@ -28,6 +30,7 @@ from server.routes.vector_stores.replying import (
     reply,
 )
 from server.schema import check_metadata
+from server.vector_stores import Payer
 from server.vector_stores.wire import (
     CHANGE_STORE,
     CREATE_STORE,
@@ -64,7 +67,7 @@ async def create_store(request: Request) -> Response:
         None if embedder is None else embedder.dimensions,
     )
     made = await here.storage.vector_stores.create(new, files)
-    here.library.ingesting.wake()
+    here.library.ingester.wake()
     return reply(store_object(made, now))
 
 
@@ -109,7 +112,7 @@ async def delete_store(request: Request, store_id: str) -> Response:
     """Make the id unknown; the files themselves stay."""
     here = context(request)
     await here.storage.vector_stores.delete(owner(request), store_id, now_us())
-    here.library.ingesting.wake()
+    here.library.ingester.wake()
     return reply({"id": store_id, "object": "vector_store.deleted", "deleted": True})
 
 
@@ -117,5 +120,7 @@ async def delete_store(request: Request, store_id: str) -> Response:
 async def search_store(request: Request, store_id: str) -> Response:
     """The chunks that answer a query best."""
     wanted = asked(store_id, SEARCH.read(await read_body(request)))
-    hits = await context(request).library.searcher.search(owner(request), wanted)
+    who = principal(request)
+    payer = Payer(who.owner, who.subjects, who.key_id, who.service.weight)
+    hits = await while_connected(request, context(request).library.searcher.search(payer, wanted))
     return reply(search_page(wanted.queries, hits))

@@ -39,7 +39,15 @@ def store_object(store: StoredVectorStore, now: int) -> Json:
         "expires_at": None if store.expires_at is None else store.expires_at // 1_000_000,
         "last_active_at": store.last_active_at // 1_000_000,
         "metadata": orjson.Fragment(store.metadata),
+        "embedding": _embedding(store),
     }
+
+
+def _embedding(store: StoredVectorStore) -> Json | None:
+    """An extension: the model of the store, and how many of its files can be searched by vectors of it."""
+    if store.embedding is None:
+        return None
+    return {"model": store.embedding, "completed": store.num_embedded, "total": store.counts.completed}
 
 
 def file_object(file: StoredStoreFile) -> Json:

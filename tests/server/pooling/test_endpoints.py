@@ -7,6 +7,7 @@ import base64
 import re
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ import pytest_asyncio
 
 from engine import TextInput
 from server.config import Config
+from server.errors import ApiError
+from server.limits import LimitSet, Subject
 from server.model_registry import build_pooling
 from server.pooling import Embedder, Reranker, embedder_of, reranker_of
+from server.vector_stores import Payer
 from tests.support.pooling_checkpoints import make_classifier, make_embedder
 from tests.support.running import Running, http_client, live_app
 from tests.support.wire import validate, validate_error
@@ -359,17 +363,48 @@ async def test_a_key_without_the_scope_is_refused(server: Running) -> None:
 
 
 async def test_the_servers_own_embedder_and_reranker(server: Running) -> None:
-    models = server.context.models
-    embedder, reranker = embedder_of(models), reranker_of(models)
+    here = server.context
+    embedder = embedder_of(here.models, here.limiter, here.meter)
+    reranker = reranker_of(here.models, here.limiter, here.meter)
+    payer = Payer("dora", (), "key_1")
     assert isinstance(embedder, Embedder) and isinstance(reranker, Reranker)
     assert (embedder.model, embedder.dimensions) == ("decoder", 64)
-    vectors = await embedder.embed(["", "a " * 500, "a dog"], "document")
-    again = await embedder.embed(["a dog"], "document")
+    vectors = await embedder.embed(["", "a " * 500, "a dog"], "document", payer=payer)
+    again = await embedder.embed(["a dog"], "document", payer=payer)
     np.testing.assert_allclose(vectors[2], again[0], atol=1e-6)
     assert vectors[0].dtype == np.float32 and all(np.isfinite(vector).all() for vector in vectors)
-    assert abs((await embedder.embed(["a dog"], "query"))[0] - again[0]).max() > 1e-3
-    scores = await reranker.rerank("where is the bank", [*TEXTS, "a " * 500])
+    assert abs((await embedder.embed(["a dog"], "query", payer=payer))[0] - again[0]).max() > 1e-3
+    scores = await reranker.rerank("where is the bank", [*TEXTS, "a " * 500], payer=payer)
     assert len(scores) == 4 and all(0 <= score <= 1 for score in scores)
+
+
+async def test_what_the_server_embeds_counts_for_whoever_it_is_done_for(server: Running) -> None:
+    from storage import UsageFilter
+
+    here = server.context
+    embedder = embedder_of(here.models, here.limiter, here.meter)
+    assert embedder is not None
+    emma = Payer("emma", (), "key_1")
+
+    async def used() -> list[tuple[int, int]]:
+        await here.meter.flush()
+        wanted = UsageFilter("embeddings", 0, 1 << 62, owners=("emma",), key_ids=("key_1",))
+        found = await here.storage.usage_sums(wanted, (), 1 << 60)
+        return [(one.counts.requests, one.counts.input_tokens) for one in found]
+
+    await embedder.embed(["a dog"], "query", payer=emma)
+    [(requests, tokens)] = await used()
+    assert requests == 1 and tokens > 0
+    # What the operator brought about is nobody's.
+    await embedder.embed(["a dog"], "query", payer=replace(emma, counted=False))
+    assert await used() == [(1, tokens)]
+    # A limit that is smaller than a text lets one through at a time, lest it could never be embedded.
+    tight = replace(emma, subjects=(Subject("owner", "emma", LimitSet(tokens_per_minute=1)),))
+    await embedder.embed(["a cat and a dog"], "query", payer=tight)
+    with pytest.raises(ApiError) as refused:
+        await embedder.embed(["a cat and a dog"], "query", payer=tight)
+    assert refused.value.status == 429 and refused.value.retry_after_s is not None
+    assert [requests for requests, _ in await used()] == [2]
 
 
 async def test_texts_of_whoever_left_are_dropped(server: Running) -> None:

@@ -178,6 +178,6 @@ async def test_an_expired_store_says_so_and_is_emptied(
     shown = (await http.get(f"/v1/vector_stores/{store}")).json()
     assert shown["status"] == "expired"
     assert (await http.post(f"/v1/vector_stores/{store}/search", json={"query": "x"})).status_code == 400
-    running.context.library.ingesting.wake()
+    running.context.library.ingester.wake()
     while (await http.get(f"/v1/vector_stores/{store}")).json()["file_counts"]["total"]:
         await stores.due(0)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from server.clock import now_us
-from server.vector_stores import Asked, Embedder, Hit, Reranker, Searcher, merged
-from server.vector_stores.vectors import as_bytes
+from server.errors import ApiError
+from server.vector_stores import Asked, Embedder, Hit, Kind, Payer, Reranker, Searcher, merged
+from server.vector_stores.vectors import Vectors, as_bytes
 from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, open_storage
+from storage.vector_stores.chunk_ids import chunk_id, file_key
 from tests.support.libraries import WordVectors
-from tests.support.making import OWNER, RUNNER, url
+from tests.support.making import OWNER, RUNNER, query, url
+from tests.support.postgres import Postgres
 
 TEXTS = (
     "The automobile must be parked behind the house.",
@@ -20,6 +26,7 @@ TEXTS = (
     "Tides follow the moon.",
     "Gulls eat fish.",
 )
+PAYER = Payer(OWNER)
 MODEL = WordVectors(["car", "automobile", "vehicle"], ["tide", "moon"])
 
 
@@ -38,9 +45,9 @@ async def fill(storage: Storage, id: str, model: Embedder | None, texts: Sequenc
         NewVectorStore(id, OWNER, now_us(), "", None, b"{}", None, *pinned),
         [NewStoreFile("file-1", "a.txt", 800, 400)],
     )
-    job = await stores.claim()
+    job = await stores.claim(now_us())
     assert job is not None
-    vectors = [None] * len(texts) if model is None else await model.embed(texts, "document", owner=OWNER)
+    vectors = [None] * len(texts) if model is None else await model.embed(texts, "document", payer=PAYER)
     await stores.add_chunks(
         job,
         [
@@ -48,6 +55,7 @@ async def fill(storage: Storage, id: str, model: Embedder | None, texts: Sequenc
             for place, (text, vector) in enumerate(zip(texts, vectors, strict=True))
         ],
         b"d",
+        None if model is None else model.identity,
     )
     await stores.finish(job)
 
@@ -61,7 +69,7 @@ async def found(
     **asked: object,
 ) -> list[Hit]:
     searcher = Searcher(storage, model, reranker)
-    return await searcher.search(OWNER, Asked([store], [query], 10, **asked))  # type: ignore[arg-type]
+    return await searcher.search(PAYER, Asked([store], [query], 10, **asked))  # type: ignore[arg-type]
 
 
 async def test_vectors_find_what_words_do_not_and_both_count(storage: Storage) -> None:
@@ -92,14 +100,14 @@ async def test_vectors_of_another_model_never_meet(storage: Storage) -> None:
 async def test_a_file_that_goes_is_found_no_more_by_its_vectors(storage: Storage) -> None:
     await fill(storage, "vs_1", MODEL)
     searcher, asked = Searcher(storage, MODEL), Asked(["vs_1"], ["vehicle"], 3)
-    assert len(await searcher.search(OWNER, asked)) == 3
+    assert len(await searcher.search(PAYER, asked)) == 3
     await storage.vector_stores.remove_file(OWNER, "vs_1", "file-1", now_us())
-    assert await searcher.search(OWNER, asked) == []
+    assert await searcher.search(PAYER, asked) == []
 
 
 async def test_a_reranker_has_the_last_word_unless_it_is_not_wanted(storage: Storage) -> None:
     class Longest:
-        async def rerank(self, query: str, documents: Sequence[str], *, owner: str) -> list[float]:
+        async def rerank(self, query: str, documents: Sequence[str], *, payer: Payer) -> list[float]:
             return [len(text) / 100 for text in documents]
 
     await fill(storage, "vs_1", None)
@@ -121,9 +129,9 @@ async def test_a_search_is_a_use_that_is_noted_once_a_minute(storage: Storage) -
     await fill(storage, "vs_1", None)
     before = (await storage.vector_stores.get(OWNER, "vs_1")).last_active_at
     searcher, asked = Searcher(storage), Asked(["vs_1"], ["car"], 3)
-    await searcher.search(OWNER, asked)
+    await searcher.search(PAYER, asked)
     used = (await storage.vector_stores.get(OWNER, "vs_1")).last_active_at
-    await searcher.search(OWNER, asked)
+    await searcher.search(PAYER, asked)
     assert used > before
     assert (await storage.vector_stores.get(OWNER, "vs_1")).last_active_at == used
 
@@ -147,3 +155,129 @@ def test_neighbours_become_one_passage_in_the_place_of_the_best() -> None:
         ("a", "nine", 9, 9, 10),
     ]
     assert [each.score for each in passages] == [1.0, 0.9, 0.6]
+
+
+def test_overlaps_are_found_in_a_time_that_grows_with_the_texts_alone() -> None:
+    front, back = "a" * 100_000 + "b", "a" * 100_000 + "c"
+    began = time.process_time()
+    [whole] = merged([hit("a", 0, front, 1.0), hit("a", 1, back, 0.9)])
+    assert time.process_time() - began < 0.5 and whole.text in (f"{front}\n{back}", front + back)
+    told = " ".join(f"word {n}" for n in range(400))
+    [whole] = merged([hit("a", 0, told[:2000], 1.0), hit("a", 1, told[900:], 0.9)])
+    assert whole.text == told
+
+
+async def test_vectors_that_have_no_room_are_loaded_and_dropped(storage: Storage) -> None:
+    stores = storage.vector_stores
+    pinned = (MODEL.identity, MODEL.dimensions)
+    files = [NewStoreFile(f"file-{n}", "a.txt", 800, 400) for n in range(150)]
+    await stores.create(NewVectorStore("vs_1", OWNER, now_us(), "", None, b"{}", None, *pinned), files)
+    for n in range(149):  # one is not read
+        job = await stores.claim(now_us())
+        assert job is not None
+        text = TEXTS[0] if n == 77 else f"Text {n}."
+        [vector] = await MODEL.embed([text], "document", payer=PAYER)
+        chunk = NewChunk(0, 1, text, 9, as_bytes(vector))
+        await stores.add_chunks(job, [chunk], b"d", MODEL.identity)
+        await stores.finish(job)
+    wanted = await MODEL.embed(["vehicle", "moon"], "query", payer=PAYER)
+
+    async def nearest(vectors: Vectors, files: Sequence[int] = (), *, only: bool = False) -> list[list[int]]:
+        found = await vectors.nearest(MODEL.identity, [1], wanted, files, only=only, most=5)
+        assert all(
+            scores == sorted(scores, reverse=True) for scores in [[s for _, s in one] for one in found]
+        )
+        return [[id for id, _ in one] for one in found]
+
+    roomy, tight = Vectors(storage), Vectors(storage, max_bytes=64 * MODEL.dimensions * 4)
+    first = await nearest(roomy)
+    assert first[0][0] == chunk_id(1, 77, 0) and all(len(one) == 5 for one in first)
+    assert await nearest(tight) == first == await nearest(roomy)
+    assert tight._num_bytes <= tight._max_bytes < roomy._num_bytes
+    assert len(roomy._groups) == 3, "files have arrays together"
+    chosen = [file_key(1, n) for n in (3, 77, 140)]
+    assert {id >> 15 for id in (await nearest(roomy, chosen, only=True))[0]} == set(chosen)
+    assert chosen[1] not in {id >> 15 for id in (await nearest(roomy, chosen[1:2]))[0]}
+    # What goes and what comes is seen, and the rest is not loaded again.
+    loads: list[Sequence[int]] = []
+    real = stores.vectors
+
+    async def counted(keys: Sequence[int]) -> Sequence[tuple[int, bytes]]:
+        loads.append(keys)
+        return await real(keys)
+
+    stores.vectors = counted  # type: ignore[method-assign]
+    await stores.remove_file(OWNER, "vs_1", "file-77", now_us())
+    assert chosen[1] not in {id >> 15 for id in (await nearest(roomy))[0]} and not loads
+    job = await stores.claim(now_us())
+    assert job is not None
+    [vector] = await MODEL.embed([TEXTS[0]], "document", payer=PAYER)
+    chunk = NewChunk(0, 1, TEXTS[0], 9, as_bytes(vector))
+    await stores.add_chunks(job, [chunk], b"d", MODEL.identity)
+    await stores.finish(job)
+    assert (await nearest(roomy))[0][0] == chunk_id(1, 149, 0)
+    assert loads == [[file_key(1, 149)]]
+
+
+async def test_a_search_that_takes_too_long_is_ended(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.vector_stores.searching.SEARCH_S", 0.3)
+    ended = asyncio.Event()
+
+    class Slow(WordVectors):
+        async def embed(self, texts: Sequence[str], kind: Kind, *, payer: Payer) -> list[list[float]]:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            raise AssertionError
+
+    await fill(storage, "vs_1", MODEL)
+    with pytest.raises(ApiError) as refused:
+        await found(storage, "vehicle", Slow(["car"]))
+    assert (refused.value.status, refused.value.code) == (503, "search_timeout") and ended.is_set()
+
+
+async def test_pgvector_finds_what_is_found_in_memory(postgres: Postgres) -> None:
+    place = await postgres.fresh()
+    storage = await open_storage(place, runner=RUNNER)
+    stores, draw = storage.vector_stores, np.random.default_rng(3)
+
+    async def add(file: str, dimensions: int = 16, model: str = "m") -> None:
+        await stores.add_files(OWNER, "vs_1", [NewStoreFile(file, "a.txt", 800, 400)], now_us())
+        job = await stores.claim(now_us())
+        assert job is not None
+        vectors = draw.standard_normal((9, dimensions), np.float32)
+        chunks = [NewChunk(n, 1, f"Text {n}.", 9, as_bytes(vector)) for n, vector in enumerate(vectors)]
+        await stores.add_chunks(job, chunks, b"d", model)
+        await stores.finish(job)
+
+    await stores.create(NewVectorStore("vs_1", OWNER, now_us(), "", None, b"{}", None, "m", 16))
+    await add("before")
+    assert not await stores.finds_nearest() and await stores.make_nearest()
+    await add("behind")
+    await add("other", 24, "old")
+    await add("gone")
+    while await stores.take_over():
+        pass
+    await stores.remove_file(OWNER, "vs_1", "gone", now_us())
+    wanted = draw.standard_normal((2, 16), np.float32)
+    in_memory = Vectors(storage)
+    for files, only in (((), False), ((file_key(1, 0),), True), ((file_key(1, 1),), False), ((), True)):
+        told = await in_memory.nearest("m", [1], wanted, files, only=only, most=7)
+        assert told[0] or only, "the database is asked"
+        stores._nearest, shared = False, stores._shared
+        stores._shared = False
+        expected = await in_memory.nearest("m", [1], wanted, files, only=only, most=7)
+        stores._shared = shared
+        assert in_memory._groups or only
+        assert [[id for id, _ in one] for one in told] == [[id for id, _ in one] for one in expected]
+        for one, other in zip(told, expected, strict=True):
+            assert [score for _, score in one] == pytest.approx([score for _, score in other], abs=1e-5)
+    while await stores.erase():
+        pass
+    assert query(place, "SELECT count(*) FROM vector_nearest") == [(27,)]
+    assert await stores.make_nearest(), "it is there"
+    await storage.close()
+    await postgres.give_back(place)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from storage import (
+    FileClaim,
+    FileClaimLost,
     FileCounts,
-    Ingestion,
-    IngestionLost,
     Limits,
     NewChunk,
     NewStoreFile,
@@ -39,8 +39,8 @@ def pieces(texts: Sequence[str], start: int = 0) -> list[NewChunk]:
     return [NewChunk(place, 1, text, len(text) // 4) for place, text in enumerate(texts, start)]
 
 
-async def claimed(storage: Storage) -> Ingestion:
-    job = await storage.vector_stores.claim()
+async def claimed(storage: Storage) -> FileClaim:
+    job = await storage.vector_stores.claim(now())
     assert job is not None
     return job
 
@@ -146,16 +146,16 @@ async def test_whoever_comes_later_goes_on_and_whoever_was_first_writes_nothing(
     await stores.create(new_store(), [new_file()])
     first = await claimed(storage)
     await stores.add_chunks(first, pieces(TEXTS[:1]), b"d")
-    assert await stores.claim() is None
+    assert await stores.claim(now()) is None
     await stores.free_all()  # as the next process does
     second = await claimed(storage)
-    assert (second.next_position, second.digest, second.attempt) == (1, b"d", 2)
+    assert (second.next_position, second.digest, second.attempt) == (1, b"d", 1)
     for write in (
         stores.add_chunks(first, pieces(TEXTS[1:], 1), b"d"),
         stores.finish(first),
         stores.begin_anew(first),
     ):
-        with pytest.raises(IngestionLost):
+        with pytest.raises(FileClaimLost):
             await write
     await stores.add_chunks(second, pieces(TEXTS[1:], 1), b"d")
     await stores.finish(second)
@@ -184,7 +184,7 @@ async def test_owners_take_turns(storage: Storage) -> None:
     await stores.create(new_store("vs_2", OTHER), [new_file("file-3")])
     turns = []
     behind = ""
-    while (job := await stores.claim(behind)) is not None:
+    while (job := await stores.claim(now(), behind)) is not None:
         turns.append(job.owner)
         behind = job.owner
     assert sorted(turns[:2]) == sorted([OWNER, OTHER]) and turns[2] == OWNER
@@ -204,7 +204,7 @@ async def test_what_is_let_go_of_while_it_is_read_leaves_nothing(storage: Storag
     else:
         batch = await stores.cancel_batch(OWNER, "vs_1", "vsfb_1", now())
         assert batch.cancelled_at is not None and batch.counts == FileCounts(cancelled=1)
-    with pytest.raises(IngestionLost):
+    with pytest.raises(FileClaimLost):
         await stores.add_chunks(job, pieces(["more"], 100), b"d")
     while await stores.erase():
         pass
@@ -267,3 +267,55 @@ async def test_frequent_words_do_not_keep_rare_ones_from_being_found(
     await filled(storage, texts=[*(f"gull number {n}" for n in range(20)), "gull and albatross"])
     assert await found(storage, "gull albatross") == ["gull and albatross"]
     assert len(await found(storage, "gull")) == 5  # no more are ranked
+
+
+async def test_files_of_a_batch_come_in_slices_each_once(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.vector_stores.stores.SLICE", 2)
+    stores = storage.vector_stores
+    await stores.create(new_store(), [new_file("file-0")])
+
+    class Cut(Exception):
+        """The process ends here."""
+
+    async def cut(*_: object) -> bool:
+        raise Cut
+
+    files = [new_file(f"file-{n}", attributes=b'{"n":%d}' % n) for n in range(7)]
+    with monkeypatch.context() as patched, pytest.raises(Cut):
+        patched.setattr(stores, "add_some", cut)
+        await stores.create_batch(OWNER, "vs_1", "vsfb_1", files, now())
+    assert (await stores.get_batch(OWNER, "vs_1", "vsfb_1")).counts == FileCounts(in_progress=7)
+    assert (await stores.get(OWNER, "vs_1")).counts == FileCounts(in_progress=8)  # one is there already
+    assert (await stores.due(now())).to_add
+    assert [await stores.add_some(now()) for _ in range(5)] == [True] * 4 + [False]
+    batch = await stores.get_batch(OWNER, "vs_1", "vsfb_1")
+    assert batch.counts == FileCounts(in_progress=7) and not (await stores.due(now())).to_add
+    page = await stores.list_files(OWNER, "vs_1", limit=20, order="asc", batch_id="vsfb_1")
+    assert sorted((file.file_id, file.attributes) for file in page.data) == [
+        (file.file_id, file.attributes) for file in files
+    ]
+    # Those that have not come yet are cancelled with the others; those of a store that has gone never come.
+    for id in ("vsfb_2", "vsfb_3"):
+        with monkeypatch.context() as patched, pytest.raises(Cut):
+            patched.setattr(stores, "add_some", cut)
+            await stores.create_batch(OWNER, "vs_1", id, [new_file(f"{id}-{n}") for n in range(3)], now())
+    await stores.add_some(now(), "vsfb_2")
+    cancelled = await stores.cancel_batch(OWNER, "vs_1", "vsfb_2", now())
+    assert cancelled.counts == FileCounts(cancelled=3) and not await stores.add_some(now(), "vsfb_2")
+    await stores.delete(OWNER, "vs_1", now())
+    while await stores.add_some(now()):
+        pass
+    while await stores.erase():
+        pass
+    assert not any(name.startswith("vector") for name in await rows(storage))
+
+
+async def test_what_owners_keep_in_stores_is_told_by_the_time_when_it_came(storage: Storage) -> None:
+    stores = storage.vector_stores
+    await filled(storage)
+    [(owner, start, size)] = await stores.kept_bytes([OWNER], now() + 60_000_000, 60_000_000)
+    assert (owner, start % 60_000_000, size) == (OWNER, 0, sum(map(len, TEXTS)))
+    assert await stores.kept_bytes([OTHER], now() + 60_000_000, 60_000_000) == []
+    assert await stores.kept_bytes([], start, 60_000_000) == []

@@ -1,0 +1,311 @@
+"""Reads files into stores: takes a file that nobody reads, cuts it into chunks, embeds them, and stores them.
+
+Each file is a job in the database, claimed and fenced (`storage.vector_stores.ingestion`). Chunks are stored
+a few at a time, so that the writing thread is free for streams in between, and what is stored is never read
+again: after a crash the next process finds the first chunk that is missing. It may go on there because the
+same document gives the same chunks; where a newer parser gives others, it begins anew.
+
+A process that starts with another embedding model makes it the model of all stores. Their files keep what
+they have until there is nothing to be read; then their chunks are given vectors of the new model, file by
+file, and by the same claims. Until a file has all of them, its words alone are searched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from engine import EngineError
+from server.clock import now_us
+from server.errors import ApiError, to_api_error
+from server.vector_stores.embedding import Embedder, Payer
+from server.vector_stores.vectors import as_bytes
+from storage import MAX_CHUNKS, FileClaim, FileClaimLost, NewChunk, NotFound, StorageUnavailable
+from tools import Chunk, UnreadableDocument
+
+if TYPE_CHECKING:
+    from storage import Storage
+
+log = logging.getLogger("antiphon.vector_stores")
+
+WORKERS = 2
+"""Files that a process reads at once: a long one does not hold up all short ones."""
+
+BATCH = 16
+"""Chunks that one transaction stores; it takes some 5 ms."""
+
+MAX_ATTEMPTS = 3
+"""Times that the work on a file may fail, or end the process, without having got anywhere."""
+
+LOOK_S = 5.0
+"""How often a process looks for files that other processes left, and for stores that have expired."""
+
+RETRY_S = 1.0
+"""Until the database is asked again that could not be reached; what fails again and again waits longer."""
+
+MOST_RETRY_S = 60.0
+
+BACKOFF_S = (5.0, 30.0)
+"""How long a file rests whose work has failed once, and twice, by a fault of the server."""
+
+EMBEDDING_RESTS_S = 3600.0
+"""How long a file rests that was read, and cannot be embedded anew."""
+
+Read = Callable[[FileClaim], Awaitable[Sequence[Chunk]]]
+"""Reads the file of a job into chunks. Raises UnreadableDocument, and NotFound where the file is gone."""
+
+Room = Callable[[str, int], Awaitable[None]]
+"""Counts bytes of an owner that are about to be stored; ApiError 429 where there is no room for them."""
+
+PayerOf = Callable[[str], Awaitable[Payer]]
+"""Who pays for the vectors of an owner's files."""
+
+
+async def nobody_limited(owner: str) -> Payer:
+    """An owner without limits."""
+    return Payer(owner)
+
+
+class Ingester:
+    """Reads the files of one server. Several on one database share the work."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        read: Read,
+        room: Room,
+        embedder: Embedder | None = None,
+        payer_of: PayerOf = nobody_limited,
+    ) -> None:
+        self._storage = storage
+        self._stores = storage.vector_stores
+        self._read = read
+        self._room = room
+        self._embedder = embedder
+        self._model = None if embedder is None else embedder.identity
+        self._payer_of = payer_of
+        self._adopted = embedder is None  # all stores have the model of this process
+        self._made_nearest = False  # the database was asked whether it searches vectors by itself
+        self._behind = ""  # the owner whose turn was last
+        self._woken: list[asyncio.Event] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin with what an earlier process left."""
+        if not self._storage.shared:
+            await self._stores.free_all()
+        for name, step in (*(("ingester", self._next) for _ in range(WORKERS)), ("erasing", self._tidy)):
+            woken = asyncio.Event()
+            self._woken.append(woken)
+            self._tasks.append(asyncio.create_task(self._forever(step, woken), name=name))
+
+    async def close(self) -> None:
+        """Stop where it stands; the next process goes on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            with suppress(StorageUnavailable):
+                await self._stores.release()
+
+    def wake(self) -> None:
+        """There is a file to be read, or something to be erased."""
+        for woken in self._woken:
+            woken.set()
+
+    async def _forever(self, step: Callable[[], Awaitable[bool]], woken: asyncio.Event) -> None:
+        wait_s = RETRY_S
+        while True:
+            woken.clear()
+            try:
+                more = await step()
+                wait_s = RETRY_S
+                if more:
+                    continue
+            except StorageUnavailable as error:
+                log.warning("files cannot be read into vector stores now: %s", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            except Exception:  # a task that dies would be missed only when files are never read again
+                log.exception("reading files into vector stores failed")
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, MOST_RETRY_S)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await woken.wait()
+
+    async def _tidy(self) -> bool:
+        """Erase some of what nobody sees any more; False when there is nothing to erase."""
+        if not self._adopted:
+            assert self._embedder is not None
+            if not self._made_nearest:
+                self._made_nearest = True
+                await self._stores.make_nearest()
+            self._adopted = not await self._stores.adopt(self._embedder.identity, self._embedder.dimensions)
+            return True
+        if await self._stores.take_over():
+            return True
+        due = await self._stores.due(now_us())
+        if not (due.to_add or due.to_expire or due.to_erase):
+            return False
+        began = time.monotonic()
+        if due.to_add and await self._stores.add_some(now_us()):
+            self.wake()
+        elif due.to_expire:
+            await self._stores.expire(now_us())
+        else:
+            await self._stores.erase()
+        await asyncio.sleep(time.monotonic() - began)
+        return True
+
+    # -- one file --------------------------------------------------------------------------------------------
+
+    async def _next(self) -> bool:
+        """Read the next file, or embed the next one anew; False where there is none."""
+        # A look costs the writing thread nothing.
+        due, job = await self._stores.due(now_us(), self._model), None
+        if due.to_read:
+            job = await self._stores.claim(now_us(), self._behind)
+            self._behind = self._behind if job is None else job.owner
+        if job is None and due.to_embed and self._model is not None:
+            job = await self._stores.claim_to_embed(now_us(), self._model)
+        if job is None:
+            return False
+        try:
+            await self._work_on(job)
+        except FileClaimLost:
+            log.info("file %s of %s was taken away while it was read", job.file_id, job.store_id)
+        finally:
+            # What could not be written of its end is found again, as a file of this process.
+            self._stores.let_go(job)
+        return True
+
+    async def _work_on(self, job: FileClaim) -> None:
+        """Do what a claim is for, or have the file rest. Raises FileClaimLost and StorageUnavailable."""
+        try:
+            await (self._take_in(job) if job.status == "in_progress" else self._embed_anew(job))
+        except FileClaimLost:
+            raise
+        except StorageUnavailable:
+            await self._stores.put_off(job, None, counts=False)
+            raise
+        except Exception as error:  # one file must not keep others from being read
+            if (wait_s := _wait_s(error)) is not None:  # the model is busy, or the owner's limits are reached
+                await self._stores.put_off(job, _in(wait_s), counts=False)
+                return
+            log.exception("file %s could not be read into %s", job.file_id, job.store_id)
+            if job.attempt < MAX_ATTEMPTS:
+                await self._stores.put_off(job, _in(BACKOFF_S[max(job.attempt, 1) - 1]), counts=True)
+            elif job.status == "in_progress":
+                await self._stores.finish(job, ("server_error", _GIVEN_UP))
+            else:
+                await self._stores.put_off(job, _in(EMBEDDING_RESTS_S), counts=False)
+
+    async def _take_in(self, job: FileClaim) -> None:
+        """Read a file to its end, whatever that is, unless it is no fault of the file."""
+        try:
+            error = await self._ingested(job)
+        except UnreadableDocument as why:
+            code = "invalid_file" if why.code == "too_large" else why.code
+            error = (code, why.message)
+        except ApiError as why:
+            if _wait_s(why) is not None:
+                raise
+            error = ("server_error", why.message)  # there is no room
+        except NotFound:
+            error = ("invalid_file", "The file was deleted before it was read.")
+        await self._stores.finish(job, error)
+
+    async def _embed_anew(self, job: FileClaim) -> None:
+        """Give all chunks of a file that was read vectors of the model that this process has."""
+        assert self._embedder is not None and job.dimensions is not None
+        payer = Payer(job.owner, counted=False)
+        start = job.embedded
+        while chunks := await self._stores.texts(job, start - 1, BATCH):
+            vectors = await self._embedder.embed([chunk.text for chunk in chunks], "document", payer=payer)
+            began = time.monotonic()
+            await self._stores.set_vectors(job, start, [as_bytes(vector) for vector in vectors])
+            start += len(chunks)
+            await asyncio.sleep(time.monotonic() - began)
+        await self._stores.end_embedding(job)
+
+    async def _ingested(self, job: FileClaim) -> tuple[str, str] | None:
+        """Store the chunks of a file; what is wrong with it, as code and message. None: nothing."""
+        if job.attempt > MAX_ATTEMPTS:
+            return "server_error", _GIVEN_UP
+        embedder = self._embedder_of(job)
+        chunks = await self._read(job)
+        if not chunks:
+            return "unsupported_file", "The file has no text."
+        if len(chunks) > MAX_CHUNKS:
+            message = f"The file has {len(chunks)} chunks of this size; at most {MAX_CHUNKS} are taken."
+            return "invalid_file", message
+        digest = await asyncio.to_thread(digest_of, chunks, None if embedder is None else embedder.identity)
+        first = job.next_position
+        if first and job.digest != digest:
+            while await self._stores.begin_anew(job):
+                await asyncio.sleep(0)
+            first = 0
+        vector_bytes = 0 if embedder is None else 4 * embedder.dimensions
+        await self._room(job.owner, sum(len(chunk.text.encode()) + vector_bytes for chunk in chunks[first:]))
+        for start in range(first, len(chunks), BATCH):
+            began = time.monotonic()
+            await self._store(job, start, chunks[start : start + BATCH], digest, embedder)
+            await asyncio.sleep(time.monotonic() - began)  # others write, too
+        return None
+
+    def _embedder_of(self, job: FileClaim) -> Embedder | None:
+        """What embeds the chunks of a store. None where nothing is to, or another process's model: then the
+        words alone are stored, and a process with that model embeds the file later."""
+        mine = self._embedder
+        same = mine is not None and (mine.identity, mine.dimensions) == (job.embedding, job.dimensions)
+        return mine if same else None
+
+    async def _store(
+        self, job: FileClaim, start: int, chunks: Sequence[Chunk], digest: bytes, embedder: Embedder | None
+    ) -> None:
+        vectors: Sequence[Sequence[float] | None] = [None] * len(chunks)
+        if embedder is not None:
+            payer = await self._payer_of(job.owner)
+            vectors = await embedder.embed([chunk.text for chunk in chunks], "document", payer=payer)
+        new = [
+            NewChunk(
+                position,
+                chunk.page,
+                chunk.text,
+                chunk.num_tokens,
+                None if vector is None else as_bytes(vector),
+            )
+            for position, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True), start)
+        ]
+        await self._stores.add_chunks(job, new, digest, None if embedder is None else embedder.identity)
+
+
+_GIVEN_UP = f"Reading this file has failed {MAX_ATTEMPTS} times. The server's log says more."
+
+
+def _wait_s(error: Exception) -> float | None:
+    """After how long the same work may succeed, where it is only that others were in the way."""
+    if isinstance(error, (ApiError, EngineError)):
+        told = to_api_error(error).headers.get("retry-after")
+        return None if told is None else max(RETRY_S, float(told))
+    return None
+
+
+def _in(wait_s: float) -> int:
+    return now_us() + int(wait_s * 1e6)
+
+
+def digest_of(chunks: Sequence[Chunk], embedding: str | None) -> bytes:
+    """What tells the chunks of a file from others, and from those with vectors of another model."""
+    digest = hashlib.blake2b(f"{embedding}/{len(chunks)}".encode(), digest_size=16)
+    for chunk in chunks:
+        text = chunk.text.encode()
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.digest()

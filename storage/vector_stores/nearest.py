@@ -1,0 +1,138 @@
+"""The vectors of chunks as `pgvector` has them, on a PostgreSQL that offers this extension: the database
+finds the nearest ones itself, exactly, and no process loads them.
+
+The table `vector_nearest` is made by the first process that has a model for vectors. It stands beside the
+column of `vector_chunks`, which all databases have: whoever writes there writes here too, once there is this
+table. What had been written before is taken over in small steps; when all of it is, the table's comment says
+so, and only then is it searched.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from storage.vector_stores.chunk_ids import FILE_BITS, of_store
+from storage.vector_stores.records import POSITION_BITS
+
+TAKEN = 200
+"""Vectors that one transaction takes over."""
+
+_COMPLETE = "all vectors are here"
+_MAKING = 0x616E_7469_7665_6374
+"""Of the advisory lock of whoever makes the table."""
+
+
+def make(conn: Connection) -> bool:
+    """Makes the table, if the database offers the extension and lets us have it; False where it does not."""
+    if conn.dialect.name != "postgresql":
+        return False
+    conn.execute(text(f"SELECT pg_advisory_xact_lock({_MAKING})"))
+    if _is_there(conn):
+        return True
+    offered = "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"
+    if conn.execute(text(offered)).first() is None:
+        return False
+    nested = conn.begin_nested()
+    try:
+        conn.execute(text("CREATE EXTENSION IF NOT EXISTS vector"))
+    except DBAPIError:  # this user may not
+        nested.rollback()
+        return False
+    nested.commit()
+    # Whoever has written chunks and not seen the table has ended before it is there.
+    conn.execute(text("LOCK TABLE vector_chunks IN SHARE MODE"))
+    conn.execute(text("CREATE TABLE vector_nearest (id bigint PRIMARY KEY, embedding vector NOT NULL)"))
+    return True
+
+
+def _is_there(conn: Connection) -> bool:
+    return conn.execute(text("SELECT to_regclass('vector_nearest')")).scalar() is not None
+
+
+def is_complete(conn: Connection) -> bool:
+    """Whether the table can be searched."""
+    if conn.dialect.name != "postgresql":
+        return False
+    told = conn.execute(text("SELECT obj_description(to_regclass('vector_nearest'), 'pg_class')"))
+    return told.scalar() == _COMPLETE
+
+
+def take_over(conn: Connection, after: int) -> int | None:
+    """Takes over some vectors that were written before the table was there, of chunks behind an id: the last
+    id, or None when there are no more."""
+    if not _is_there(conn) or is_complete(conn):
+        return None
+    rows = conn.execute(
+        text(
+            "SELECT id, embedding FROM vector_chunks WHERE id > :after AND embedding IS NOT NULL"
+            f" ORDER BY id LIMIT {TAKEN} FOR UPDATE"
+        ),
+        {"after": after},
+    ).all()
+    if not rows:
+        conn.execute(text(f"COMMENT ON TABLE vector_nearest IS '{_COMPLETE}'"))
+        return None
+    values = [{"id": row.id, "value": _literal(row.embedding)} for row in rows]
+    conn.execute(text(f"{_INSERT} ON CONFLICT (id) DO NOTHING"), values)
+    return int(rows[-1].id)
+
+
+_INSERT = "INSERT INTO vector_nearest (id, embedding) VALUES (:id, CAST(CAST(:value AS text) AS vector))"
+
+
+def put(conn: Connection, vectors: Sequence[tuple[int, bytes]]) -> None:
+    """Takes vectors in, or others for the same chunks: ids and float32 values. Called behind the write to
+    `vector_chunks`."""
+    if vectors and conn.dialect.name == "postgresql" and _is_there(conn):
+        replace = "ON CONFLICT (id) DO UPDATE SET embedding = excluded.embedding"
+        values = [{"id": id, "value": _literal(value)} for id, value in vectors]
+        conn.execute(text(f"{_INSERT} {replace}"), values)
+
+
+def remove(conn: Connection, first: int, last: int) -> None:
+    """Takes the vectors of a range of chunks out."""
+    if conn.dialect.name == "postgresql" and _is_there(conn):
+        within = {"first": first, "last": last}
+        conn.execute(text("DELETE FROM vector_nearest WHERE id BETWEEN :first AND :last"), within)
+
+
+def _literal(value: bytes) -> str:
+    """A vector as pgvector reads it."""
+    return str(array("f", value).tolist())
+
+
+def search(
+    conn: Connection,
+    model: str,
+    stores: Sequence[int],
+    query: bytes,
+    files: Collection[int],
+    only: bool,
+    most: int,
+) -> list[tuple[int, float]]:
+    """The chunks of stores that are nearest to a query: ids and cosines, the highest first. model: of the
+    vectors. files: keys of files: those that are looked at where `only`, and otherwise those that are not."""
+    within = f"AND (n.id >> {POSITION_BITS}) {'= ANY' if only else '<> ALL'} (CAST(:files AS bigint[]))"
+    statement = text(
+        "SELECT n.id, n.embedding <=> CAST(CAST(:query AS text) AS vector) AS far"
+        " FROM vector_nearest n JOIN vector_store_files f"
+        f" ON f.store_number = n.id >> {POSITION_BITS + FILE_BITS}"
+        f" AND f.number = (n.id >> {POSITION_BITS}) & {(1 << FILE_BITS) - 1}"
+        " WHERE n.id BETWEEN :first AND :last AND f.store_number = :store AND f.status = 'completed'"
+        " AND f.deleted_at IS NULL AND f.embedding = :model AND f.embedded = f.next_position"
+        f" {within if files or only else ''} ORDER BY far, n.id LIMIT :most"
+    )
+    found: list[tuple[int, float]] = []
+    for store in stores:
+        first, last = of_store(store)
+        values: dict[str, Any] = {"query": _literal(query), "first": first, "last": last, "store": store}
+        values |= {"model": model, "most": most, **({"files": sorted(files)} if files or only else {})}
+        rows = conn.execute(statement, values).all()
+        # A vector of zeros is at no distance that could be told.
+        found += [(id, 1.0 - far if far == far else 0.0) for id, far in rows]
+    return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:most]

@@ -1,0 +1,397 @@
+"""Reading files into stores: what a cut leaves is gone on with, wherever the cut was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import QueueFull
+from server.access import LOCAL_OWNER
+from server.clock import now_us
+from server.errors import ApiError
+from server.vector_stores import Asked, Ingester, Kind, Payer, Searcher
+from storage import (
+    FileClaim,
+    FileClaimLost,
+    NewStoreFile,
+    NewVectorStore,
+    Storage,
+    StorageUnavailable,
+    StoredFile,
+    StoredStoreFile,
+    open_storage,
+)
+from tests.support.libraries import WordVectors
+from tests.support.making import OWNER, RUNNER, url
+from tests.support.postgres import Postgres
+from tests.support.processes import server_process
+from tools import Chunk, UnreadableDocument
+
+TEXTS = [f"Note {number} of the bay, about tide {number * 7 % 13}." for number in range(21)]
+
+
+def chunks(texts: Sequence[str] = TEXTS) -> list[Chunk]:
+    return [Chunk(text, 1, 0, len(text), len(text) // 4) for text in texts]
+
+
+async def reading(job: FileClaim) -> Sequence[Chunk]:
+    return chunks()
+
+
+async def room(owner: str, num_bytes: int) -> None:
+    """There is always room."""
+
+
+async def store_with_a_file(storage: Storage, **fields: object) -> None:
+    new = NewVectorStore("vs_1", OWNER, now_us(), "", None, b"{}", **fields)  # type: ignore[arg-type]
+    await storage.vector_stores.create(new, [NewStoreFile("file-1", "notes.txt", 800, 400)])
+
+
+async def settled(storage: Storage) -> StoredStoreFile:
+    """The file once it is read, or refused."""
+    async with asyncio.timeout(30):
+        while True:
+            file = await storage.vector_stores.get_file(OWNER, "vs_1", "file-1")
+            if file.status != "in_progress":
+                return file
+            await asyncio.sleep(0.005)
+
+
+async def read_by(storage: Storage, ingesting: Ingester) -> StoredStoreFile:
+    await ingesting.start()
+    try:
+        return await settled(storage)
+    finally:
+        await ingesting.close()
+
+
+async def stored_texts(storage: Storage) -> list[str]:
+    found = await storage.vector_stores.file_chunks(OWNER, "vs_1", "file-1", limit=1000)
+    assert [chunk.position for chunk in found] == list(range(len(found)))
+    return [chunk.text for chunk in found]
+
+
+class _Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
+    opened = await open_storage(url(tmp_path), runner=RUNNER)
+    yield opened
+    await opened.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+async def test_a_cut_at_any_write_is_gone_on_with(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, clean: bool
+) -> None:
+    """Each life of a process writes one thing more than the one before it, and ends: well, or not."""
+    monkeypatch.setattr("server.vector_stores.ingester.BATCH", 2)
+    stores, written = storage.vector_stores, list[str]()
+    real = {"add_chunks": stores.add_chunks, "finish": stores.finish}
+
+    async def cut(verb: str, *args: object) -> None:
+        await real[verb](*args)  # type: ignore[operator]
+        written.append(verb)
+        raise _Killed
+
+    for verb in real:
+        monkeypatch.setattr(stores, verb, partial(cut, verb))
+    await store_with_a_file(storage)
+    attempts = []
+    while "finish" not in written:
+        job = await stores.claim(now_us())
+        assert job is not None
+        attempts.append(job.attempt)
+        with pytest.raises(_Killed):
+            await Ingester(storage, reading, room)._take_in(job)
+        await (stores.release() if clean else stores.free_all())
+    assert written == ["add_chunks"] * 11 + ["finish"]
+    assert attempts == [1] * 12, "what gets somewhere is not held against a file, however it ends"
+    assert await stored_texts(storage) == TEXTS
+
+
+async def test_a_newer_parser_begins_anew(storage: Storage) -> None:
+    await store_with_a_file(storage)
+    job = await storage.vector_stores.claim(now_us())
+    assert job is not None
+    old = Ingester(storage, reading, room)
+    await old._store(job, 0, chunks(["An older text."]), b"old", None)
+    await storage.vector_stores.free_all()
+    assert (await read_by(storage, Ingester(storage, reading, room))).status == "completed"
+    assert await stored_texts(storage) == TEXTS
+
+
+async def test_two_processes_share_the_work(postgres: Postgres) -> None:
+    fresh = await postgres.fresh()
+    both = [await open_storage(fresh, runner=f"runner-{n}") for n in range(2)]
+    for storage in both:
+        await storage.beat()
+    made: list[str] = []
+
+    def reader(name: str) -> Ingester:
+        async def read(job: FileClaim) -> Sequence[Chunk]:
+            made.append(name)
+            await asyncio.sleep(0.05)
+            return chunks()
+
+        return Ingester(both[int(name)], read, room)
+
+    await both[0].vector_stores.create(
+        NewVectorStore("vs_1", OWNER, now_us(), "", None, b"{}"),
+        [NewStoreFile(f"file-{number}", "n.txt", 800, 400) for number in range(12)],
+    )
+    readers = [reader("0"), reader("1")]
+    for each in readers:
+        await each.start()
+    async with asyncio.timeout(30):
+        while (await both[0].vector_stores.get(OWNER, "vs_1")).counts.completed < 12:
+            await asyncio.sleep(0.02)
+    for each in readers:
+        await each.close()
+    assert len(made) == 12 and set(made) == {"0", "1"}
+    for storage in both:
+        await storage.close()
+    await postgres.give_back(fresh)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (UnreadableDocument("unsupported_file", "No text."), "unsupported_file"),
+        (UnreadableDocument("too_large", "Too long."), "invalid_file"),
+        (ApiError(429, "There is no room."), "server_error"),
+        (RuntimeError("a fault of ours"), "server_error"),
+    ],
+)
+async def test_what_is_wrong_with_a_file_is_told_and_others_are_read(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, fault: Exception, code: str
+) -> None:
+    at_once(monkeypatch)
+    reads = []
+
+    async def failing(job: FileClaim) -> Sequence[Chunk]:
+        reads.append(job.attempt)
+        raise fault
+
+    await store_with_a_file(storage)
+    file = await read_by(storage, Ingester(storage, failing, room))
+    assert file.status == "failed" and file.error is not None and file.error[0] == code
+    assert reads == ([1, 2, 3] if isinstance(fault, RuntimeError) else [1]), "a fault of ours may pass"
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing rest that is to be tried again."""
+    for name, value in (("RETRY_S", 0.01), ("BACKOFF_S", (0.0, 0.0)), ("LOOK_S", 0.01)):
+        monkeypatch.setattr(f"server.vector_stores.ingester.{name}", value)
+
+
+@pytest.mark.parametrize("verb", ["claim", "add_chunks", "finish"])
+@pytest.mark.parametrize("error", [StorageUnavailable("away"), RuntimeError("a fault of the database")])
+@pytest.mark.parametrize("written", [True, False])
+async def test_a_file_ends_whatever_the_database_says_of_a_write(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, verb: str, error: Exception, written: bool
+) -> None:
+    """A write fails, whether or not it was made: no file is left to a process that does not know of it."""
+    at_once(monkeypatch)
+    real, failures = storage.vector_stores._write, [error, error]
+    late = storage.vector_stores._write_late
+
+    async def sometimes(run: Any, job: Any) -> Any:
+        if getattr(job, "func", job).__name__ != verb or not failures:
+            return await run(job)
+        if written:
+            with suppress(FileClaimLost):
+                await run(job)
+        raise failures.pop()
+
+    monkeypatch.setattr(storage.vector_stores, "_write", partial(sometimes, real))
+    monkeypatch.setattr(storage.vector_stores, "_write_late", partial(sometimes, late))
+    await store_with_a_file(storage)
+    file = await read_by(storage, Ingester(storage, reading, room))
+    # An end that was written is the end: nobody tries a second time.
+    assert len(failures) == (verb == "finish" and written) and file.status == "completed"
+    assert await stored_texts(storage) == TEXTS
+
+
+async def test_a_file_waits_for_limits_and_for_room_in_the_queue_of_a_model(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once(monkeypatch)
+    busy = [
+        ApiError(429, "A limit is reached.", code="rate_limit_exceeded", headers={"retry-after": "0"}),
+        QueueFull(retry_after_s=0),
+    ] * 3
+
+    class Busy(WordVectors):
+        async def embed(self, texts: Sequence[str], kind: Kind, *, payer: Payer) -> list[list[float]]:
+            if busy:
+                raise busy.pop()
+            return await super().embed(texts, kind, payer=payer)
+
+    model = Busy(["tide"])
+    await store_with_a_file(storage, embedding=model.identity, dimensions=model.dimensions)
+    assert (await read_by(storage, Ingester(storage, reading, room, model))).status == "completed"
+    assert not busy and model.payers[0].counted
+
+
+async def test_a_file_that_ends_its_process_is_given_up(storage: Storage) -> None:
+    await store_with_a_file(storage)
+    for _ in range(3):
+        await storage.vector_stores.claim(now_us())
+        await storage.vector_stores.free_all()
+    file = await read_by(storage, Ingester(storage, reading, room))
+    assert file.error == (
+        "server_error",
+        "Reading this file has failed 3 times. The server's log says more.",
+    )
+
+
+async def test_a_database_that_is_away_is_waited_for(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.vector_stores.ingester.RETRY_S", 0.01)
+    await store_with_a_file(storage)
+    real, refusals = (
+        storage.vector_stores.add_chunks,
+        [StorageUnavailable("away"), StorageUnavailable("away")],
+    )
+
+    async def sometimes(*args: object) -> None:
+        if refusals:
+            raise refusals.pop()
+        await real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(storage.vector_stores, "add_chunks", sometimes)
+    assert (await read_by(storage, Ingester(storage, reading, room))).status == "completed"
+    assert await stored_texts(storage) == TEXTS
+
+
+class Renewed(WordVectors):
+    """The same words, and another model. It fails behind so many calls, as a process does that is killed."""
+
+    identity = "words-2"
+    dimensions = 12
+
+    def __init__(self, fails_behind: int | None = None) -> None:
+        super().__init__(["moon"])
+        self._left = fails_behind
+
+    async def embed(self, texts: Sequence[str], kind: Kind, *, payer: Payer) -> list[list[float]]:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise _Killed
+        return await super().embed(texts, kind, payer=payer)
+
+
+async def embedded(storage: Storage) -> tuple[str | None, int]:
+    store = await storage.vector_stores.get(OWNER, "vs_1")
+    return store.embedding, store.num_embedded
+
+
+async def until_embedded(storage: Storage, ingester: Ingester) -> None:
+    await ingester.start()
+    async with asyncio.timeout(30):
+        while (await embedded(storage))[1] == 0:
+            await asyncio.sleep(0.005)
+    await ingester.close()
+
+
+async def found_by_vectors(storage: Storage, model: WordVectors) -> list[str]:
+    """What a search finds for a word that no text has."""
+    searcher = Searcher(storage, model)
+    return [hit.text for hit in await searcher.search(Payer(OWNER), Asked(["vs_1"], ["lunar"], 3))]
+
+
+async def test_a_store_whose_model_is_not_here_is_read_without_vectors_until_it_is(storage: Storage) -> None:
+    model = WordVectors(["tide"])
+    await store_with_a_file(storage, embedding=model.identity, dimensions=model.dimensions)
+    assert (await read_by(storage, Ingester(storage, reading, room))).status == "completed"
+    assert await found_by_vectors(storage, model) == [] and await embedded(storage) == (model.identity, 0)
+    await until_embedded(storage, Ingester(storage, reading, room, model))
+    assert set(model.kinds) == {"document", "query"} and not any(
+        payer.counted for payer, kind in zip(model.payers, model.kinds, strict=True) if kind == "document"
+    )
+    assert len(await found_by_vectors(storage, model)) == 3
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+async def test_files_get_vectors_of_a_new_model_also_after_a_cut(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    monkeypatch.setattr("server.vector_stores.ingester.BATCH", 8)
+    old = WordVectors(["tide"])
+    await store_with_a_file(storage, embedding=old.identity, dimensions=old.dimensions)
+    assert (await read_by(storage, Ingester(storage, reading, room, old))).status == "completed"
+    before = await storage.vector_stores.get(OWNER, "vs_1")
+    assert before.num_embedded == 1
+
+    cut = Renewed(fails_behind=done)
+    assert await storage.vector_stores.adopt(cut.identity, cut.dimensions)
+    assert not await storage.vector_stores.adopt(cut.identity, cut.dimensions)
+    job = await storage.vector_stores.claim_to_embed(now_us(), cut.identity)
+    assert job is not None
+    with pytest.raises(_Killed):
+        await Ingester(storage, reading, room, cut)._work_on(job)
+    await storage.vector_stores.free_all()
+    for model in (old, cut):  # what there is of either is left alone
+        model.kinds.clear()
+        left = await storage.vector_stores.embedded_files(1, model.identity)
+        assert left == ({1 << 22: 21} if (model is old and not done) else {})
+    assert await embedded(storage) == ("words-2", 0)
+    searched = await Searcher(storage, old).search(Payer(OWNER), Asked(["vs_1"], ["tide note"], 3))
+    assert len(searched) == 3 and old.kinds == [], "words go on to be found"
+
+    new = Renewed()
+    await until_embedded(storage, Ingester(storage, reading, room, new))
+    assert new.kinds == ["document"] * (3 - done), "what was done is not done again"
+    assert len(await found_by_vectors(storage, new)) == 3
+    after = await storage.vector_stores.get(OWNER, "vs_1")
+    assert after.num_bytes - before.num_bytes == 21 * 4 * (new.dimensions - old.dimensions)
+    due = await storage.vector_stores.due(now_us(), new.identity)
+    assert due.to_embed is False or await storage.vector_stores.claim_to_embed(now_us(), new.identity) is None
+
+
+async def test_a_killed_process_leaves_a_beginning_that_the_next_one_goes_on_with(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    storage = await open_storage(f"sqlite+aiosqlite:///{data}/antiphon.db", runner=RUNNER)
+    told = "tells of the tide, the moon and the bay."
+    words = "\n\n".join(" ".join([f"Paragraph {n} {told}"] * 6) for n in range(1500))
+    blob = await storage.blobs.put_bytes(words.encode())
+    await storage.files.create(
+        StoredFile("file-1", LOCAL_OWNER, "long.txt", "assistants", len(words), blob.digest, now_us())
+    )
+    await storage.vector_stores.create(
+        NewVectorStore("vs_1", LOCAL_OWNER, now_us(), "", None, b"{}"),
+        [NewStoreFile("file-1", "long.txt", 100, 0)],
+    )
+    await storage.close()
+
+    async with server_process(data) as server, server.client() as client:
+        begun = 0
+        while not begun:
+            file = (await client.get("/v1/vector_stores/vs_1/files/file-1")).json()
+            assert file["status"] == "in_progress", "it is killed in the midst of it"
+            begun = file["usage_bytes"]
+        server.child.kill()
+    async with server_process(data) as server, server.client() as client:
+        left = (await client.get("/v1/vector_stores/vs_1/files/file-1")).json()
+        assert left["usage_bytes"] >= begun
+        async with asyncio.timeout(60):
+            while (await client.get("/v1/vector_stores/vs_1")).json()["status"] == "in_progress":
+                await asyncio.sleep(0.05)
+        found = await client.post("/v1/vector_stores/vs_1/search", json={"query": "paragraph 1499"})
+        assert "Paragraph 1499" in found.json()["data"][0]["content"][0]["text"]
+    storage = await open_storage(f"sqlite+aiosqlite:///{data}/antiphon.db", runner=RUNNER)
+    kept = await storage.vector_stores.file_chunks(LOCAL_OWNER, "vs_1", "file-1", limit=10_000)
+    assert "\n\n".join(chunk.text for chunk in kept) == words, "nothing twice, and nothing missing"
+    await storage.close()
