@@ -75,13 +75,13 @@ class RequestFiles:
     async def _uploaded(self, id: str, name: str | None, at: str) -> FoundFile:
         try:
             file = await self._storage.files.get(self._owner, id, now_us())
+            if file.num_bytes > self._left:
+                raise _too_large(at)
+            async with aclosing(self._storage.blobs.open(file.digest)) as content:
+                data = b"".join([piece async for piece in content])
         except NotFound:
             message = f"File with id '{shorten(id)}' not found."
             raise ApiError(404, message, code="not_found", param=at) from None
-        if file.num_bytes > self._left:
-            raise _too_large(at)
-        async with aclosing(self._storage.blobs.open(file.digest)) as content:
-            data = b"".join([piece async for piece in content])
         return FoundFile(data, name or file.filename, file.digest)
 
     async def _fetched(self, url: str, name: str | None, at: str) -> FoundFile:
