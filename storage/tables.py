@@ -288,6 +288,7 @@ run_inputs = Table(
     Column("body", LargeBinary, nullable=False),
     Column("body_hash", LargeBinary, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("private", LargeBinary),
 )
 
 # What was used, in sums: a row for each minute, and for all that usage is told apart by. start: of the

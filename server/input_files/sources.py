@@ -1,4 +1,4 @@
-"""The bytes of a file that a message names: uploaded before, sent along, or at an address."""
+"""The bytes of a file that an item names: uploaded before, sent along, or at an address."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from server.clock import now_us
 from server.config import THREADED_BYTES
 from server.errors import ApiError
+from server.items import MAX_FILENAME
 from server.schema import refuse, shorten
 from server.threads import aside
 from storage import NotFound, Storage
@@ -107,7 +108,7 @@ class RequestFiles:
             raise _unreached(at, f"It took longer than {FETCH_S:g} s.") from None
         if answer.status_code != 200:
             raise _unreached(at, f"The answer has status {answer.status_code}.")
-        name = name or unquote(urlsplit(asked).path.rpartition("/")[2]) or "file"
+        name = name or unquote(urlsplit(asked).path.rpartition("/")[2])[:MAX_FILENAME] or "file"
         digest = await asyncio.to_thread(lambda: sha256(answer.content).hexdigest())
         return FoundFile(answer.content, name, digest, url)
 

@@ -100,13 +100,14 @@ class BlobRows:
 
     def untouched(self, grace_s: float, limit: int) -> Iterator[list[str]]:
         old, after = select(blobs.c.digest).where(blobs.c.touched_at <= _NOW - int(grace_s)), ""
-        while True:
+
+        def page(conn: Connection) -> list[str]:
             query = old.where(blobs.c.digest > after).order_by(blobs.c.digest).limit(limit)
-            page = list(self.run(lambda conn, query=query: conn.execute(query).scalars().all()))
-            if not page:
-                return
-            yield page
-            after = page[-1]
+            return list(conn.execute(query).scalars().all())
+
+        while found := self.run(page):
+            yield found
+            after = found[-1]
 
     def remove(self, digests: Sequence[str], grace_s: float) -> int:
         return self._remove(blobs.c.digest.in_(digests), blobs.c.touched_at <= _NOW - int(grace_s))

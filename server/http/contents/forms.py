@@ -23,6 +23,7 @@ from server.errors import ApiError, to_api_error
 from server.http.body import body_chunks, too_large
 from server.http.contents.intake import Intake, intake
 from server.http.request import context
+from server.items import MAX_FILENAME
 from server.schema import missing, refuse, shorten
 from storage import Blob, BlobTooLarge
 
@@ -34,7 +35,6 @@ MAX_FIELDS = 32
 ENVELOPE_BYTES = 1 << 20
 """What a form may have besides its file: fields, headers, boundaries."""
 
-MAX_FILENAME = 255
 MAX_BOUNDARY = 70
 """By RFC 2046."""
 

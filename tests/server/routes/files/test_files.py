@@ -306,7 +306,8 @@ async def test_what_is_coming_in_counts_before_it_is_there(
             yield end
 
         for end, status in ((b"\r\n--no", 400), (b"\r\n--b--\r\n", 200)):
-            halfway.clear(), go_on.clear()
+            halfway.clear()
+            go_on.clear()
             coming = asyncio.create_task(client.post("/v1/files", content=slowly(end), headers=FORM))
             await halfway.wait()
             form = {"files": {"file": ("a", b"y" * 500)}, "data": {"purpose": "vision"}}
