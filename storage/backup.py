@@ -3,7 +3,7 @@
 The copy of the database is one file, as it stood at one moment. Its blobs lie in a folder beside it; on the
 same file system they are links to the server's own, which nobody ever writes to again, and take no room.
 Blobs that are there before the copy of the database begins are taken before it, because a sweep may remove
-them meanwhile; those that came during it are taken after it.
+them meanwhile; those that came during it are taken after it, and none of them goes until then.
 
 The copy of the database is made over aiosqlite, on a connection that only reads: SQLite's own backup would
 begin anew at every commit of somebody else, so the connection stays in one read transaction for as long as
@@ -18,6 +18,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,7 +26,7 @@ import aiosqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from storage.drivers import INCOMING, blob_folder, sync_folder
+from storage.drivers import INCOMING, blob_folder, copied, sync_folder
 from storage.files import blob_columns
 from storage.private_files import make_private_folder
 from storage.records import StorageError
@@ -49,9 +50,11 @@ async def back_up(url: str, target: Path, progress: Callable[[int, int], None]) 
         _remove(partial, blobs)
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         try:
-            await asyncio.to_thread(_take_blobs, blob_folder(path), blobs)
-            await _copy(path, partial, progress)
-            size = await asyncio.to_thread(_take_blobs, blob_folder(path), blobs)
+            source = blob_folder(path)
+            with copied(source) if source.is_dir() else nullcontext():
+                await asyncio.to_thread(_take_blobs, source, blobs)
+                await _copy(path, partial, progress)
+                size = await asyncio.to_thread(_take_blobs, source, blobs)
             await asyncio.to_thread(_check_blobs, partial, blobs)
             _sync(partial)
             if blobs.exists():

@@ -280,8 +280,8 @@ class RunAppend:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """A tool output posted to a waiting run. `body` is the whole item, `kind` its type. audit: what the audit
-    log is to tell of it."""
+    """A tool output posted to a waiting run. `body` is the whole item, `kind` its type; private: see
+    `StoredItem`. audit: what the audit log is to tell of it."""
 
     call_id: str
     body: bytes
@@ -289,6 +289,7 @@ class ToolOutput:
     item_id: str
     kind: str = "function_call_output"
     audit: AuditEntry | None = None
+    private: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,6 +288,7 @@ run_inputs = Table(
     Column("body", LargeBinary, nullable=False),
     Column("body_hash", LargeBinary, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("private", LargeBinary),
 )
 
 # What was used, in sums: a row for each minute, and for all that usage is told apart by. start: of the
@@ -508,7 +509,8 @@ container_files = Table(
 # Blobs: bytes by their SHA-256, on PostgreSQL. Where the database is a file, each blob is a file in a folder
 # beside it, and these two tables are empty. content: which parts are its bytes, because parts are written
 # before the digest is known. touched_at: when somebody last put the same bytes; seconds, by the database's
-# clock.
+# clock. holds: how many have put them whose row may still be on its way; one more for each that was killed
+# then. puts: how often they were put.
 blobs = Table(
     "blobs",
     metadata,
@@ -516,6 +518,8 @@ blobs = Table(
     Column("content", Text, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
     Column("touched_at", BigInteger, nullable=False),
+    Column("holds", BigInteger, nullable=False, server_default="0"),
+    Column("puts", BigInteger, nullable=False, server_default="0"),
     Index("blobs_by_content", "content"),
 )
 

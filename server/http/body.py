@@ -202,11 +202,11 @@ async def _receive(request: Request, config: Config, count: Callable[[int], None
     return arrived
 
 
-async def body_chunks(request: Request, limit: int) -> AsyncGenerator[bytes]:
+async def body_chunks(request: Request, limit: int, param: str | None = None) -> AsyncGenerator[bytes]:
     """The body as it comes; ApiError 413 as soon as it is known to have more than `limit` bytes, 408 when it
-    is too slow."""
+    is too slow. param: of the 413."""
     if int(request.headers.get("content-length", 0)) > limit:
-        raise too_large(limit)
+        raise too_large(limit, param)
     num_bytes, allowed_s = 0, life(request).config.body_timeout_s
     began = asyncio.get_running_loop().time()
     chunks = request.stream()
@@ -226,13 +226,14 @@ async def body_chunks(request: Request, limit: int) -> AsyncGenerator[bytes]:
             return
         num_bytes += len(chunk)
         if num_bytes > limit:
-            raise too_large(limit)
+            raise too_large(limit, param)
         yield chunk
 
 
-def too_large(limit: int) -> ApiError:
+def too_large(limit: int, param: str | None = None) -> ApiError:
     """The 413 of a body with more than `limit` bytes."""
-    return ApiError(413, f"The request's body is larger than {limit} bytes.", code="request_too_large")
+    message = f"The request's body is larger than {limit} bytes."
+    return ApiError(413, message, code="request_too_large", param=param)
 
 
 def parse_object(raw: bytes, max_depth: int, max_values: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files in messages (`input_file`): where their bytes come from, and their text in a prompt."""
+"""Files in messages and tool outputs (`input_file`): where their bytes come from, their text in a prompt."""
 
 from __future__ import annotations
 

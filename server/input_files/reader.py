@@ -1,7 +1,7 @@
-"""Reads the files that messages name, for models that read text.
+"""Reads the files that messages and outputs of tools name, for models that read text.
 
-The words that a file becomes are the private half of its message (`server.items.message`): they are made
-once, when the message comes in, and stored with it. So later turns and resumed runs show the model the same
+The words that a file becomes are the private half of its item (`server.items.file_texts`): they are made
+once, when the item comes in, and stored with it. So later turns and resumed runs show the model the same
 text, whatever becomes of the file or of the parsers.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.input_files.sources import FoundFile, RequestFiles
-from server.items import Item, input_files_of, with_file_texts
+from server.items import FILE_PARTS, Item, input_files_of, with_file_texts
 from server.schema import refuse, shorten
 from server.threads import begin_large_request
 from storage import Storage
@@ -30,23 +30,26 @@ LIMITS = ReadingLimits(max_chars=MAX_CHARS)
 
 KEPT_CHARS = 16_000_000
 """Of files read before, the latest ones: clients that keep a conversation themselves send its files with
-every turn."""
+every turn. Each owner's are looked for alone: how long an answer takes tells nothing of what others sent."""
+
+ENTRY_CHARS = 500
+"""What is counted of each besides its text."""
 
 _PAGES = {"pptx": "slide", "xlsx": "sheet"}
 
 
 class InputFiles:
-    """The files in messages, as texts. egress: which addresses may be reached for `file_url`."""
+    """The files in items, as texts. egress: which addresses may be reached for `file_url`."""
 
     def __init__(self, storage: Storage, egress: Egress) -> None:
         self._storage, self._egress = storage, egress
-        self._known: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, str, str | None], str] = OrderedDict()
         self._num_chars = 0
 
     async def read(
         self, owner: str, items: Sequence[Item], *, param: str = "input", paths: Iterable[str] | None = None
     ) -> list[Item]:
-        """Normalised items, of which messages with files hold what these say; one whose files were read
+        """Normalised items, of which those with files hold what these say; one whose files were read
         before stays as it is. paths: of the files, in their order, where they are not those of items in
         `param`.
 
@@ -59,11 +62,11 @@ class InputFiles:
         for index, item in enumerate(items):
             texts: dict[int, str] = {}
             for position, part in input_files_of(item):
-                path = next(named) if named else f"{param}[{index}].content[{position}]"
+                path = next(named) if named else f"{param}[{index}].{FILE_PARTS[item['type']]}[{position}]"
                 num_files += 1
                 if num_files > MAX_FILES:
                     refuse(path, f"Invalid '{path}': a request may have at most {MAX_FILES} files.")
-                texts[position] = await self._text(part, sources, path)
+                texts[position] = await self._text(part, sources, owner, path)
                 num_chars += len(texts[position])
                 if num_chars > MAX_CHARS:
                     message = (
@@ -76,22 +79,25 @@ class InputFiles:
             begin_large_request()
         return done
 
-    async def _text(self, part: Mapping[str, Any], sources: RequestFiles, path: str) -> str:
+    async def _text(self, part: Mapping[str, Any], sources: RequestFiles, owner: str, path: str) -> str:
         source = await sources.find(part, path)
-        key = (source.digest, source.filename)
+        key = (owner, source.digest, source.filename, source.url)
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
             return known
         try:
-            document = await read_document(source.data, source.filename, url=source.url, limits=LIMITS)
+            document = await read_document(
+                source.data, source.filename, url=source.url, owner=owner, limits=LIMITS
+            )
         except UnreadableDocument as why:
             _refuse(why, source, path)
         text = words(document, source.filename)
-        self._known[key] = text
-        self._num_chars += len(text)
+        if key not in self._known:  # else another request has read it meanwhile
+            self._known[key] = text
+            self._num_chars += len(text) + ENTRY_CHARS
         while self._num_chars > KEPT_CHARS:
-            self._num_chars -= len(self._known.popitem(last=False)[1])
+            self._num_chars -= len(self._known.popitem(last=False)[1]) + ENTRY_CHARS
         return text
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a file that a message names: uploaded before, sent along, or at an address."""
+"""The bytes of a file that an item names: uploaded before, sent along, or at an address."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from server.clock import now_us
 from server.config import THREADED_BYTES
 from server.errors import ApiError
+from server.items import MAX_FILENAME
 from server.schema import refuse, shorten
 from server.threads import aside
 from storage import NotFound, Storage
@@ -75,13 +76,13 @@ class RequestFiles:
     async def _uploaded(self, id: str, name: str | None, at: str) -> FoundFile:
         try:
             file = await self._storage.files.get(self._owner, id, now_us())
+            if file.num_bytes > self._left:
+                raise _too_large(at)
+            async with aclosing(self._storage.blobs.open(file.digest)) as content:
+                data = b"".join([piece async for piece in content])
         except NotFound:
             message = f"File with id '{shorten(id)}' not found."
             raise ApiError(404, message, code="not_found", param=at) from None
-        if file.num_bytes > self._left:
-            raise _too_large(at)
-        async with aclosing(self._storage.blobs.open(file.digest)) as content:
-            data = b"".join([piece async for piece in content])
         return FoundFile(data, name or file.filename, file.digest)
 
     async def _fetched(self, url: str, name: str | None, at: str) -> FoundFile:
@@ -107,7 +108,7 @@ class RequestFiles:
             raise _unreached(at, f"It took longer than {FETCH_S:g} s.") from None
         if answer.status_code != 200:
             raise _unreached(at, f"The answer has status {answer.status_code}.")
-        name = name or unquote(urlsplit(asked).path.rpartition("/")[2]) or "file"
+        name = name or unquote(urlsplit(asked).path.rpartition("/")[2])[:MAX_FILENAME] or "file"
         digest = await asyncio.to_thread(lambda: sha256(answer.content).hexdigest())
         return FoundFile(answer.content, name, digest, url)
 

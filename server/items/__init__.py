@@ -41,6 +41,7 @@ from server.items.catalogue import (
     type_of_calls,
     words_of,
 )
+from server.items.file_texts import FILE_PARTS, input_files_of, with_file_texts
 from server.items.item_type import (
     Approval,
     ArgumentReader,
@@ -59,9 +60,9 @@ from server.items.item_type import (
     function_of,
     unspoken,
 )
-from server.items.message import input_files_of, with_file_texts
 from server.items.parts import (
     ASSISTANT_PART,
+    MAX_FILENAME,
     MEMORY_LIMIT,
     OUTPUT_PART,
     USER_PART,
@@ -82,8 +83,10 @@ from server.items.transcript import Transcript, text_of
 
 __all__ = [
     "ASSISTANT_PART",
+    "FILE_PARTS",
     "FILLED",
     "ITEM_TYPES",
+    "MAX_FILENAME",
     "MEMORY_LIMIT",
     "OUTPUT_PART",
     "SEALED",

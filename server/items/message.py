@@ -1,18 +1,13 @@
-"""Messages: of users, of the system, and of the assistant.
-
-What the files of a message say is its private half: `{"files": {POSITION: TEXT}}`, by the positions of their
-parts, as the model is shown it.
-"""
+"""Messages: of users, of the system, and of the assistant."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from server.items.file_texts import told_of
 from server.items.item_type import Item, ItemType
 from server.items.parts import PLACE, STATUSES
-from server.items.private_half import private_of, with_private
-from server.items.transcript import Transcript, text_of
+from server.items.transcript import Transcript
 from server.shapes import STRING, Shape, anything, one_of, record
 
 _FIELDS: Mapping[str, Shape] = {
@@ -31,44 +26,8 @@ _TEXT_PART = (
 _REFUSAL_PART = "content_part.added refusal.delta* refusal.done content_part.done"
 
 
-_FILES = "files"
-
-
-def input_files_of(item: Item) -> list[tuple[int, dict[str, Any]]]:
-    """The parts of a message that are files and have not been read yet, with their positions."""
-    content = item.get("content")
-    if item["type"] != "message" or not isinstance(content, list):
-        return []
-    read = _texts(item)
-    return [
-        (position, part)
-        for position, part in enumerate(content)
-        if part.get("type") == "input_file" and str(position) not in read
-    ]
-
-
-def with_file_texts(item: Item, texts: Mapping[int, str]) -> Item:
-    """A message that holds what its files say, by the positions of their parts."""
-    found = {**_texts(item), **{str(position): text for position, text in texts.items()}}
-    return with_private(dict(item), {_FILES: found})
-
-
-def _texts(item: Item) -> Mapping[str, str]:
-    texts: Mapping[str, str] = (private_of(item) or {}).get(_FILES, {})
-    return texts
-
-
-def _text(item: Item) -> str:
-    content, texts = item["content"], _texts(item)
-    if not texts:
-        return text_of(content)
-    return text_of(
-        [{"text": texts[str(at)]} if str(at) in texts else part for at, part in enumerate(content)]
-    )
-
-
 def _say(item: Item, transcript: Transcript) -> None:
-    text = _text(item)
+    text = told_of(item)
     if item["role"] == "assistant":
         transcript.say(text)
     else:

@@ -31,6 +31,8 @@ from server.shapes import (
 
 MAX_ID = 512
 
+MAX_FILENAME = 255
+
 PLACE = "item_id output_index"
 """The fields of every event that belongs to an item."""
 
@@ -141,7 +143,7 @@ _INPUT_FILE = record(
     {},
     {
         "file_id": STRING,
-        "filename": STRING,
+        "filename": text(0, MAX_FILENAME),
         "file_data": STRING,
         "file_url": STRING,
         "detail": one_of("auto", "low", "high"),

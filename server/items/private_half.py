@@ -8,7 +8,7 @@ it as JSON can write the other half. A client that keeps items itself is given i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -45,9 +45,9 @@ def load_item(body: bytes, private: bytes | None) -> dict[str, Any]:
     return with_private(item, None if private is None else orjson.loads(private))
 
 
-def private_bytes(items: Iterable[Mapping[str, Any]], kind: str) -> int:
-    """The bytes of the private halves of the items of one type, as storage takes them."""
-    return sum(len(dump_private(item) or b"") for item in items if item["type"] == kind)
+def private_bytes(items: Iterable[Mapping[str, Any]], types: Container[str]) -> int:
+    """The bytes of the private halves of the items of these types, as storage takes them."""
+    return sum(len(dump_private(item) or b"") for item in items if item["type"] in types)
 
 
 def dump_private(item: Mapping[str, Any]) -> bytes | None:

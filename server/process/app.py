@@ -26,6 +26,7 @@ from server.http import (
     RootPath,
     trusted_hosts,
 )
+from server.http.contents import EndsIntake
 from server.process.lifecycle import ServerLifecycle
 from server.routes import REFERENCE, ROUTERS
 
@@ -59,6 +60,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
             *([cors] if config.cors_origin else []),
             Middleware(Boundary, life=life),
             Middleware(Admission, life=life, routes=routes),
+            Middleware(EndsIntake),
             Middleware(IdempotencyMiddleware, life=life),
             Middleware(NameIgnored),
         ],

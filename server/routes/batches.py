@@ -63,6 +63,7 @@ async def create_batch(request: Request) -> Response:
         refuse("input_file_id", message, "invalid_file_purpose")
     if file.num_bytes > MAX_INPUT_BYTES:
         refuse("input_file_id", f"A file for batches has at most {MAX_INPUT_BYTES} bytes.", "file_too_large")
+    await here.storage.blobs.touch(file.digest)  # it must not go with its file before the batch names it
     made = await here.storage.batches.create(
         NewBatch(
             id=f"batch_{secrets.token_hex(16)}",

@@ -33,7 +33,7 @@ from server.http import (
 )
 from server.ignored import ignore, unread
 from server.item_ids import identify
-from server.items import filled_body, is_left_out, private_bytes, words_of
+from server.items import FILE_PARTS, filled_body, is_left_out, private_bytes, words_of
 from server.routes.documented import PAGE, documented
 from server.routes.responses import new_id
 from server.runs.execution import new_items
@@ -189,7 +189,7 @@ async def _stored(
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
     items = await here.runs.input_files.read(who, items, param="items")
-    if told := await aside(in_large_request(), private_bytes, items, "message"):
+    if told := await aside(in_large_request(), private_bytes, items, FILE_PARTS):
         await require_stored_bytes(request, told)
     for index, item in enumerate(items):  # a reference may lead to one from before it was refused
         words_of(item, f"items[{index}]")

@@ -24,18 +24,23 @@ from server.errors import ApiError, to_api_error
 from server.input_files import InputFiles
 from server.item_ids import identify, may_be_known
 from server.items import (
+    FILE_PARTS,
     Item,
     answering,
     answers_of,
     approves,
     asks_approval,
+    dump_private,
+    input_files_of,
     is_client_call,
     is_output,
     key_of,
     lacks,
     link_of,
+    load_item,
     private_bytes,
     stores_of,
+    with_private,
 )
 from server.limits import LiveRuns
 from server.mcp_servers import Approvals, Directory, Reach
@@ -75,6 +80,7 @@ from server.runs.planning import (
     make_plan,
     not_found,
     pending_calls,
+    require_readable,
     spent_so_far,
 )
 from server.schema import check_sizes
@@ -346,7 +352,7 @@ class Runs:
         if late or any(map(may_be_known, items)):
             items = await identify(self._storage, owner, items)
         items = await self.input_files.read(owner, items)
-        told = await aside(in_large_request(), private_bytes, items, "message")
+        told = await aside(in_large_request(), private_bytes, items, FILE_PARTS)
         if told and (request.store or keyed is not None or late):
             await self._quota.require(owner, told, self._limiter.stored_bytes(principal.subjects))
         sealed_by = await self._sealing.by(request.include, served.info.name)
@@ -754,13 +760,36 @@ class Runs:
         owner = principal.owner
         if stored.waiting:
             (await self._limiter.enter(principal.subjects, stored.model)).leave()
-        num_bytes, fresh = await aside(in_large_request(), _new_outputs, stored, outputs, self._config, by)
+        num_bytes, new = await aside(in_large_request(), _new_outputs, stored, outputs, self._config)
+        served = self._models.get(stored.model if stored.model in self._models else None)
+        require_readable(outputs, served, "tool_outputs")
+        items = await self._outputs_read(stored, new)
+        num_bytes += await aside(in_large_request(), private_bytes, items, FILE_PARTS)
         await self._quota.require(owner, num_bytes, self._limiter.stored_bytes(principal.subjects))
-        if fresh:
+        if items:
+            fresh = await aside(in_large_request(), _tool_outputs, stored, items, by)
             waiting = await self._storage.add_tool_outputs(owner, stored.id, fresh, now_us())
             if waiting.runnable:
                 await self._claim(stored.id)
         return await self.get(owner, stored.id)
+
+    async def _outputs_read(self, stored: StoredResponse, new: Mapping[int, Item]) -> list[Item]:
+        """Outputs by their index in the request, as items whose files have been read. ApiError 400, 404."""
+        if not any(map(input_files_of, new.values())):
+            return [*new.values()]
+        # What was posted before is as it was read then, also where the file is gone.
+        posted = {item.id: item for item in await self._storage.waiting_inputs(stored.id)}
+        outputs = []
+        for item in new.values():
+            before = posted.get(item["id"])
+            private = None if before is None or before.private is None else orjson.loads(before.private)
+            outputs.append(with_private(dict(item), private))
+        paths = [
+            f"tool_outputs[{index}].output[{position}]"
+            for index, item in zip(new, outputs, strict=True)
+            for position, _ in input_files_of(item)
+        ]
+        return await self.input_files.read(stored.owner, outputs, paths=paths)
 
     # -- taking up -------------------------------------------------------------------------------------------
 
@@ -820,7 +849,7 @@ class Runs:
         else:
             if run.queued:
                 self._loop.started(run)
-            self._loop.received(run, [orjson.loads(item.body) for item in inputs])
+            self._loop.received(run, [load_item(item.body, item.private) for item in inputs])
             self._tasks.spawn(run)
         return run
 
@@ -896,26 +925,38 @@ def interrupted(response_id: str) -> ApiError:
 
 
 def _new_outputs(
-    stored: StoredResponse, outputs: Sequence[Item], config: Config, by: Actor
-) -> tuple[int, list[ToolOutput]]:
-    """The bytes of tool outputs, and those of them that their run does not have yet. Raises OutputConflict,
-    and ApiError 400 for an output that is larger than it may be."""
+    stored: StoredResponse, outputs: Sequence[Item], config: Config
+) -> tuple[int, dict[int, Item]]:
+    """The bytes of tool outputs, and those of them that their run does not have yet, by their index. Raises
+    OutputConflict, and ApiError 400 for an output that is larger than it may be."""
     num_bytes = check_sizes(
         outputs, config.max_item_bytes, outputs=config.max_tool_output_bytes, param="tool_outputs"
     )
     plan = RunPlan.load(stored.plan)
     items = [orjson.loads(item.body) for item in stored.output]
     taken = answers_of(items)
-    calls = {link_of(item): item for item in items if is_client_call(item)}
-    fresh = []
+    new: dict[int, Item] = {}
     for index, item in enumerate(answering(outputs, items)):
         name, key = link_of(item)
         if link_of(item) not in taken:
-            entry = _approval(calls[link_of(item)], stored.id, stored.owner, by) if approves(item) else None
-            fresh.append(replace(_tool_output(plan, item), audit=entry))
+            # Its id is such that posting it again is posting the same.
+            new[index] = {**item, "id": output_id(plan, item)}
         elif _said(taken[link_of(item)]) != _said(item):
             raise to_api_error(OutputConflict(str(key)), param=f"tool_outputs[{index}].{name}")
-    return num_bytes, fresh
+    return num_bytes, new
+
+
+def _tool_outputs(stored: StoredResponse, items: Sequence[Item], by: Actor) -> list[ToolOutput]:
+    """Outputs as storage takes them, with what the audit log is to tell of approvals."""
+    made = [orjson.loads(item.body) for item in stored.output]
+    calls = {link_of(item): item for item in made if is_client_call(item)}
+    return [
+        replace(
+            _tool_output(item),
+            audit=_approval(calls[link_of(item)], stored.id, stored.owner, by) if approves(item) else None,
+        )
+        for item in items
+    ]
 
 
 def _said(output: Item) -> Item:
@@ -923,11 +964,16 @@ def _said(output: Item) -> Item:
     return {name: value for name, value in sorted(output.items()) if name != "id"}
 
 
-def _tool_output(plan: RunPlan, item: Item) -> ToolOutput:
-    """An output as storage takes it; id and hash are such that posting it again is posting the same."""
-    item = {**item, "id": output_id(plan, item)}
+def _tool_output(item: Item) -> ToolOutput:
     digest = hashlib.blake2b(orjson.dumps(_said(item)), digest_size=16).digest()
-    return ToolOutput(str(key_of(item)), orjson.dumps(item), digest, item["id"], kind=item["type"])
+    return ToolOutput(
+        str(key_of(item)),
+        orjson.dumps(item),
+        digest,
+        item["id"],
+        kind=item["type"],
+        private=dump_private(item),
+    )
 
 
 def _not_answered(run: Run) -> str:

@@ -14,6 +14,7 @@ import orjson
 from server.ignored import unread
 from server.items import (
     ASSISTANT_PART,
+    FILE_PARTS,
     ITEM_TYPES,
     SEALED,
     USER_PART,
@@ -211,7 +212,7 @@ def unsupported_parts(
     items: Iterable[Item], *, modalities: frozenset[str] = frozenset({"text"}), param: str = "input"
 ) -> list[tuple[str, str]]:
     """(path, modality) of every part of normalised `items` that a model of these modalities cannot read;
-    files of messages are read for it."""
+    files are read for it."""
     found: list[tuple[str, str]] = []
     for index, item in enumerate(items):
         for field in ("content", "output"):
@@ -219,6 +220,7 @@ def unsupported_parts(
             for position, part in enumerate(parts if isinstance(parts, list) else ()):
                 kind = str(part.get("type")) if isinstance(part, dict) else ""
                 modality = UNSUPPORTED_KINDS.get(kind)
-                if modality is not None and not (kind == "input_file" and field == "content"):
+                readable = kind == "input_file" and FILE_PARTS.get(item["type"]) == field
+                if modality is not None and not readable:
                     found.append((f"{param}[{index}].{field}[{position}]", modality))
     return [(path, modality) for path, modality in found if modality not in modalities]

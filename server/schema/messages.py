@@ -184,11 +184,11 @@ def _tool(message: Mapping[str, Any], path: str, new_id: NewId) -> Item:
 
 
 def file_paths(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[str]:
-    """The paths of the files in checked `messages`, in their order, but for outputs of tools."""
+    """The paths of the files in checked `messages`, in their order."""
     return [
         f"{param}[{index}].content[{position}]"
         for index, message in enumerate(messages)
-        if message.get("role") != "tool" and isinstance(message.get("content"), list)
+        if isinstance(message.get("content"), list)
         for position, part in enumerate(message["content"])
         if _PARTS.get(part["type"], part["type"]) == "input_file"
     ]
@@ -198,15 +198,13 @@ def unsupported_in(
     messages: Sequence[Mapping[str, Any]], *, modalities: frozenset[str], param: str = "messages"
 ) -> list[tuple[str, str]]:
     """(path, modality) of every part of checked `messages` that a model of these modalities cannot read;
-    files are read for it, but those in outputs of tools."""
+    files are read for it."""
     found: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
         content = message.get("content")
         for position, part in enumerate(content if isinstance(content, list) else ()):
             kind = part["type"]
             modality = UNSUPPORTED_KINDS.get(_PARTS.get(kind, kind))
-            if modality == "file" and message["role"] != "tool":
-                continue
-            if modality is not None and modality not in modalities:
+            if modality not in (None, "file") and modality not in modalities:
                 found.append((f"{param}[{index}].content[{position}]", modality))
     return found

@@ -33,7 +33,7 @@ class Documents:
             with copy.open("wb") as opened:
                 async for part in self._storage.blobs.open(file.digest):
                     await asyncio.to_thread(opened.write, part)
-            document = await read_document(copy, file.filename)
+            document = await read_document(copy, file.filename, owner=job.owner)
         return await asyncio.to_thread(_cut, document, job.chunk_tokens, job.chunk_overlap)
 
 

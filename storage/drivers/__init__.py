@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.drivers.blob_folder import INCOMING, blob_folder, sync_folder
+from storage.drivers.blob_folder import INCOMING, blob_folder, copied, sync_folder
 from storage.drivers.bulk import Keys, by_keys, many, returned
 from storage.drivers.connect import database
 from storage.drivers.interface import (
@@ -30,6 +30,7 @@ __all__ = [
     "Writing",
     "blob_folder",
     "by_keys",
+    "copied",
     "database",
     "insert_or_add",
     "insert_unless_taken",

@@ -1,21 +1,28 @@
 """Blobs as files in a folder beside an SQLite database, each under its digest.
 
 A blob comes in under another name, is synced, and then takes its own: what stands under a digest is whole.
+One process alone writes to the folder, so what it holds is known in its memory.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import threading
 import time
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage.private_files import FILE_MODE, make_private_folder
 
 INCOMING = ".incoming-"
 """Begins the names of files that are not whole yet."""
+
+_ALONE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 def blob_folder(database: Path) -> Path:
@@ -32,18 +39,37 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def copied(folder: Path) -> Iterator[None]:
+    """Held while a backup copies a folder: no blob goes before it is old. OSError."""
+    with _locked(folder, fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class BlobFolder:
     """See `interface.BlobStore`. Its verbs raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._naming = threading.Lock()  # a blob that is put again is not removed at that moment
+        self._held: Counter[str] = Counter()
+        self._condemned: dict[str, object] = {}
 
     def begin(self) -> IncomingFile:
         if not self.folder.is_dir():
             make_private_folder(self.folder)
             sync_folder(self.folder.parent)
-        return IncomingFile(self.folder, self._naming)
+        return IncomingFile(self)
 
     def open(self, digest: str) -> BlobFile | None:
         try:
@@ -51,24 +77,62 @@ class BlobFolder:
         except FileNotFoundError:
             return None
 
+    def name(self, incoming: Path, digest: str) -> None:
+        """Gives a file that has come in its name, and holds it."""
+        with self._naming:
+            incoming.rename(self.folder / digest)
+            self._hold(digest)
+
     def touch(self, digest: str) -> bool:
         with self._naming:
             try:
                 os.utime(self.folder / digest)
             except FileNotFoundError:
                 return False
+            self._hold(digest)
         return True
 
-    def untouched(self, grace_s: float, after: str, limit: int) -> list[str]:
-        names = sorted(name for name in self._names() if name > after and not name.startswith(INCOMING))
-        return [name for name in names if self._is_old(name, grace_s)][:limit]
-
-    def remove(self, digest: str, grace_s: float) -> bool:
+    def release(self, digests: Sequence[str]) -> None:
         with self._naming:
-            if not self._is_old(digest, grace_s):
-                return False
-            (self.folder / digest).unlink(missing_ok=True)
-            return True
+            for digest in digests:
+                self._held[digest] -= 1
+                if self._held[digest] <= 0:
+                    del self._held[digest]
+
+    def condemn(self, digests: Sequence[str]) -> Mapping[str, object]:
+        with self._naming:
+            marks = {digest: object() for digest in digests if digest not in self._held}
+            self._condemned.update(marks)
+            return marks
+
+    def remove_condemned(self, marks: Mapping[str, object], named: AbstractSet[str]) -> int:
+        num = 0
+        with self._naming:
+            valid = [digest for digest, mark in marks.items() if self._condemned.get(digest) is mark]
+            for digest in valid:
+                del self._condemned[digest]
+            # While a backup copies the folder, nothing goes that its copy of the database may name.
+            with suppress(BlockingIOError, FileNotFoundError), _locked(self.folder, _ALONE):
+                for digest in valid:
+                    if digest not in named:
+                        (self.folder / digest).unlink(missing_ok=True)
+                        num += 1
+        return num
+
+    def untouched(self, grace_s: float, limit: int) -> Iterator[list[str]]:
+        names = [name for name in self._names() if not name.startswith(INCOMING)]
+        for start in range(0, len(names), limit):
+            if page := [name for name in names[start : start + limit] if self._is_old(name, grace_s)]:
+                yield page
+
+    def remove(self, digests: Sequence[str], grace_s: float) -> int:
+        num = 0
+        for digest in digests:
+            with self._naming:
+                if self._is_old(digest, grace_s):
+                    (self.folder / digest).unlink(missing_ok=True)
+                    num += 1
+        return num
 
     def remove_unfinished(self, grace_s: float) -> int:
         stale = [name for name in self._names() if name.startswith(INCOMING) and self._is_old(name, grace_s)]
@@ -78,6 +142,10 @@ class BlobFolder:
 
     def close(self) -> None:
         """Nothing is open between two calls."""
+
+    def _hold(self, digest: str) -> None:
+        self._held[digest] += 1
+        self._condemned.pop(digest, None)
 
     def _names(self) -> list[str]:
         try:
@@ -95,9 +163,9 @@ class BlobFolder:
 class IncomingFile:
     """See `interface.IncomingBlob`."""
 
-    def __init__(self, folder: Path, naming: threading.Lock) -> None:
-        self._folder, self._naming = folder, naming
-        self._path = folder / f"{INCOMING}{secrets.token_hex(16)}"
+    def __init__(self, blobs: BlobFolder) -> None:
+        self._blobs = blobs
+        self._path = blobs.folder / f"{INCOMING}{secrets.token_hex(16)}"
         self._file = os.fdopen(
             os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "wb", 0
         )
@@ -111,9 +179,8 @@ class IncomingFile:
         os.fsync(self._file.fileno())
         os.utime(self._file.fileno())  # nothing may have come in for a while
         self._file.close()
-        with self._naming:
-            self._path.rename(self._folder / digest)
-        sync_folder(self._folder)
+        self._blobs.name(self._path, digest)
+        sync_folder(self._blobs.folder)
 
     def abandon(self) -> None:
         self._file.close()

@@ -7,11 +7,23 @@ connection breaks.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from queue import Empty, LifoQueue
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import BigInteger, delete, exists, func, literal, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    delete,
+    exists,
+    func,
+    literal,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy import cast as cast_sql
 from sqlalchemy.dialects.postgresql import insert
 
@@ -61,22 +73,52 @@ class BlobRows:
         return None if row is None else BlobOfRows(self, row.content, row.num_bytes)
 
     def touch(self, digest: str) -> bool:
-        touch = update(blobs).where(blobs.c.digest == digest).values(touched_at=_NOW)
+        put_again = {"touched_at": _NOW, "holds": blobs.c.holds + 1, "puts": blobs.c.puts + 1}
+        touch = update(blobs).where(blobs.c.digest == digest).values(put_again)
         return self.run(lambda conn: conn.execute(touch).rowcount) == 1
 
-    def untouched(self, grace_s: float, after: str, limit: int) -> list[str]:
-        old = select(blobs.c.digest).where(blobs.c.digest > after, blobs.c.touched_at <= _NOW - int(grace_s))
-        query = old.order_by(blobs.c.digest).limit(limit)
-        return list(self.run(lambda conn: conn.execute(query).scalars().all()))
+    def release(self, digests: Sequence[str]) -> None:
+        held = (blobs.c.digest.in_(digests), blobs.c.holds > 0)
+        release = update(blobs).where(*held).values(holds=blobs.c.holds - 1)
+        begun = False
 
-    def remove(self, digest: str, grace_s: float) -> bool:
-        # The age is looked at again under the row's lock. The parts are unfinished ones from then on.
-        old = (blobs.c.digest == digest, blobs.c.touched_at <= _NOW - int(grace_s))
-        remove = delete(blobs).where(*old).returning(blobs.c.content)
-        content = self.run(lambda conn: conn.execute(remove).scalar())
-        if content is not None:
-            self.drop(content)
-        return content is not None
+        def once(conn: Connection) -> None:
+            nonlocal begun
+            if not begun:  # repeated, it might end the hold of another; a hold too many ends with the grace
+                begun = True
+                conn.execute(release)
+
+        self.run(once)
+
+    def condemn(self, digests: Sequence[str]) -> Mapping[str, object]:
+        query = select(blobs.c.digest, blobs.c.puts).where(blobs.c.digest.in_(digests), blobs.c.holds == 0)
+        return {digest: puts for digest, puts in self.run(lambda conn: conn.execute(query).all())}
+
+    def remove_condemned(self, marks: Mapping[str, object], named: AbstractSet[str]) -> int:
+        these = [(digest, puts) for digest, puts in marks.items() if digest not in named]
+        return self._remove(tuple_(blobs.c.digest, blobs.c.puts).in_(these), blobs.c.holds == 0)
+
+    def untouched(self, grace_s: float, limit: int) -> Iterator[list[str]]:
+        old, after = select(blobs.c.digest).where(blobs.c.touched_at <= _NOW - int(grace_s)), ""
+
+        def page(conn: Connection) -> list[str]:
+            query = old.where(blobs.c.digest > after).order_by(blobs.c.digest).limit(limit)
+            return list(conn.execute(query).scalars().all())
+
+        while found := self.run(page):
+            yield found
+            after = found[-1]
+
+    def remove(self, digests: Sequence[str], grace_s: float) -> int:
+        return self._remove(blobs.c.digest.in_(digests), blobs.c.touched_at <= _NOW - int(grace_s))
+
+    def _remove(self, *which: ColumnElement[bool]) -> int:
+        # What is asked of a row is looked at again under its lock. Its parts are unfinished from then on.
+        remove = delete(blobs).where(*which).returning(blobs.c.content)
+        contents = self.run(lambda conn: conn.execute(remove).scalars().all())
+        if contents:
+            self.drop(*contents)
+        return len(contents)
 
     def remove_unfinished(self, grace_s: float) -> int:
         parts = blob_parts
@@ -91,9 +133,9 @@ class BlobRows:
             self.drop(content)
         return len(contents)
 
-    def drop(self, content: str) -> None:
+    def drop(self, *contents: str) -> None:
         """Removes parts that no digest stands for."""
-        drop = delete(blob_parts).where(blob_parts.c.content == content)
+        drop = delete(blob_parts).where(blob_parts.c.content.in_(contents))
         self.run(lambda conn: conn.execute(drop))
 
     def close(self) -> None:
@@ -127,12 +169,18 @@ class IncomingRows:
         held = select(func.count()).where(blob_parts.c.content == self._content).scalar_subquery()
         # Parts that stood still for longer than the grace may be gone: without them there is no blob.
         row: Any = select(
-            literal(digest), literal(self._content), cast_sql(literal(self._num_bytes), BigInteger), _NOW
+            literal(digest),
+            literal(self._content),
+            cast_sql(literal(self._num_bytes), BigInteger),
+            _NOW,
+            *(cast_sql(literal(1), BigInteger) for _ in ("holds", "puts")),
         ).where(held == self._num_parts)
-        put = insert(blobs).from_select(["digest", "content", "num_bytes", "touched_at"], row)
-        kept = put.on_conflict_do_update(
-            index_elements=[blobs.c.digest], set_={"touched_at": put.excluded.touched_at}
-        ).returning(blobs.c.content)
+        columns = ["digest", "content", "num_bytes", "touched_at", "holds", "puts"]
+        put = insert(blobs).from_select(columns, row)
+        again = {"touched_at": put.excluded.touched_at, "holds": blobs.c.holds + 1, "puts": blobs.c.puts + 1}
+        kept = put.on_conflict_do_update(index_elements=[blobs.c.digest], set_=again).returning(
+            blobs.c.content
+        )
         content = self._rows.run(lambda conn: conn.execute(kept).scalar())
         if content is None:
             raise TimeoutError("its parts were removed, because none came for too long")

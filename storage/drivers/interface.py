@@ -5,7 +5,8 @@ All of it is synchronous: a connection belongs to one thread at a time, the writ
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
@@ -105,8 +106,8 @@ class IncomingBlob(Protocol):
         """The next PART_BYTES; fewer for the last ones."""
 
     def finish(self, digest: str) -> None:
-        """All of it is there: puts it on the disk, under its digest. Where the same bytes stand already, they
-        count as put now."""
+        """All of it is there: puts it on the disk, under its digest, and holds it until `BlobStore.release`.
+        Where the same bytes stand already, they count as put now."""
 
     def abandon(self) -> None:
         """Removes what came in; does nothing after `finish`."""
@@ -133,13 +134,24 @@ class BlobStore(Protocol):
         """None where there is none."""
 
     def touch(self, digest: str) -> bool:
-        """Makes a blob count as put now; False where there is none."""
+        """Makes a blob count as put now, and holds it; False where there is none."""
 
-    def untouched(self, grace_s: float, after: str, limit: int) -> list[str]:
-        """The next digests above `after`, in order, of blobs that nobody has put for so long."""
+    def release(self, digests: Sequence[str]) -> None:
+        """One hold less of each: the row that was on its way is committed, or will never be."""
 
-    def remove(self, digest: str, grace_s: float) -> bool:
-        """Removes a blob; False, and it stays, where somebody has put it meanwhile."""
+    def condemn(self, digests: Sequence[str]) -> Mapping[str, object]:
+        """Those that nobody holds, each with a mark that the next put or touch of it makes void. Whether a
+        row names them is to be looked at after this."""
+
+    def remove_condemned(self, marks: Mapping[str, object], named: AbstractSet[str]) -> int:
+        """Removes condemned blobs but those that are named and those whose mark is void; returns how many
+        went."""
+
+    def untouched(self, grace_s: float, limit: int) -> Iterator[list[str]]:
+        """The digests of blobs that nobody has put for so long, in pages of at most `limit`."""
+
+    def remove(self, digests: Sequence[str], grace_s: float) -> int:
+        """Removes blobs, held or not, but those that somebody has put meanwhile; returns how many went."""
 
     def remove_unfinished(self, grace_s: float) -> int:
         """Removes what came in of blobs that were never finished, and have stood still for so long."""

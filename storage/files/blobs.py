@@ -4,6 +4,9 @@ A blob is put first, and the row that names it is committed afterwards. So a cra
 without a row, which a sweep removes, and never a row without its blob. A sweep leaves alone what was put less
 than GRACE_S ago, whose row may be on its way.
 
+Who has put a blob holds it until `release`. One that nobody holds, and that no row names, goes at once with
+the last hold or the last row: what is refused or deleted takes no room, however much of it comes.
+
 Everything that touches a disk or a database is done by threads, in steps of at most PART_BYTES: neither the
 event loop nor the memory holds a whole file.
 """
@@ -12,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -35,7 +39,7 @@ GRACE_S = 3600.0
 SWEEP_EVERY_S = 3600.0
 """Seconds between two sweeps of the blobs, unless a row has gone that named one."""
 
-SWEPT_AT_ONCE = 200
+SWEPT_AT_ONCE = 500
 
 
 def blob_columns() -> tuple[Column[str], ...]:
@@ -58,7 +62,8 @@ class Blobs:
 
     async def put(self, stream: AsyncIterable[bytes], *, limit: int | None = None) -> Blob:
         """Stores what a stream yields, on the disk when this returns; the row that names it has GRACE_S to be
-        committed. The same bytes are stored once.
+        committed, and `release` is to be called then, or as soon as it is known that there will be none. The
+        same bytes are stored once.
 
         BlobTooLarge as soon as there are more than `limit` bytes; then, and whenever this raises or is
         cancelled, nothing is left of it.
@@ -95,6 +100,40 @@ class Blobs:
 
         return await self.put(stream())
 
+    @asynccontextmanager
+    async def incoming(self, stream: AsyncIterable[bytes]) -> AsyncGenerator[Blob]:
+        """`put` before the block, `release` after it."""
+        blob = await self.put(stream)
+        try:
+            yield blob
+        finally:
+            await self.release(blob.digest)
+
+    async def release(self, digest: str) -> bool:
+        """The row of a blob that was put is committed, or will never be: where no row names the blob, and
+        nobody else holds it, it goes. Returns whether it went."""
+        try:
+            await self._step(partial(self._store.release, (digest,)))
+        except StorageUnavailable:
+            return False  # a sweep finds it
+        return await self.drop((digest,)) > 0
+
+    async def drop(self, digests: Iterable[str]) -> int:
+        """Rows that named these blobs are durably gone: removes, at once, those that no other row names and
+        nobody holds. Returns how many went; the next sweep looks for the others."""
+        num, these = 0, list(dict.fromkeys(digests))
+        for start in range(0, len(these), SWEPT_AT_ONCE):
+            page = these[start : start + SWEPT_AT_ONCE]
+            try:
+                marks = await self._step(partial(self._store.condemn, page))
+                named = await self._read_rows(partial(_named, digests=[*marks])) if marks else set()
+                num += await self._step(partial(self._store.remove_condemned, marks, named))
+            except StorageUnavailable:
+                break
+        if num < len(these):
+            self.let_go()
+        return num
+
     async def open(self, digest: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
         """Yields the bytes from `start` to before `stop` (None: to the end), at most PART_BYTES at a time.
 
@@ -119,7 +158,7 @@ class Blobs:
         return b"".join([data async for data in self.open(digest)])
 
     async def touch(self, digest: str) -> bool:
-        """Makes a blob count as put now; False where there is none.
+        """Makes a blob count as put now, to be followed by `release`; False where there is none.
 
         For whoever commits a row that names a blob which another row names already: that row may go
         meanwhile, and the blob must not go with it.
@@ -140,15 +179,13 @@ class Blobs:
         if time.monotonic() < self._sweep_at:
             return
         self._sweep_at = time.monotonic() + SWEEP_EVERY_S
-        after = ""
-        while page := await self._step(partial(self._store.untouched, grace_s, after, SWEPT_AT_ONCE)):
-            after = page[-1]
+        pages = self._store.untouched(grace_s, SWEPT_AT_ONCE)
+        while page := await self._step(partial(next, pages, None)):
             named = await self._read_rows(partial(_named, digests=page))
             gone = [digest for digest in page if digest not in named]
-            num = 0
-            for digest in gone:
-                num += await self._step(partial(self._store.remove, digest, grace_s))
-            yield SweptFiles(blobs=num)
+            yield SweptFiles(
+                blobs=await self._step(partial(self._store.remove, gone, grace_s)) if gone else 0
+            )
         yield SweptFiles(blobs=await self._step(partial(self._store.remove_unfinished, grace_s)))
 
     async def close(self) -> None:

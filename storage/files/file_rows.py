@@ -60,10 +60,13 @@ def list_(
     return Page(tuple(map(_stored, rows[:limit])), len(rows) > limit)
 
 
-def remove(conn: Connection, owner: str, id: str, now: int) -> None:
-    """NotFound("file")."""
-    if conn.execute(delete(files).where(files.c.id == id, *_alive(owner, now))).rowcount == 0:
+def remove(conn: Connection, owner: str, id: str, now: int) -> str:
+    """Returns the digest of the content. NotFound("file")."""
+    gone = delete(files).where(files.c.id == id, *_alive(owner, now)).returning(files.c.digest)
+    digest: str | None = conn.execute(gone).scalar()
+    if digest is None:
         raise NotFound("file", id)
+    return digest
 
 
 def expired(conn: Connection, now: int) -> Sequence[str]:
@@ -77,9 +80,9 @@ def of_owner(conn: Connection, owner: str, before: int) -> Sequence[str]:
     return conn.execute(query.limit(ROWS)).scalars().all()
 
 
-def remove_all(conn: Connection, ids: Sequence[str]) -> int:
-    """Removes files, whoever uses them; returns how many were there."""
-    return conn.execute(delete(files).where(files.c.id.in_(ids))).rowcount
+def remove_all(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
+    """Removes files, whoever uses them; returns the digests of those that were there."""
+    return conn.execute(delete(files).where(files.c.id.in_(ids)).returning(files.c.digest)).scalars().all()
 
 
 def _alive(owner: str, now: int) -> tuple[ColumnElement[bool], ...]:

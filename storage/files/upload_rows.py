@@ -16,6 +16,9 @@ from storage.tables import upload_parts, uploads
 ROWS = 20
 """Uploads that one step of a sweep removes with all their parts."""
 
+Ended = tuple[StoredUpload, Sequence[str]]
+"""An upload that has ended, and the digests of the parts that it had."""
+
 
 def create(conn: Connection, upload: StoredUpload) -> None:
     """Stores an upload without parts."""
@@ -42,14 +45,14 @@ def add_part(conn: Connection, part: StoredPart) -> None:
     conn.execute(insert(upload_parts).values(asdict(part)))
 
 
-def complete(conn: Connection, id: str, file: StoredFile) -> StoredUpload:
+def complete(conn: Connection, id: str, file: StoredFile) -> Ended:
     """Stores the file that an upload has become, and removes the parts. NotFound("upload"), UploadEnded."""
     _hold(conn, file.owner, id, file.created_at)
     file_rows.create(conn, file)
     return _end(conn, file.owner, id, "completed", file.id)
 
 
-def cancel(conn: Connection, owner: str, id: str, now: int) -> StoredUpload:
+def cancel(conn: Connection, owner: str, id: str, now: int) -> Ended:
     """Ends an upload and removes its parts. NotFound("upload"), UploadEnded."""
     _hold(conn, owner, id, now)
     return _end(conn, owner, id, "cancelled", None)
@@ -66,11 +69,16 @@ def of_owner(conn: Connection, owner: str, before: int) -> Sequence[str]:
     return conn.execute(query.limit(ROWS)).scalars().all()
 
 
-def remove_all(conn: Connection, ids: Sequence[str]) -> int:
-    """Removes uploads with their parts; returns how many were there."""
+def remove_all(conn: Connection, ids: Sequence[str]) -> tuple[int, Sequence[str]]:
+    """Removes uploads with their parts; returns how many were there, and the digests of the parts."""
     conn.execute(select(uploads.c.id).where(uploads.c.id.in_(ids)).order_by(uploads.c.id).with_for_update())
-    conn.execute(delete(upload_parts).where(upload_parts.c.upload_id.in_(ids)))
-    return conn.execute(delete(uploads).where(uploads.c.id.in_(ids))).rowcount
+    digests = _remove_parts(conn, ids)
+    return conn.execute(delete(uploads).where(uploads.c.id.in_(ids))).rowcount, digests
+
+
+def _remove_parts(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
+    gone = delete(upload_parts).where(upload_parts.c.upload_id.in_(ids)).returning(upload_parts.c.digest)
+    return conn.execute(gone).scalars().all()
 
 
 def _hold(conn: Connection, owner: str, id: str, now: int) -> None:
@@ -83,10 +91,10 @@ def _hold(conn: Connection, owner: str, id: str, now: int) -> None:
         raise UploadEnded(id, row.status if row.status != "pending" else "expired")
 
 
-def _end(conn: Connection, owner: str, id: str, status: str, file_id: str | None) -> StoredUpload:
-    conn.execute(delete(upload_parts).where(upload_parts.c.upload_id == id))
+def _end(conn: Connection, owner: str, id: str, status: str, file_id: str | None) -> Ended:
+    digests = _remove_parts(conn, (id,))
     conn.execute(update(uploads).where(uploads.c.id == id).values(status=status, file_id=file_id))
-    return get(conn, owner, id)
+    return get(conn, owner, id), digests
 
 
 def _stored(row: Row[*tuple[Any, ...]]) -> StoredUpload:

@@ -60,14 +60,14 @@ class Files:
         return await self._read(job)
 
     async def delete(self, owner: str, id: str, now: int) -> None:
-        """Makes the id unknown; the content goes with a later sweep. NotFound("file")."""
+        """Makes the id unknown, and removes the content where nothing else needs it. NotFound("file")."""
 
-        def remove(conn: Connection) -> None:
-            file_rows.remove(conn, owner, id, now)
+        def remove(conn: Connection) -> str:
+            digest = file_rows.remove(conn, owner, id, now)
             self._tell(conn, (id,))
+            return digest
 
-        await self._write(remove)
-        self._blobs.let_go()
+        await self._blobs.drop((await self._write(remove),))
 
     # -- uploads ---------------------------------------------------------------------------------------------
 
@@ -93,14 +93,14 @@ class Files:
 
         NotFound("upload"), UploadEnded.
         """
-        completed = await self._write(partial(upload_rows.complete, id=id, file=file))
-        self._blobs.let_go()
+        completed, digests = await self._write(partial(upload_rows.complete, id=id, file=file))
+        await self._blobs.drop(digests)
         return completed
 
     async def cancel_upload(self, owner: str, id: str, now: int) -> StoredUpload:
         """Ends an upload and removes its parts. NotFound("upload"), UploadEnded."""
-        cancelled = await self._write(partial(upload_rows.cancel, owner=owner, id=id, now=now))
-        self._blobs.let_go()
+        cancelled, digests = await self._write(partial(upload_rows.cancel, owner=owner, id=id, now=now))
+        await self._blobs.drop(digests)
         return cancelled
 
     # -- the ends of things ----------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Files:
 
     async def purge(self, owner: str, now: int) -> AsyncGenerator[int]:
         """Removes the files and uploads that an owner had at `now`; yields how many files went after each
-        short transaction. Blobs go with a later sweep."""
+        short transaction."""
         while ids := await self._read(partial(file_rows.of_owner, owner=owner, before=now)):
             yield await self._remove_files(ids)
         while ids := await self._read(partial(upload_rows.of_owner, owner=owner, before=now)):
@@ -125,17 +125,17 @@ class Files:
             yield 0
 
     async def _remove_files(self, ids: Sequence[str]) -> int:
-        def remove(conn: Connection) -> int:
+        def remove(conn: Connection) -> Sequence[str]:
             self._tell(conn, ids)
             return file_rows.remove_all(conn, ids)
 
-        num = await self._write(remove)
-        self._blobs.let_go()
-        return num
+        digests = await self._write(remove)
+        await self._blobs.drop(digests)
+        return len(digests)
 
     async def _remove_uploads(self, ids: Sequence[str]) -> int:
-        num = await self._write(partial(upload_rows.remove_all, ids=ids))
-        self._blobs.let_go()
+        num, digests = await self._write(partial(upload_rows.remove_all, ids=ids))
+        await self._blobs.drop(digests)
         return num
 
     def _tell(self, conn: Connection, ids: Sequence[str]) -> None:

@@ -57,6 +57,7 @@ def add_tool_outputs(
                     "kind": output.kind,
                     "body": output.body,
                     "body_hash": output.body_hash,
+                    "private": output.private,
                     "created_at": now,
                 }
                 for output in new.values()
@@ -90,7 +91,7 @@ def waiting_inputs(conn: Connection, response_id: str) -> tuple[StoredItem, ...]
     calls = _calls(conn, response_id)
     posted = {row.call_id: row for row in _inputs(conn, response_id)}
     return tuple(
-        StoredItem(posted[id].item_id, posted[id].kind, posted[id].body, id)
+        StoredItem(posted[id].item_id, posted[id].kind, posted[id].body, id, private=posted[id].private)
         for id, name in calls.items()
         if name is not None and id in posted
     )

@@ -15,7 +15,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
@@ -39,11 +38,13 @@ from tools.documents.child_process import (
 from tools.documents.confinement import OWN, namespaced, readable_folders
 from tools.documents.document import Code, Document, DocumentPage, Kind, ReadingLimits, UnreadableDocument
 from tools.documents.kinds import HEAD, LIBRARIES, likely_kind
+from tools.documents.turns import Turns
 
 DEFAULT_LIMITS = ReadingLimits()
 
 PLACES = max(2, min(4, (os.cpu_count() or 1) // 2))
-"""How many documents are read at a time. At least two, so that one slow document holds up nobody else."""
+"""How many documents are read at a time. One more may be, of an owner of whom none is being read: so
+nobody's first document waits for the many of another."""
 
 START_S = 60.0
 """Of a nursery, and of its answers: the first of a kind of document waits for a library to load."""
@@ -262,11 +263,11 @@ class Child:
 
 
 class Reader:
-    """Reads documents, PLACES at a time. Of any event loop."""
+    """Reads documents, PLACES at a time, the owners in turn. Of any event loop."""
 
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
-        self._threads = ThreadPoolExecutor(PLACES, thread_name_prefix="documents")
+        self._turns = Turns(PLACES)
         self._confined: tuple[str, ...] = ()
 
     async def read(
@@ -275,14 +276,13 @@ class Reader:
         filename: str,
         *,
         url: str | None = None,
+        owner: str = "",
         limits: ReadingLimits = DEFAULT_LIMITS,
     ) -> Document:
         """A document as text. Raises UnreadableDocument."""
         work = _Work(self._nursery, source, filename, url, limits)
         try:
-            document, self._confined = await asyncio.get_running_loop().run_in_executor(
-                self._threads, work.run
-            )
+            document, self._confined = await asyncio.wrap_future(self._turns.submit(owner, work.run))
         except asyncio.CancelledError:
             work.cancel()
             raise
@@ -299,7 +299,7 @@ class Reader:
     def close(self) -> None:
         """End every child."""
         self._nursery.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._turns.close()
 
 
 class _Work:
@@ -360,15 +360,21 @@ def shared_reader() -> Reader:
 
 
 async def read_document(
-    source: bytes | Path, filename: str, *, url: str | None = None, limits: ReadingLimits = DEFAULT_LIMITS
+    source: bytes | Path,
+    filename: str,
+    *,
+    url: str | None = None,
+    owner: str = "",
+    limits: ReadingLimits = DEFAULT_LIMITS,
 ) -> Document:
     """A document as text, read in a confined process of its own.
 
     source: its bytes, or the file they lie in. filename: what its sender calls it; its ending tells the kind
     where the bytes do not. url: for a page of the web, from where its relative links lead; links are left out
-    otherwise. Raises UnreadableDocument, and OSError for a path that cannot be read.
+    otherwise. owner: whose it is; owners take turns. Raises UnreadableDocument, and OSError for a path that
+    cannot be read.
     """
-    return await shared_reader().read(source, filename, url=url, limits=limits)
+    return await shared_reader().read(source, filename, url=url, owner=owner, limits=limits)
 
 
 def prepare_documents() -> None:

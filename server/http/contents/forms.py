@@ -1,8 +1,7 @@
 """A form with a file (`multipart/form-data`): its file goes from the wire into storage as it comes in.
 
 Nothing of the file is kept in memory, and `max_body_bytes` does not bound it: `max_file_bytes` does. Its
-bytes are a blob before the request is judged; where it is refused no row names the blob, and a sweep removes
-it.
+bytes are a blob before the request is judged; see `intake` for what becomes of it where it is refused.
 """
 
 from __future__ import annotations
@@ -20,11 +19,13 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 
 from server.config import Config
-from server.errors import ApiError
+from server.errors import ApiError, to_api_error
 from server.http.body import body_chunks, too_large
-from server.http.request import context, require_stored_bytes
+from server.http.contents.intake import Intake, intake
+from server.http.request import context
+from server.items import MAX_FILENAME
 from server.schema import missing, refuse, shorten
-from storage import Blob
+from storage import Blob, BlobTooLarge
 
 MAX_PART_BYTES = 64 << 20
 """Of one part of an upload: the official limit."""
@@ -34,7 +35,8 @@ MAX_FIELDS = 32
 ENVELOPE_BYTES = 1 << 20
 """What a form may have besides its file: fields, headers, boundaries."""
 
-MAX_FILENAME = 255
+MAX_BOUNDARY = 70
+"""By RFC 2046."""
 
 _FORMS = re.compile(r"/v1/(files|uploads/[^/]+/parts)")
 _MAY_BE_FORMS = re.compile(r"/v1/containers/[^/]+/files")
@@ -80,7 +82,8 @@ async def load_form(request: Request) -> Form:
     """The form that a request brings, read once; its file is in storage when this returns.
 
     ApiError 415 for a body of another type, 400 `invalid_form` for one that is no whole form, 413 for a file
-    that is too large, 408 for one that comes too slowly, 429 where the owner may not store so much.
+    that is too large, 408 for one that comes too slowly, 429 where the owner may not store so much. What is
+    wrong with the form as a whole is said of the field that the file was to come in.
     """
     known: Form | None = getattr(request.state, "form", None)
     if known is None:
@@ -90,27 +93,32 @@ async def load_form(request: Request) -> Form:
 
 async def _receive(request: Request) -> Form:
     limit = _limit(request.scope["path"], context(request).config)
-    boundary = _boundary(request)
-    length = request.headers.get("content-length")
-    if length is not None and int(length) > limit + ENVELOPE_BYTES:
-        raise too_large(limit)
-    await require_stored_bytes(request, int(length or 0))
+    length, expected = request.headers.get("content-length"), _file_field(request.scope["path"])
+    taken_in = intake(request)
     fields: dict[str, str] = {}
     files: dict[str, ReceivedFile] = {}
-    async with aclosing(_parts(request, boundary, limit + ENVELOPE_BYTES)) as parts:
+    reading = _Reading(_boundary(request), expected)
+    if length is not None:
+        if int(length) > limit + ENVELOPE_BYTES:
+            raise too_large(limit, expected)
+        await taken_in.reserve(int(length))
+    async with aclosing(_parts(request, reading, limit + ENVELOPE_BYTES)) as parts:
         async for _, disposition in parts:
             name, filename = _names(disposition)
             if len(fields) + len(files) == MAX_FIELDS or name in fields or name in files:
-                raise _bad_form(f"it has the field '{shorten(name)}' twice, or more than {MAX_FIELDS} fields")
+                why = f"it has the field '{shorten(name)}' twice, or more than {MAX_FIELDS} fields"
+                raise _bad_form(why, name)
             if filename is None:
                 fields[name] = await _field(parts, name)
             elif files:
-                raise _bad_form("it has more than one file")
+                raise _bad_form("it has more than one file", name)
             else:
-                blob = await context(request).storage.blobs.put(_data(parts), limit=limit)
+                content = _data(parts) if length is not None else _reserving(taken_in, _data(parts))
+                try:
+                    blob = await taken_in.put(content, limit=limit)
+                except BlobTooLarge as error:
+                    raise to_api_error(error, param=shorten(name)) from None
                 files[name] = ReceivedFile(shown_name(filename), blob)
-    if length is None:
-        await require_stored_bytes(request, sum(file.blob.num_bytes for file in files.values()))
     said = [sorted(fields.items()), [[name, one.filename, one.blob.digest] for name, one in files.items()]]
     return Form(fields, files, hashlib.blake2b(orjson.dumps(said), digest_size=32).digest())
 
@@ -124,16 +132,28 @@ def _limit(path: str, config: Config) -> int:
     return config.max_file_bytes
 
 
+def _file_field(path: str) -> str:
+    """The field of a form that its file is to come in."""
+    return "data" if path.startswith("/v1/uploads/") else "file"
+
+
+async def _reserving(taken_in: Intake, content: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """A content whose length nobody has announced: room for each piece before it is written."""
+    async for data in content:
+        await taken_in.reserve(len(data))
+        yield data
+
+
 async def _field(parts: AsyncGenerator[Part], name: str) -> str:
     value = bytearray()
     async for data in _data(parts):
         value += data
         if len(value) > MAX_FIELD_BYTES:
-            raise _bad_form(f"the field '{shorten(name)}' is longer than {MAX_FIELD_BYTES} bytes")
+            raise _bad_form(f"the field '{shorten(name)}' is longer than {MAX_FIELD_BYTES} bytes", name)
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise _bad_form(f"the field '{shorten(name)}' is not UTF-8") from None
+        raise _bad_form(f"the field '{shorten(name)}' is not UTF-8", name) from None
 
 
 async def _data(parts: AsyncGenerator[Part]) -> AsyncGenerator[bytes]:
@@ -146,10 +166,10 @@ async def _data(parts: AsyncGenerator[Part]) -> AsyncGenerator[bytes]:
 
 def _boundary(request: Request) -> bytes:
     kind, options = parse_options_header(request.headers.get("content-type"))
-    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+    if kind != b"multipart/form-data" or not 1 <= len(options.get(b"boundary", b"")) <= MAX_BOUNDARY:
         message = (
             "The request's body must be a form with a file, 'Content-Type: multipart/form-data' with a "
-            "boundary. (curl -F sends one.)"
+            f"boundary of 1 to {MAX_BOUNDARY} bytes. (curl -F sends one.)"
         )
         raise ApiError(415, message, code="unsupported_media_type", param="Content-Type")
     return options[b"boundary"]
@@ -159,32 +179,32 @@ def _names(disposition: bytes) -> tuple[str, str | None]:
     """The name of a part, and its filename where it is a file."""
     kind, options = parse_options_header(disposition)
     if kind != b"form-data" or b"name" not in options:
-        raise _bad_form("a part has no name in its Content-Disposition")
+        raise _bad_form("a part has no name in its Content-Disposition", "Content-Disposition")
     filename = options.get(b"filename")
     name = options[b"name"].decode("utf-8", "replace")
     return name, None if filename is None else filename.decode("utf-8", "replace").replace("%22", '"')
 
 
-async def _parts(request: Request, boundary: bytes, limit: int) -> AsyncGenerator[Part]:
+async def _parts(request: Request, reading: _Reading, limit: int) -> AsyncGenerator[Part]:
     """The steps of a form, as its bytes come in."""
-    reading = _Reading()
-    try:
-        parser = MultipartParser(boundary, reading.callbacks())  # type: ignore[arg-type]
-        async with aclosing(body_chunks(request, limit)) as chunks:
-            async for chunk in chunks:
+    parser = MultipartParser(reading.boundary, reading.callbacks())  # type: ignore[arg-type]
+    async with aclosing(body_chunks(request, limit, reading.expected)) as chunks:
+        async for chunk in chunks:
+            try:
                 parser.write(chunk)
-                for step in reading.take():
-                    yield step
-    except MultipartParseError as error:
-        raise _bad_form(str(error)) from None
+            except MultipartParseError as error:
+                raise _bad_form(str(error), reading.expected) from None
+            for step in reading.take():
+                yield step
     if not reading.ended:
-        raise _bad_form("it ends before its last boundary")
+        raise _bad_form("it ends before its last boundary", reading.expected)
 
 
 class _Reading:
-    """What the parser tells of a form, as steps."""
+    """What the parser tells of a form, as steps. expected: the field that its file is to come in."""
 
-    def __init__(self) -> None:
+    def __init__(self, boundary: bytes, expected: str) -> None:
+        self.boundary, self.expected = boundary, expected
         self.ended = False
         self._steps: list[Part] = []
         self._header = self._value = b""
@@ -237,5 +257,6 @@ def shown_name(filename: str) -> str:
     return kept or "file"
 
 
-def _bad_form(why: str) -> ApiError:
-    return ApiError(400, f"We could not read the form of your request: {why}.", code="invalid_form")
+def _bad_form(why: str, param: str) -> ApiError:
+    message = f"We could not read the form of your request: {why}."
+    return ApiError(400, message, code="invalid_form", param=shorten(param))

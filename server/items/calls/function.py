@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from server.items.calls.function_tools import FUNCTION, NAMESPACE, names_of, shown, shown_name
+from server.items.file_texts import told_of
 from server.items.item_type import Call, Item, ItemType, Stream, Tool
 from server.items.parts import CALLER, PLACE, TOOL_OUTPUT, call_shape, item_shape
-from server.items.transcript import Transcript, text_of
+from server.items.transcript import Transcript
 from server.shapes import NAME, STRING
 from tools import Registry
 
@@ -27,8 +28,8 @@ def _say(item: Item, transcript: Transcript) -> None:
 
 
 def say_output(item: Item, transcript: Transcript) -> None:
-    """The words of an output: its text."""
-    transcript.answer(item.get("call_id") or "", text_of(item["output"]))
+    """The words of an output: its text, and that of its files."""
+    transcript.answer(item.get("call_id") or "", told_of(item))
 
 
 ROWS = (

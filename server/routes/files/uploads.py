@@ -1,6 +1,8 @@
 """The routes under /v1/uploads: a large file in parts, which may come in any order and at once.
 
-The parts are put together when the upload is completed, in the order that the client gives then.
+The parts are put together when the upload is completed, in the order that the client gives then. They count
+among what their owner stores, each is used once, and one upload is put together once at a time: so the disk
+never has more of an upload than twice what is counted.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from weakref import WeakValueDictionary
 
 import orjson
 from fastapi import APIRouter
@@ -20,10 +24,10 @@ from server.http import context, file_json, json_reply, owner, read_body
 from server.http.contents import load_form, shown_name
 from server.ignored import unread
 from server.routes.documented import documented
-from server.routes.files.files import SECONDS, lifetime, new_file_id, purpose_shape
-from server.schema import missing, refuse
+from server.routes.files.files import SECONDS, fault_of, lifetime, new_file_id, purpose_shape
+from server.schema import missing, refuse, shorten
 from server.shapes import STRING, array, label, whole
-from storage import Blob, Storage, StoredFile, StoredPart, StoredUpload, UploadEnded
+from storage import NotFound, Storage, StoredFile, StoredPart, StoredUpload, UploadEnded
 
 router = APIRouter(prefix="/v1/uploads")
 
@@ -31,6 +35,9 @@ LIFETIME = 3600 * SECONDS
 """How long an upload may take, from its creation to its completion."""
 
 MAX_PARTS = 10_000
+
+_completing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+"""By the ids of uploads that are being put together."""
 
 
 @router.post("", **documented("Upload", "files.write", body="CreateUpload"))
@@ -76,7 +83,8 @@ async def add_part(request: Request, upload_id: str) -> Response:
     blob = form.file("data").blob
     id = f"part_{secrets.token_hex(16)}"
     part = StoredPart(id, upload_id, owner(request), blob.num_bytes, blob.digest, now_us())
-    await storage.files.add_part(part)
+    with fault_of("upload_id"):
+        await storage.files.add_part(part)
     shown = {
         "id": part.id,
         "object": "upload.part",
@@ -96,28 +104,26 @@ async def complete_upload(request: Request, upload_id: str) -> Response:
     part_ids: list[str] = array(STRING, max_items=MAX_PARTS)(body["part_ids"], "part_ids")
     md5 = None if body.get("md5") is None else label(32, 32)(body["md5"], "md5").lower()
     storage, who = context(request).storage, owner(request)
-    upload = await _pending(request, upload_id)
-    known = await storage.files.parts(who, upload_id)
-    for index, id in enumerate(part_ids):
-        if id not in known:
-            path = f"part_ids[{index}]"
-            refuse(path, f"Invalid '{path}': the upload has no part with id '{id}'.")
-    parts = [known[id] for id in part_ids]
-    num_bytes = sum(part.num_bytes for part in parts)
-    if num_bytes != upload.num_bytes:
-        refuse(
-            "part_ids",
-            f"The parts have {num_bytes} bytes together; the upload was to have {upload.num_bytes}.",
-        )
-    blob, found = await _joined(storage, parts)
-    if md5 is not None and md5 != found:
-        refuse("md5", f"Invalid 'md5': the file's MD5 is {found}.")
-    now = now_us()
-    expires_at = None if upload.file_lifetime is None else now + upload.file_lifetime
-    file = StoredFile(
-        new_file_id(), who, upload.filename, upload.purpose, num_bytes, blob.digest, now, expires_at
-    )
-    return json_reply(_upload_json(await storage.files.complete_upload(upload_id, file), file))
+    async with _completing.setdefault(upload_id, asyncio.Lock()):
+        # What its parts have is counted already, and is all that the file has.
+        upload = await _pending(request, upload_id)
+        parts = _chosen(await storage.files.parts(who, upload_id), part_ids, upload.num_bytes)
+        async with storage.blobs.incoming(_joined(storage, parts, md5)) as blob:
+            now = now_us()
+            expires_at = None if upload.file_lifetime is None else now + upload.file_lifetime
+            file = StoredFile(
+                new_file_id(),
+                who,
+                upload.filename,
+                upload.purpose,
+                upload.num_bytes,
+                blob.digest,
+                now,
+                expires_at,
+            )
+            with fault_of("upload_id"):
+                completed = await storage.files.complete_upload(upload_id, file)
+    return json_reply(_upload_json(completed, file))
 
 
 @router.post(
@@ -126,7 +132,8 @@ async def complete_upload(request: Request, upload_id: str) -> Response:
 async def cancel_upload(request: Request, upload_id: str) -> Response:
     """End an upload without a file; its parts go."""
     unread(await read_body(request, allow_empty=True), ())
-    cancelled = await context(request).storage.files.cancel_upload(owner(request), upload_id, now_us())
+    with fault_of("upload_id"):
+        cancelled = await context(request).storage.files.cancel_upload(owner(request), upload_id, now_us())
     return json_reply(_upload_json(cancelled))
 
 
@@ -134,25 +141,47 @@ async def cancel_upload(request: Request, upload_id: str) -> Response:
 
 
 async def _pending(request: Request, upload_id: str) -> StoredUpload:
-    """An upload that still takes parts. NotFound, UploadEnded."""
-    upload = await context(request).storage.files.get_upload(owner(request), upload_id)
-    if upload.status != "pending" or upload.expires_at <= now_us():
-        raise UploadEnded(upload_id, upload.status if upload.status != "pending" else "expired")
-    return upload
+    """An upload that still takes parts. ApiError 404, 400."""
+    with fault_of("upload_id"):
+        upload = await context(request).storage.files.get_upload(owner(request), upload_id)
+        if upload.status != "pending" or upload.expires_at <= now_us():
+            raise UploadEnded(upload_id, upload.status if upload.status != "pending" else "expired")
+        return upload
 
 
-async def _joined(storage: Storage, parts: Sequence[StoredPart]) -> tuple[Blob, str]:
-    """The contents of parts as one blob, and its MD5 in hexadecimal, which says whether all came as meant."""
-    md5 = hashlib.md5(usedforsecurity=False)
+def _chosen(known: Mapping[str, StoredPart], part_ids: Sequence[str], num_bytes: int) -> list[StoredPart]:
+    """The parts of a file in their order, which have so many bytes together. ApiError 400."""
+    seen: set[str] = set()
+    for index, id in enumerate(part_ids):
+        path = f"part_ids[{index}]"
+        if id not in known:
+            refuse(path, f"Invalid '{path}': the upload has no part with id '{shorten(id)}'.")
+        if id in seen:
+            refuse(path, f"Invalid '{path}': the part with id '{id}' is named twice.")
+        seen.add(id)
+    parts = [known[id] for id in part_ids]
+    found = sum(part.num_bytes for part in parts)
+    if found != num_bytes:
+        message = f"The parts have {found} bytes together; the upload was to have {num_bytes}."
+        refuse("part_ids", message)
+    return parts
 
-    async def contents() -> AsyncGenerator[bytes]:
-        for part in parts:
-            async for data in storage.blobs.open(part.digest):
-                await asyncio.to_thread(md5.update, data)
-                yield data
 
-    blob = await storage.blobs.put(contents())
-    return blob, md5.hexdigest()
+async def _joined(storage: Storage, parts: Sequence[StoredPart], md5: str | None) -> AsyncGenerator[bytes]:
+    """The contents of parts, one after the other. ApiError 400 at their end where they do not have this MD5,
+    in hexadecimal, by which a client says that all is to come as it was meant."""
+    found = hashlib.md5(usedforsecurity=False)
+    for part in parts:
+        try:
+            async with aclosing(storage.blobs.open(part.digest)) as content:
+                async for data in content:
+                    await asyncio.to_thread(found.update, data)
+                    yield data
+        except NotFound:  # it was cancelled meanwhile
+            with fault_of("upload_id"):
+                raise UploadEnded(part.upload_id, "cancelled") from None
+    if md5 is not None and md5 != found.hexdigest():
+        refuse("md5", f"Invalid 'md5': the file's MD5 is {found.hexdigest()}.")
 
 
 def _upload_json(upload: StoredUpload, file: StoredFile | None = None) -> bytes:

@@ -416,7 +416,8 @@ class Assembler:
         """Drafts of a tool output that a client fed to a waiting run."""
         drafts: list[Draft] = []
         self._close(drafts, "completed")
-        self._item_done(self._add(_Open(len(self.output), dict(item)), drafts), drafts)
+        received = with_private(dict(item), private_of(item))
+        self._item_done(self._add(_Open(len(self.output), received), drafts), drafts)
         return drafts
 
     # -- ends ------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from server.runs.planning import steps
 from server.runs.planning.functions import Functions, enforced
-from server.runs.planning.history import Turn, drop_oldest, not_found, replayable
+from server.runs.planning.history import Turn, drop_oldest, not_found, replayable, require_readable
 from server.runs.planning.pasts import Pasts, read_items
 from server.runs.planning.plan import Planned, RunPlan, count_input, fit, make_plan
 from server.runs.planning.spending import spent, spent_so_far, used_by_tool
@@ -28,6 +28,7 @@ __all__ = [
     "pending_calls",
     "read_items",
     "replayable",
+    "require_readable",
     "spent",
     "spent_so_far",
     "steps",

@@ -107,7 +107,12 @@ def _check_readable(items: Sequence[Item], served: ServedModel) -> None:
         words_of(item, f"input[{index}]")
         if is_left_out(item):
             ignore(f"input[{index}]")
-    unsupported = unsupported_parts(items, modalities=served.info.modalities)
+    require_readable(items, served, "input")
+
+
+def require_readable(items: Sequence[Item], served: ServedModel, param: str) -> None:
+    """ApiError 400 `unsupported_content` for a part of items that the model cannot read."""
+    unsupported = unsupported_parts(items, modalities=served.info.modalities, param=param)
     if unsupported:
         path, modality = unsupported[0]
         message = f"The model '{served.name}' cannot read {modality} input."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,11 +11,14 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
+from server.input_files import InputFiles, reader
 from tests.support.documents import docx, docx_paragraph, pdf
 from tests.support.loopback_web import loopback_web
 from tests.support.running import Running, http_client, live_app, running_app
-from tests.support.talk import Api, Gate, gated, prompts
+from tests.support.talk import TIME, WEATHER, Api, Gate, answer, call, calls, gated, prompts
 from tests.support.wire import Json
+from tools import Document
+from tools.documents import DocumentPage
 
 MANUAL = pdf(["The lamp glows blue.", "Press the red button\nfor two seconds."])
 SHOWN = (
@@ -125,9 +129,109 @@ async def test_data_in_the_request_conversations_and_chat_are_read_alike(
     )
 
 
+READ = SHOWN.removesuffix("say fine")
+
+
+async def test_a_file_in_the_output_of_a_tool_is_read_like_one_in_a_message(
+    http: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    api, file_id = Api(http), await upload(http)
+    parts = [{"type": "input_text", "text": "found:"}, {"type": "input_file", "file_id": file_id}]
+    asked_for = await api.create(call(), tools=[WEATHER])
+    output = answer(calls(asked_for)[0]["call_id"], parts)
+    first = await api.create([output], previous_response_id=asked_for["id"])
+    assert f"found:\n{READ}" in prompts(engine)[-1]
+    (item,) = (await api.input_items(first["id"]))["data"][:1]
+    assert item["output"] == parts, "the official item alone is shown"
+    assert (await http.delete(f"/v1/files/{file_id}")).status_code == 200
+    await api.create("say more", previous_response_id=first["id"])
+    assert f"found:\n{READ}" in prompts(engine)[-1]
+    refused = await http.post(
+        "/v1/responses", json={"input": [output], "previous_response_id": asked_for["id"]}
+    )
+    assert refused.json()["error"]["param"] == "input[0].output[1].file_id"
+    file = {"type": "file", "file": {"file_id": await upload(http)}}
+    made = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "say x"},
+        {"role": "assistant", "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "c", "content": [file]},
+    ]
+    chat = await http.post("/v1/chat/completions", json={"messages": messages})
+    assert chat.status_code == 200 and READ in prompts(engine)[-1], chat.text
+    image = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
+    body = {"input": [answer(output["call_id"], [image])], "previous_response_id": asked_for["id"]}
+    refused = await http.post("/v1/responses", json=body)
+    error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_content", "input[0].output[0]")
+
+
+async def test_files_in_outputs_posted_to_a_waiting_run_stay_as_they_were_read(tmp_path: Path) -> None:
+    """Deleted before the last output has come, and through a restart: the run and what follows it are shown
+    the same."""
+    two = f"{call()}\n{call('get_time')}"
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine) as running, http_client(running) as client:
+        api, file_id = Api(client), await upload(client)
+        begun = await api.create(two, tools=[WEATHER, TIME], await_tool_outputs=True, background=True)
+        async with asyncio.timeout(20):
+            while len(pending := (await api.get(begun["id"])).get("pending_tool_calls") or []) < 2:
+                await asyncio.sleep(0.005)
+        path = f"/v1/responses/{begun['id']}/tool_outputs"
+        output = answer(pending[0]["call_id"], [{"type": "input_file", "file_id": file_id}])
+        image = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
+        for part, code, param in (
+            ({"type": "input_file", "file_id": "file-none"}, "not_found", "output[0].file_id"),
+            (image, "unsupported_content", "output[0]"),
+        ):
+            body = {"tool_outputs": [answer(pending[0]["call_id"], [part])]}
+            error = (await client.post(path, json=body)).json()["error"]
+            assert (error["code"], error["param"]) == (code, f"tool_outputs[0].{param}")
+        assert (await client.post(path, json={"tool_outputs": [output]})).status_code == 200
+        assert (await client.delete(f"/v1/files/{file_id}")).status_code == 200
+        again = await client.post(path, json={"tool_outputs": [output]})
+        assert again.status_code == 200, "the same again changes nothing"
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine) as running, http_client(running) as client:
+        api = Api(client)
+        body = {"tool_outputs": [answer(pending[1]["call_id"])]}
+        assert (await client.post(path, json=body)).status_code == 200
+        ended = await api.ended(begun["id"])
+        assert ended["status"] == "completed" and READ in prompts(engine)[-1]
+        (shown, _) = [item for item in ended["output"] if item["type"] == "function_call_output"]
+        assert shown["output"] == output["output"]
+        await api.create("say more", previous_response_id=begun["id"])
+        assert READ in prompts(engine)[-1]
+
+
+async def test_what_was_read_before_is_known_of_its_owner_alone_and_counted_once(
+    monkeypatch: pytest.MonkeyPatch, server: Running
+) -> None:
+    reads, go_on = list[str](), asyncio.Event()
+
+    async def read(data: bytes, filename: str, *, owner: str, **_: object) -> Document:
+        reads.append(owner)
+        await go_on.wait()
+        return Document("text", (DocumentPage(None, "x" * 1000),))
+
+    monkeypatch.setattr(reader, "read_document", read)
+    files = InputFiles(server.context.storage, server.context.config.egress_policy)
+    message = {"type": "message", "role": "user", "content": [{"type": "input_file", "file_data": "aGk="}]}
+    at_once = [asyncio.create_task(files.read("ann", [message])) for _ in range(3)]
+    go_on.set()
+    await asyncio.gather(*at_once)
+    assert files._num_chars == 1000 + len("[file: file]\n\n[end of file: file]") + reader.ENTRY_CHARS
+    num_reads = len(reads)
+    await files.read("ann", [message])
+    assert len(reads) == num_reads, "known"
+    await files.read("bob", [message])
+    assert reads[num_reads:] == ["bob"]
+
+
 @pytest.mark.parametrize(
     ("file", "status", "code", "field"),
     [
+        ({"file_data": "aGk=", "filename": "a" * 256}, 400, "string_above_max_length", ".filename"),
         ({}, 400, "invalid_value", ""),
         ({"file_id": "file-a", "file_data": "aGk="}, 400, "invalid_value", ""),
         ({"file_id": "file-a"}, 404, "not_found", ".file_id"),

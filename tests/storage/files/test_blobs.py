@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from storage import Blob, BlobTooLarge, NotFound, Storage, StoredFile, StoredPart, StoredUpload, open_storage
-from storage.drivers import PART_BYTES
+from storage.drivers import PART_BYTES, copied
+from storage.drivers.blob_folder import BlobFolder
 from storage.files import blob_columns
 from tests.support.making import OWNER, is_sqlite, now, query
 
@@ -122,6 +123,83 @@ async def test_what_was_put_just_now_outlives_a_sweep(storage: Storage) -> None:
     await storage.blobs.put_bytes(b"new")
     assert await storage.blobs.touch(blob.digest)
     assert await storage.blobs.read(blob.digest) == b"new"
+
+
+async def test_what_nobody_holds_and_no_row_names_goes_at_once(storage: Storage) -> None:
+    async def there(blob: Blob) -> bool:
+        try:
+            return await storage.blobs.read(blob.digest) == b"some"
+        except NotFound:
+            return False
+
+    async def some() -> AsyncIterator[bytes]:
+        yield b"some"
+
+    with pytest.raises(ConnectionResetError):
+        async with storage.blobs.incoming(some()) as blob:
+            assert await there(blob)
+            raise ConnectionResetError("refused")
+    assert not await there(blob)
+    async with storage.blobs.incoming(some()) as blob, storage.blobs.incoming(some()):
+        assert not await storage.blobs.release(blob.digest) and await there(blob), "another holds it"
+        assert await storage.blobs.touch(blob.digest)
+        await storage.files.create(file_of(blob, "file-a"))
+    assert await there(blob), "a row names it"
+    await storage.files.create(file_of(blob, "file-b"))
+    await storage.files.delete(OWNER, "file-a", now())
+    assert await there(blob), "another row names it"
+    assert await storage.blobs.touch(blob.digest)
+    await storage.files.delete(OWNER, "file-b", now())
+    assert await there(blob), "a row is on its way"
+    assert await storage.blobs.release(blob.digest) and not await there(blob)
+
+
+async def test_a_blob_that_is_put_again_meanwhile_stays(storage: Storage) -> None:
+    """Whether a row names it is found out between two looks at it, in which others may put it and name it."""
+    store = storage.blobs._store
+    blob = await storage.blobs.put_bytes(b"some")
+    assert await asyncio.to_thread(store.condemn, [blob.digest]) == {}, "held"
+    await asyncio.to_thread(store.release, [blob.digest])
+    marks = await asyncio.to_thread(store.condemn, [blob.digest])
+    assert [*marks] == [blob.digest]
+    async with storage.blobs.incoming(pieces(b"some")):
+        assert await asyncio.to_thread(store.remove_condemned, marks, set()) == 0
+        await storage.files.create(file_of(blob, "file-a"))
+    again = await asyncio.to_thread(store.condemn, [blob.digest])
+    assert await asyncio.to_thread(store.remove_condemned, marks, set()) == 0, (
+        "an old mark says nothing of a new one"
+    )
+    assert await asyncio.to_thread(store.remove_condemned, again, {blob.digest}) == 0
+    assert await storage.blobs.read(blob.digest) == b"some"
+
+
+async def test_nothing_goes_at_once_while_a_backup_copies_the_folder(tmp_path: Path) -> None:
+    storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path / 'antiphon.db'}", runner="r")
+    blob = await storage.blobs.put_bytes(b"some")
+    with copied(tmp_path / "antiphon.db.blobs"):
+        assert not await storage.blobs.release(blob.digest)
+    assert await storage.blobs.drop([blob.digest]) == 1
+    await storage.close()
+
+
+async def test_a_sweep_looks_at_each_blob_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path / 'antiphon.db'}", runner="r")
+    named = await storage.blobs.put_bytes(b"named")
+    await storage.files.create(file_of(named, "file-a"))
+    folder, looks = tmp_path / "antiphon.db.blobs", list[str]()
+    for number in range(3000):
+        (folder / sha256(b"%d" % number).hexdigest()).touch()
+    looked = BlobFolder._is_old
+
+    def look(self: BlobFolder, name: str, grace_s: float) -> bool:
+        looks.append(name)
+        return looked(self, name, grace_s)
+
+    monkeypatch.setattr(BlobFolder, "_is_old", look)
+    assert await sweep(storage) == 3000
+    assert len(looks) == 3001 + 3000, "once to find it, and once more as it goes"
+    assert [path.name for path in folder.iterdir()] == [named.digest]
+    await storage.close()
 
 
 # Uploads files of three parts, eight at a time, and says whose row was committed.

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
+from server import quota
 from server.clock import now_us
 from server.process import retention as module
 from server.process.retention import Retention
@@ -59,7 +60,7 @@ async def test_the_sdk_uploads_lists_reads_and_deletes(sdk: AsyncOpenAI) -> None
     for gone in (sdk.files.retrieve, sdk.files.content, sdk.files.delete):
         with pytest.raises(NotFoundError) as caught:
             await gone(first.id)
-        assert caught.value.code == "not_found"
+        assert (caught.value.code, caught.value.param) == ("not_found", "file_id")
 
 
 async def test_the_sdk_uploads_in_chunks(sdk: AsyncOpenAI, tmp_path: Path) -> None:
@@ -102,6 +103,7 @@ async def test_an_upload_is_put_together_in_the_order_that_its_client_says(clien
         ([first], None, "part_ids"),
         ([first, stray], None, "part_ids"),
         ([first, "part_none"], None, "part_ids[1]"),
+        ([first, first], None, "part_ids[1]"),
         ([first, second], "0" * 32, "md5"),
         ([first, second], "0", "md5"),
         (None, None, "part_ids"),
@@ -114,11 +116,11 @@ async def test_an_upload_is_put_together_in_the_order_that_its_client_says(clien
     assert done["file"]["expires_at"] == done["file"]["created_at"] + 7200
     assert (await client.get(f"/v1/files/{done['file']['id']}/content")).content == b"abcdef"
     for way, body in (("complete", {"json": {"part_ids": []}}), ("parts", {"files": {"data": b"x"}})):
-        assert error_of(await client.post(f"{path}/{way}", **body)) == (400, "upload_ended", None)
+        assert error_of(await client.post(f"{path}/{way}", **body)) == (400, "upload_ended", "upload_id")
     other = await begin()
     cancelled = (await client.post(f"/v1/uploads/{other['id']}/cancel")).json()
     assert cancelled["status"] == "cancelled" and cancelled["file"] is None
-    assert error_of(await client.post("/v1/uploads/upload_no/cancel"))[:2] == (404, "not_found")
+    assert error_of(await client.post("/v1/uploads/upload_no/cancel")) == (404, "not_found", "upload_id")
     for name in begun:
         refused = await client.post("/v1/uploads", json={**begun, name: None})
         assert error_of(refused) == (400, "missing_required_parameter", name)
@@ -172,6 +174,7 @@ async def test_a_download_has_ranges_and_is_nothing_that_a_browser_runs(client: 
     assert "set-cookie" not in reply.headers and "\n" not in awkward["filename"]
 
 
+DISPOSITION = "Content-Disposition"
 FORM = {"content-type": "multipart/form-data; boundary=b"}
 PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nabc\r\n'
 PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
@@ -182,15 +185,24 @@ PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_da
     [
         (b"{}", {"content-type": "application/json"}, (415, "unsupported_media_type", "Content-Type")),
         (b"", {"content-type": "multipart/form-data"}, (415, "unsupported_media_type", "Content-Type")),
-        (b"", FORM, (400, "invalid_form", None)),
-        (b"no form at all", FORM, (400, "invalid_form", None)),
-        (PURPOSE + PART, FORM, (400, "invalid_form", None)),  # cut off
-        (PURPOSE + PURPOSE + PART + b"--b--\r\n", FORM, (400, "invalid_form", None)),
-        (PART + PART.replace(b"file", b"data", 1) + b"--b--\r\n", FORM, (400, "invalid_form", None)),
-        (PURPOSE * 40 + b"--b--\r\n", FORM, (400, "invalid_form", None)),
-        (PART.replace(b'name="file"; ', b"") + b"--b--\r\n", FORM, (400, "invalid_form", None)),
-        (PURPOSE.replace(b"user_data", b"\xff") + b"--b--\r\n", FORM, (400, "invalid_form", None)),
-        (PURPOSE.replace(b"user_data", b"a" * 20_000) + b"--b--\r\n", FORM, (400, "invalid_form", None)),
+        (
+            b"",
+            {"content-type": f"multipart/form-data; boundary={'b' * 300}"},
+            (415, "unsupported_media_type", "Content-Type"),
+        ),
+        (b"", FORM, (400, "invalid_form", "file")),
+        (b"no form at all", FORM, (400, "invalid_form", "file")),
+        (PURPOSE + PART, FORM, (400, "invalid_form", "file")),  # cut off
+        (PURPOSE + PURPOSE + PART + b"--b--\r\n", FORM, (400, "invalid_form", "purpose")),
+        (PART + PART.replace(b"file", b"data", 1) + b"--b--\r\n", FORM, (400, "invalid_form", "data")),
+        (PURPOSE * 40 + b"--b--\r\n", FORM, (400, "invalid_form", "purpose")),
+        (PART.replace(b'name="file"; ', b"") + b"--b--\r\n", FORM, (400, "invalid_form", DISPOSITION)),
+        (PURPOSE.replace(b"user_data", b"\xff") + b"--b--\r\n", FORM, (400, "invalid_form", "purpose")),
+        (
+            PURPOSE.replace(b"user_data", b"a" * 20_000) + b"--b--\r\n",
+            FORM,
+            (400, "invalid_form", "purpose"),
+        ),
         (PART + b"--b--\r\n", FORM, (400, "missing_required_parameter", "purpose")),
         (PURPOSE + b"--b--\r\n", FORM, (400, "missing_required_parameter", "file")),
         (PURPOSE.replace(b"purpose", b"file") + PURPOSE + b"--b--\r\n", FORM, (400, "invalid_value", "file")),
@@ -233,15 +245,79 @@ async def test_sizes_are_bounded_by_the_setting_and_by_what_the_owner_may_store(
 
         for content in (b"x" * 1001, b"x" * 3_000_000):
             large = await client.post("/v1/files", files={"file": ("a", content)}, data={"purpose": "vision"})
-            assert error_of(large) == (413, "request_too_large", None)
+            assert error_of(large) == (413, "request_too_large", "file")
         chunked = await client.post("/v1/files", content=slowly(1001), headers=FORM)
-        assert error_of(chunked) == (413, "request_too_large", None)
+        assert error_of(chunked) == (413, "request_too_large", "file")
         full = await client.post("/v1/files", content=slowly(1000), headers=FORM)
         assert full.status_code == 200, full.text
         full = await client.post("/v1/files", content=slowly(1000), headers=FORM)
         assert error_of(full)[:2] == (429, "insufficient_quota")
         full = await client.post("/v1/files", files={"file": ("a", b"x" * 900)}, data={"purpose": "vision"})
         assert error_of(full)[:2] == (429, "insufficient_quota")
+
+
+async def test_what_is_refused_or_deleted_takes_no_room(
+    server_app: Running, client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """However many come at once: their bytes are gone with the reply, and those of a file with the file."""
+
+    async def refused(number: int) -> None:
+        data = {} if number % 2 else {"purpose": "user_data", "expires_after[anchor]": "now"}
+        reply = await client.post("/v1/files", files={"file": ("a", b"x" * number)}, data=data)
+        assert reply.status_code == 400, reply.text
+
+    await asyncio.gather(*(refused(number) for number in range(1, 40)))
+    broken = await client.post("/v1/files", content=PURPOSE + PART + b"--c", headers=FORM)
+    assert error_of(broken) == (400, "invalid_form", "file")
+    assert contents(server_app, tmp_path) == []
+    begun = {"filename": "u", "purpose": "user_data", "bytes": 6, "mime_type": "text/plain"}
+    path = f"/v1/uploads/{(await client.post('/v1/uploads', json=begun)).json()['id']}"
+    ids = [
+        (await client.post(f"{path}/parts", files={"data": ("blob", data)})).json()["id"]
+        for data in (b"abc", b"def")
+    ]
+    body = {"part_ids": ids, "md5": "0" * 32}
+    assert error_of(await client.post(f"{path}/complete", json=body))[2] == "md5"
+    assert len(contents(server_app, tmp_path)) == 2, "the parts alone"
+    body = {"part_ids": ids}
+    both = await asyncio.gather(*(client.post(f"{path}/complete", json=body) for _ in range(2)))
+    assert sorted(reply.status_code for reply in both) == [200, 400]
+    files = [reply.json()["file"]["id"] for reply in both if reply.status_code == 200]
+    files += [(await upload(client, b"abcdef"))["id"], (await upload(client, b"other"))["id"]]
+    assert len(contents(server_app, tmp_path)) == 2, "one for the same bytes"
+    for number, id in enumerate(files):
+        assert (await client.delete(f"/v1/files/{id}")).status_code == 200
+        assert len(contents(server_app, tmp_path)) == (2, 1, 0)[number]
+
+
+async def test_what_is_coming_in_counts_before_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for age in ("FRESH_S", "REFUSED_S"):  # each look measures anew, and what is coming in is in no row
+        monkeypatch.setattr(quota, age, -1.0)
+    settings = {"max_bytes_per_owner": 2500, "max_store_bytes": 2600}
+    async with running_app(tmp_path, **settings) as running, http_client(running) as client:
+        halfway, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly(end: bytes) -> AsyncIterator[bytes]:
+            yield PURPOSE + PART.replace(b"abc\r\n", b"x" * 2000)
+            halfway.set()
+            await go_on.wait()
+            yield end
+
+        for end, status in ((b"\r\n--no", 400), (b"\r\n--b--\r\n", 200)):
+            halfway.clear()
+            go_on.clear()
+            coming = asyncio.create_task(client.post("/v1/files", content=slowly(end), headers=FORM))
+            await halfway.wait()
+            form = {"files": {"file": ("a", b"y" * 500)}, "data": {"purpose": "vision"}}
+            assert error_of(await client.post("/v1/files", **form))[:2] == (429, "insufficient_quota")
+            go_on.set()
+            assert (await coming).status_code == status
+        assert error_of(await client.post("/v1/files", **form))[:2] == (429, "insufficient_quota")
+        (file,) = (await client.get("/v1/files")).json()["data"]
+        assert (await client.delete(f"/v1/files/{file['id']}")).status_code == 200
+        assert (await client.post("/v1/files", **form)).status_code == 200
 
 
 async def test_a_repeat_by_its_key_gets_the_first_file(client: httpx.AsyncClient) -> None:
@@ -341,7 +417,8 @@ async def test_a_large_file_goes_through_without_being_in_memory(tmp_path: Path)
 def contents(running: Running, folder: Path) -> Sequence[object]:
     """What there is of contents, whole or not."""
     if is_sqlite(running.context.storage.url):
-        return list((folder / "antiphon.db.blobs").iterdir())
+        blobs = folder / "antiphon.db.blobs"
+        return list(blobs.iterdir()) if blobs.exists() else []
     return query(running.context.storage.url, "SELECT content FROM blob_parts")
 
 

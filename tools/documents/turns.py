@@ -1,0 +1,69 @@
+"""Work on threads, in which owners take turns: who brings much does not hold up who brings little."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Turns:
+    """Places for pieces of work. Thread-safe. places: how many are carried out at a time; one more is, of an
+    owner of whom none is."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._threads = ThreadPoolExecutor(places + 1, thread_name_prefix="documents")
+        self._lock = threading.RLock()  # work may be done before it is known to have begun
+        self._waiting: OrderedDict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = OrderedDict()
+        self._running: Counter[str] = Counter()
+
+    def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
+        """What `work` is to return or raise, once it has had its turn."""
+        future: Future[T] = Future()
+        with self._lock:
+            self._waiting.setdefault(owner, deque()).append((future, work))
+            self._fill()
+        return future
+
+    def close(self) -> None:
+        """Cancels what waits; what is carried out goes on to its end."""
+        with self._lock:
+            for queue in self._waiting.values():
+                for future, _ in queue:
+                    future.cancel()
+            self._waiting.clear()
+        self._threads.shutdown(wait=False)
+
+    def _fill(self) -> None:
+        while (owner := self._next()) is not None:
+            queue = self._waiting.pop(owner)
+            future, work = queue.popleft()
+            if queue:
+                self._waiting[owner] = queue  # behind the others
+            if future.set_running_or_notify_cancel():
+                self._running[owner] += 1
+                self._threads.submit(work).add_done_callback(partial(self._done, owner, future))
+
+    def _next(self) -> str | None:
+        """Whose turn it is; None where nobody waits, or there is no place."""
+        free = self._places - self._running.total()
+        if free < 0:
+            return None
+        return next((owner for owner in self._waiting if free or not self._running[owner]), None)
+
+    def _done(self, owner: str, future: Future[T], done: Future[T]) -> None:
+        with self._lock:
+            self._running[owner] -= 1
+            if not self._running[owner]:
+                del self._running[owner]
+            self._fill()
+        if (error := done.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(done.result())
