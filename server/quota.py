@@ -49,6 +49,14 @@ class _Known:
         return self.total + num_bytes <= limit
 
 
+async def stored_by(storage: Storage, owner: str) -> Usage:
+    """What an owner stores, with what ended since the last sweep, which has no measure yet and would count
+    nothing."""
+    async for _ in storage.sweep(Limits(measured=True), now_us(), owner):
+        pass  # nothing goes by this: only sizes are noted
+    return await storage.usage(owner)
+
+
 class Quota:
     """The bytes of all owners. max_bytes: of each of them; None: no limit but those of their own.
     max_store_bytes: of all of them together. made_room: told what went for a write, and of which owner.
@@ -172,9 +180,7 @@ class Quota:
 
     async def _measured(self, owner: str, num_bytes: int, limit: int | None) -> _Known:
         """What an owner stores; with a limit, once the oldest responses have gone where that makes room."""
-        # What ended since the last sweep has no measure yet, and would count nothing.
-        await self._sweep(owner, Limits(measured=True))
-        usage = await self._storage.usage(owner)
+        usage = await stored_by(self._storage, owner)
         needed = num_bytes + self._reserved[owner]
         # Where more than the limit is held, nothing that could go would make enough room.
         if limit is not None and usage.total + needed > limit >= usage.held + needed:

@@ -324,7 +324,7 @@ def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
 def _first(owner: str, database: str) -> Iterator[str]:
     """What the first key changes."""
     yield (
-        f"It is the first key in {database}. From now on every request needs a key, in the header "
+        f"It is the first key in {database}. Every request needs a key now, in the header "
         "'authorization: Bearer KEY'."
     )
     if owner == LOCAL_OWNER:

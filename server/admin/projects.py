@@ -21,6 +21,7 @@ from server.admin.owner_names import every_owner, known_owner_id, require_new_na
 from server.clock import now_us
 from server.config import Config
 from server.limits import NONE, LimitSet, changed, load_limits, parse_limits, used_by
+from server.quota import stored_by
 from server.usage import Prices
 from storage import Storage, StoredKey, StoredOwner
 
@@ -48,16 +49,16 @@ async def archive(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
 
 
 async def limits(storage: Storage, prices: Prices, every_owner: LimitSet, id: str) -> dict[str, Any]:
-    """What an owner may use: its own limits, those in force, and what it has used in all. every_owner: limits
-    by the setting `owner_limit`, of which those are in force that the owner has none of its own for.
-    NotFound."""
+    """What an owner may use: its own limits, those in force, what it has used in all of budgets, and how many
+    bytes it stores now. every_owner: limits by the setting `owner_limit`, of which those are in force that
+    the owner has none of its own for. NotFound."""
     own = load_limits((await storage.get_owner(id)).limits)
     used = await used_by(storage, prices.cost, id)
     return {
         "object": "project.limits",
         "limits": own.given(),
         "in_force": own.over(every_owner).given(),
-        "used": used.as_json(),
+        "used": {**used.as_json(), "stored_bytes": (await stored_by(storage, id)).total},
     }
 
 

@@ -230,10 +230,11 @@ class _Process:
         except ConfigError as error:
             log.error("SIGHUP: nothing was reloaded: %s", error)
             return
+        failed: list[str] = []
         done = [
-            *self._reload_certificates(new),
+            *self._reload_certificates(new, failed),
             *self._reload_log_level(new),
-            *(given := [*self._reload_keys(new, life), *self._reload_limits(new, life)]),
+            *(given := [*self._reload_keys(new, life, failed), *self._reload_limits(new, life)]),
         ]
         if given:
             life.settings_changed()
@@ -245,15 +246,18 @@ class _Process:
         ]
         if waiting:
             done.append(f"a restart is needed for {', '.join(waiting)}")
-        log.warning("SIGHUP: %s", "; ".join(done) or "nothing has changed")
+        for fault in failed:
+            log.error("SIGHUP: %s", fault)
+        if done or not failed:
+            log.warning("SIGHUP: %s", "; ".join(done) or "nothing has changed")
 
-    def _reload_certificates(self, new: Config) -> Iterator[str]:
+    def _reload_certificates(self, new: Config, failed: list[str]) -> Iterator[str]:
         if self._tls is None or new.ssl_certfile is None:  # from TLS to none and back is a restart
             return
         try:
             self._tls.reload(new)
         except CertificateError as error:
-            log.error("SIGHUP: the certificates stay as they were: %s", error)
+            failed.append(f"the certificates stay as they were: {error}")
             return
         yield "the certificates were read again, for new connections"
         files = {name: getattr(new, name) for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")}
@@ -266,7 +270,7 @@ class _Process:
             yield f"log_level is now {new.log_level}"
             self._config = self._config.model_copy(update={"log_level": new.log_level})
 
-    def _reload_keys(self, new: Config, life: ServerLifecycle) -> Iterator[str]:
+    def _reload_keys(self, new: Config, life: ServerLifecycle, failed: list[str]) -> Iterator[str]:
         before, after = set(self._config.secrets()), set(new.secrets())
         if before != after:
             life.keys.give(new.secrets())
@@ -276,7 +280,7 @@ class _Process:
             if life.keys.reload():
                 yield "the file of keys was read again"
         except KeyFileError as error:
-            log.error("SIGHUP: the keys stay as they were: %s", error)
+            failed.append(f"the keys stay as they were: {error}")
 
     def _reload_limits(self, new: Config, life: ServerLifecycle) -> Iterator[str]:
         if new.owner_limit != self._config.owner_limit:

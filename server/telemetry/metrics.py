@@ -19,6 +19,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
@@ -26,6 +27,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine import Chunk, Place
+from server import __version__
 from server.telemetry.degenerate import Warnings
 from server.telemetry.observation import Asked, Observation
 from server.telemetry.readings import Reading, Readings
@@ -61,6 +63,9 @@ class Telemetry:
         self._vllm_names = vllm_names
         self._warnings = Warnings()
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)  # process_*: memory, processor time, descriptors, start
+        build = Gauge("antiphon_build_info", "1; the version.", ["version"], registry=self._registry)
+        build.labels(__version__).set(1)
         self._add_http()
         self._add_generations()
         counter, histogram = self._counter, self._histogram

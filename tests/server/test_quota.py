@@ -177,6 +177,30 @@ async def test_tool_outputs_count(tmp_path: Path) -> None:
         assert refused["code"] == "insufficient_quota"
 
 
+async def test_an_administrator_sees_what_an_owner_stores(tmp_path: Path) -> None:
+    path = "/v1/organization/projects/local/limits"
+    async with (
+        running_app(tmp_path) as server,
+        http_client(server) as client,
+        http_client(server, authorization=f"Bearer {server.life.admin_token}") as admin,
+    ):
+
+        async def stored() -> int:
+            return int((await admin.get(path)).json()["used"]["stored_bytes"])
+
+        assert await stored() == 0
+        assert (await client.post("/v1/responses", json={"input": "x" * 20_000})).status_code == 200
+        text = await stored()
+        assert text > 20_000, "what has just ended counts, though no sweep has passed yet"
+        form = {"files": {"file": ("a.txt", b"y" * 5000)}, "data": {"purpose": "user_data"}}
+        made = (await client.post("/v1/files", **form)).json()
+        assert await stored() == text + 5000
+        set_to = (await admin.post(path, json={"limits": {"stored_bytes": 30_000}})).json()
+        assert set_to["used"]["stored_bytes"] == text + 5000
+        assert (await client.delete(f"/v1/files/{made['id']}")).status_code == 200
+        assert await stored() == text
+
+
 @pytest.mark.parametrize("whose", ["your key", "your project", "this server"])
 async def test_a_limit_on_stored_bytes_refuses_and_deletes_nothing(tmp_path: Path, whose: str) -> None:
     limits, each = {"stored_bytes": 100_000}, [said("x" * 20_000), said("say hi")]

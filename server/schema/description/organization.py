@@ -24,6 +24,10 @@ _USED: Schema = {
     **of({"total_tokens": INTEGER, "total_cost": NUMBER}),
     "description": "An extension. What was used of budgets.",
 }
+_USED_BY_PROJECT: Schema = {
+    **of({"total_tokens": INTEGER, "total_cost": NUMBER, "stored_bytes": INTEGER}),
+    "description": "An extension. What was used of budgets, and how many bytes are stored now.",
+}
 _FOR_EACH_MODEL = ("max_requests_per_1_minute", "max_tokens_per_1_minute", "max_requests_per_1_day")
 _OF_A_MODEL: Mapping[str, Schema] = {
     name: {**INTEGER, "minimum": 1} for name in (*_FOR_EACH_MODEL, "max_tokens_per_1_day")
@@ -169,7 +173,7 @@ def _limits() -> dict[str, Schema]:
                 "object": {"const": "project.limits"},
                 "limits": ref("Limits"),
                 "in_force": ref("Limits"),
-                "used": _USED,
+                "used": _USED_BY_PROJECT,
             }
         ),
         "ProjectLimitsChange": of({"limits": ref("Limits")}),

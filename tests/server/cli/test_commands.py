@@ -292,20 +292,21 @@ def test_limits_in_force_are_shown_as_commands_take_them(
 
     [team] = ran("owners", "create", "Sales")
     ran("tiers", team, "--weight", "2.5", "--service-tiers", "flex,default")
-    changed = ran("owners", "limits", team, "--limit", "tokens_per_day=5,total_cost=0.00005")
+    changed = ran("owners", "limits", team, "--limit", "tokens_per_day=5,stored_bytes=1M,total_cost=0.00005")
     assert changed == [
         f"{team} has these limits:",
         "  weight=2.5",
         "  service_tiers=flex,default",
         "  requests_per_minute=9, of every owner by the setting owner_limit",
         "  tokens_per_day=5",
+        "  stored_bytes=1048576 (0 used)",
         "  total_cost=0.00005 (0 used)",
     ]
     told = json.loads("\n".join(ran("owners", "limits", "Sales", "--json")))
     assert told["id"] == team and told["in_force"]["requests_per_minute"] == 9
     assert "requests_per_minute" not in told["limits"] and told["used"]["total_tokens"] == 0
     ran("keys", "create", "--owner", team, "--name", "laptop", "--limit", "requests_per_minute=3")
-    own = "weight=2.5 service_tiers=flex,default tokens_per_day=5 total_cost=0.00005"
+    own = "weight=2.5 service_tiers=flex,default tokens_per_day=5 stored_bytes=1048576 total_cost=0.00005"
     assert ran("owners", "list")[-1].endswith(f"Sales  {own}")
     assert ran("keys", "list")[-1].endswith("laptop  requests_per_minute=3")
     [local] = [line for line in ran("owners", "list") if line.startswith("local ")] or ["-"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from decimal import Decimal
 from pathlib import Path
+from unittest.mock import ANY
 
 import httpx
 import pytest
@@ -59,7 +60,7 @@ async def test_a_budget_that_is_spent_is_a_403_for_good_until_it_is_raised(tmp_p
             "object": "project.limits",
             "limits": {},
             "in_force": {"total_tokens": 5},
-            "used": {"total_tokens": spent, "total_cost": 0},
+            "used": {"total_tokens": spent, "total_cost": 0, "stored_bytes": ANY},
         }
         raised = {"limits": {"total_tokens": 10**6}}
         assert (await admin.post(project, json=raised)).json()["used"]["total_tokens"] == spent

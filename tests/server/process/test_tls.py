@@ -80,6 +80,7 @@ async def test_new_certificates_come_by_sighup_and_open_streams_live(tmp_path: P
                 server.signal(signal.SIGHUP)
                 await server.logs("the certificates were read again")
                 assert await serial_at(url) == second_serial
+                assert not any("nothing has changed" in line for line in server.log), "it was no success"
                 async for chunk in chunks:
                     seen += chunk
             assert b"event: response.completed" in seen

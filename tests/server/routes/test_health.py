@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from engine import EngineDead, Fail, GenerateRequest, RequestFailed, ScriptedEngine
+from server import __version__
 from server.config import Config
 from server.process.app import create_app
 from server.process.lifecycle import ServerLifecycle
@@ -90,8 +92,12 @@ async def test_metrics(client: httpx.AsyncClient) -> None:
         "antiphon_storage_commits_total",
         "antiphon_sse_readers 0.0",
         'antiphon_runs_total{model="antiphon-scripted",status="completed"} 1.0',
+        f'antiphon_build_info{{version="{__version__}"}} 1.0',
     ):
         assert name in text, name
+    if sys.platform == "linux":  # where the client library of Prometheus reads /proc
+        for name in ("start_time_seconds", "resident_memory_bytes", "cpu_seconds_total", "open_fds"):
+            assert float(text.split(f"\nprocess_{name} ")[1].split()[0]) > 0
 
 
 @pytest.mark.parametrize("name", ["antiphon-scripted", "other/name"])
