@@ -43,7 +43,7 @@ ORDERS = {
         *("llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "records", "tables", "drivers", "files", "containers"),
+        *("private_files", "records", "tables", "claims", "drivers", "files", "containers"),
         *("batches", "vector_stores", "backup", "queries", "migrate", "inspection", "storage"),
     ),
     "tools": (

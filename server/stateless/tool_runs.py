@@ -261,8 +261,9 @@ class RunWriter:
 
     def end(self, response: Mapping[str, Any]) -> list[Part]:
         """The last parts, of a response that has come to an answer."""
-        cited = {"annotations": self._annotations, FILES_CITED: self._file_citations}
-        parts = [part for name, notes in cited.items() if notes for part in self._part({name: notes})]
+        parts: list[Part] = []
+        for name, notes in (("annotations", self._annotations), (FILES_CITED, self._file_citations)):
+            parts += self._part({name: notes}) if notes else []
         finish = "tool_calls" if self._whole_call else "stop"
         if response["status"] == "incomplete":
             finish = "length"

@@ -268,7 +268,7 @@ async def test_documents_are_ranked_for_clients_of_jina_cohere_and_vllm(client: 
 async def test_cohere_gets_vectors(client: httpx.AsyncClient) -> None:
     """Bodies as cohere 5.21.1 sends them, and what it reads of the replies."""
     plain = (await client.post("/v1/embeddings", json={"model": "decoder", "input": TEXTS})).json()
-    vectors = np.float32([row["embedding"] for row in plain["data"]])
+    vectors = np.array([row["embedding"] for row in plain["data"]], np.float32)
     asked = {"model": "decoder", "texts": TEXTS, "input_type": "classification"}
     types = ["float", "base64", "ubinary", "binary"]
     second = (await client.post("/v2/embed", json={**asked, "embedding_types": types})).json()
@@ -283,7 +283,7 @@ async def test_cohere_gets_vectors(client: httpx.AsyncClient) -> None:
     np.testing.assert_allclose(
         np.frombuffer(base64.b64decode(made["base64"][1]), "<f4"), vectors[1], atol=1e-6
     )
-    signs = np.packbits(np.float32(made["float"]) > 0, axis=-1)
+    signs = np.packbits(np.array(made["float"]) > 0, axis=-1)
     assert made["ubinary"] == signs.tolist()
     assert made["binary"] == (signs.astype(int) - 128).tolist()
     first = (await client.post("/v1/embed", json=asked)).json()
