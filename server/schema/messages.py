@@ -51,6 +51,7 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
         "reasoning_content",
         "annotations",
         "server_tool_calls",
+        "file_citations",
     ),
     "tool": ("role", "content", "tool_call_id"),
 }

@@ -209,6 +209,9 @@ CONTENT = {"function": "arguments", "custom": "input"}
 MADE = "server_tool_calls"
 """Where a message and a delta have the calls that the server has made itself."""
 
+FILES_CITED = "file_citations"
+"""Where they have citations of files."""
+
 
 class ChatWriter:
     """One choice: deltas to the parts of chunks, and those to a message.
@@ -319,6 +322,7 @@ def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     made: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
+    cited: list[dict[str, Any]] = []
     scored: list[dict[str, Any]] = []
     for part in parts:
         delta = part["delta"]
@@ -333,6 +337,7 @@ def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
                 calls[-1][kind][CONTENT[kind]] += call[kind][CONTENT[kind]]
         made += ({key: each[key] for key in each if key != "index"} for each in delta.get(MADE, ()))
         annotations += delta.get("annotations", ())
+        cited += delta.get(FILES_CITED, ())
         scored += (part["logprobs"] or {}).get("content", ())
     content = "".join(text)
     message: dict[str, Any] = {
@@ -347,6 +352,8 @@ def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
         message["tool_calls"] = calls
     if made:
         message[MADE] = made
+    if cited:
+        message[FILES_CITED] = cited
     return {
         "index": parts[-1]["index"],
         "message": message,

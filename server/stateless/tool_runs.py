@@ -24,7 +24,7 @@ from server.runs import Runs, Started, require_servers
 from server.runs.events import Events, ReaderLagged, terminal_response
 from server.schema import ChatRequest, Unsupported, lacking, leave_out, refuse
 from server.sse_frame import event_type
-from server.stateless.chat import CONTENT, MADE, check_modalities, folded
+from server.stateless.chat import CONTENT, FILES_CITED, MADE, check_modalities, folded
 from server.stateless.choices import Part, body, check_logprobs, framed, new_head
 from server.threads import aside, in_large_request
 
@@ -201,6 +201,10 @@ def _written(writer: RunWriter, events: Events) -> list[Part]:
     return [part for each in bodies for part in writer.event(orjson.loads(each))]
 
 
+_PLACES = ("index", "start_index", "end_index")
+"""Where a citation has places in the text."""
+
+
 class RunWriter:
     """One message: the events of a response, or its whole items, to the parts of chunks.
 
@@ -222,6 +226,7 @@ class RunWriter:
         self._num_made = 0
         self._whole_call = False
         self._annotations: list[dict[str, Any]] = []
+        self._file_citations: list[dict[str, Any]] = []
 
     def event(self, event: Mapping[str, Any]) -> list[Part]:
         """The parts of one event."""
@@ -256,7 +261,9 @@ class RunWriter:
 
     def end(self, response: Mapping[str, Any]) -> list[Part]:
         """The last parts, of a response that has come to an answer."""
-        parts = self._part({"annotations": self._annotations}) if self._annotations else []
+        parts: list[Part] = []
+        for name, notes in (("annotations", self._annotations), (FILES_CITED, self._file_citations)):
+            parts += self._part({name: notes}) if notes else []
         finish = "tool_calls" if self._whole_call else "stop"
         if response["status"] == "incomplete":
             finish = "length"
@@ -294,15 +301,18 @@ class RunWriter:
         return self._part({"content": text}, logprobs if self._logprobs else ())
 
     def _cite(self, annotation: Mapping[str, Any]) -> None:
-        """Keep a citation of the item's text, placed in that of the message. Chat has words for those of
-        the web alone, and a client that checks replies would refuse those of files."""
-        kind = annotation["type"]
-        if kind != "url_citation":
-            return
-        said = {name: value for name, value in annotation.items() if name != "type"}
-        for end in ("start_index", "end_index"):
-            said[end] += self._start
-        self._annotations.append({"type": kind, kind: said})
+        """Keep a citation of the item's text, placed in that of the message. The annotations of chat are of
+        the web alone, and a client that checks replies would refuse others: so files have a list of their
+        own, in which they are as Responses has them."""
+        placed = {
+            name: value + self._start if name in _PLACES else value for name, value in annotation.items()
+        }
+        kind = placed["type"]
+        if kind == "url_citation":
+            del placed["type"]
+            self._annotations.append({"type": kind, kind: placed})
+        else:
+            self._file_citations.append(placed)
 
     def _thought(self, text: str) -> list[Part]:
         if not (text and self._thoughts):

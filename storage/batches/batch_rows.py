@@ -15,7 +15,6 @@ from sqlalchemy import (
     delete,
     func,
     insert,
-    not_,
     or_,
     select,
     tuple_,
@@ -37,6 +36,7 @@ from storage.batches.records import (
     StoredBatch,
     TooManyBatches,
 )
+from storage.claims import claimable
 from storage.files import StoredFile
 from storage.records import NotFound, Order, Page
 from storage.tables import batch_lines, batches, files, runners
@@ -114,29 +114,25 @@ def any_of_others(conn: Connection, runner: str, held: Sequence[str]) -> bool:
     return conn.execute(query.limit(1)).first() is not None
 
 
-def _carried(runner: str, held: Sequence[str], *, shared: bool) -> ColumnElement[bool]:
-    """Whether a process carries a batch on. shared: one that does not beat is dead. held: what this process
-    has in hand; of what else is written down as its own it does not know, because the news of the claim got
-    lost."""
-    living = batches.c.runner.in_(select(runners.c.id)) if shared else batches.c.runner.is_not(None)
-    known = or_(batches.c.runner != runner, batches.c.id.in_(held))
-    return and_(batches.c.runner.is_not(None), living, known)
+def _free(runner: str, held: Sequence[str], *, shared: bool) -> ColumnElement[bool]:
+    """Whether nobody carries a batch on. held: what this process has in hand."""
+    return claimable(batches.c.runner, runner, (batches.c.id,), [(id,) for id in held], shared=shared)
 
 
-def _waiting(carried: ColumnElement[bool], now: int) -> ColumnElement[bool]:
+def _waiting(free: ColumnElement[bool], now: int) -> ColumnElement[bool]:
     """Whether a batch can be claimed: nobody carries it on, and it does not rest."""
-    return and_(not_(carried), or_(batches.c.retry_at.is_(None), batches.c.retry_at <= now))
+    return and_(free, or_(batches.c.retry_at.is_(None), batches.c.retry_at <= now))
 
 
 def shares(
     conn: Connection, runner: str, held: Sequence[str], now: int, *, shared: bool
 ) -> tuple[OwnerShare, ...]:
     """What each owner has going."""
-    carried = _carried(runner, held, shared=shared)
+    free = _free(runner, held, shared=shared)
     query = select(
         batches.c.owner,
-        func.sum(case((carried, 1), else_=0)),
-        func.sum(case((_waiting(carried, now), 1), else_=0)),
+        func.sum(case((free, 0), else_=1)),
+        func.sum(case((_waiting(free, now), 1), else_=0)),
     )
     rows = conn.execute(query.where(batches.c.ended_at.is_(None)).group_by(batches.c.owner)).all()
     return tuple(OwnerShare(owner, int(carried), int(waiting)) for owner, carried, waiting in rows)
@@ -154,11 +150,11 @@ def claim(
         return []
     found: list[StoredBatch] = []
     while len(found) < limit:
-        carried = _carried(runner, [*held, *(batch.id for batch in found)], shared=shared)
+        free = _free(runner, [*held, *(batch.id for batch in found)], shared=shared)
         turn = (
             select(
                 batches.c.owner,
-                func.sum(case((carried, 1), else_=0)).label("carried"),
+                func.sum(case((free, 0), else_=1)).label("carried"),
                 func.max(batches.c.claimed_at).label("claimed_at"),
             )
             .where(batches.c.ended_at.is_(None))
@@ -168,7 +164,7 @@ def claim(
         query = (
             select(batches.c.id, batches.c.attempts, batches.c.expires_at)
             .join_from(batches, turn, turn.c.owner == batches.c.owner)
-            .where(batches.c.ended_at.is_(None), _waiting(carried, now))
+            .where(batches.c.ended_at.is_(None), _waiting(free, now))
             .order_by(
                 turn.c.carried,
                 turn.c.claimed_at.nulls_first(),

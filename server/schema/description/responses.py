@@ -230,6 +230,11 @@ def _requests() -> dict[str, Schema]:
                     "description": "An extension, of an assistant: the calls that the server has made "
                     "itself, as items of a response.",
                 },
+                "file_citations": {
+                    **listed(OBJECT),
+                    "description": "An extension, of an assistant: what it cites of files, as the "
+                    "annotations of a response.",
+                },
             },
         ),
         "InputItem": {

@@ -14,11 +14,12 @@ import pytest
 from engine import ScriptedEngine
 from server.access import OPERATOR
 from server.admin import tenants
-from server.batches import worker
+from server.batches import carrier, worker
 from server.clock import now_us
 from server.webhooks import EVENT_TYPES
-from storage import AuditEntry, NewBatch, StorageUnavailable, StoredBatch, StoredWebhook
+from storage import MAX_BATCH_ATTEMPTS, AuditEntry, NewBatch, StorageUnavailable, StoredBatch, StoredWebhook
 from storage.batches import batch_rows
+from storage.batches.records import RESTS_S
 from tests.support.batching import Json, chats, input_file, lines_of, responses
 from tests.support.running import Running, http_client, running_app
 
@@ -106,7 +107,7 @@ async def test_places_are_given_up_for_other_owners(tmp_path: Path, monkeypatch:
         asked += 1
         return await carry_out(*args, **kwargs)
 
-    carry_out = worker.carry_out
+    carry_out = carrier.carry_out
     monkeypatch.setattr(worker, "carry_out", counted)
     async with running_app(tmp_path, ScriptedEngine(tick_s=0.02)) as running:
         storage = running.context.storage
@@ -146,14 +147,14 @@ async def test_what_always_fails_comes_to_an_end(
     batch = await ended(idle, id)
     assert batch.status == ("expired" if expired else "failed")
     assert batch.errors is not None and b"server_error" in batch.errors
-    assert 1 <= len(calls) <= batch_rows.MAX_BATCH_ATTEMPTS + 1
+    assert 1 <= len(calls) <= MAX_BATCH_ATTEMPTS + 1
     assert {each["custom_id"] for each in await lines_of(storage, batch.output_file_id)} == {"r0", "r1"}
 
 
 async def test_what_ends_its_process_again_and_again_is_not_carried_on(idle: Running) -> None:
     storage, now = idle.context.storage, now_us()
     id = await new_batch(idle, "deadly", responses(2))
-    for rest_s in (0, *batch_rows.RESTS_S):
+    for rest_s in (0, *RESTS_S):
         await storage.batches.free_all()  # as a process does that was killed before
         now += rest_s * 1_000_000
         assert not rest_s or await storage.batches.claim(1, (), now - 1) == []
@@ -161,7 +162,7 @@ async def test_what_ends_its_process_again_and_again_is_not_carried_on(idle: Run
     await storage.batches.free_all()
     (last,) = await storage.batches.claim(1, (), now + 10**10)
     await storage.batches.free_all()
-    assert last.attempts == batch_rows.MAX_BATCH_ATTEMPTS + 1
+    assert last.attempts == MAX_BATCH_ATTEMPTS + 1
     assert idle.life._batches is not None
     idle.life._batches._app = idle.app
     (last,) = await storage.batches.claim(1, (), now + 10**11)

@@ -269,9 +269,58 @@ async def test_documents_are_ranked_for_clients_of_jina_cohere_and_vllm(client: 
     assert set(ignored.headers["x-antiphon-ignored"].split(",")) == {"instruction", "colour"}
 
 
+async def test_cohere_gets_vectors(client: httpx.AsyncClient) -> None:
+    """Bodies as cohere 5.21.1 sends them, and what it reads of the replies."""
+    plain = (await client.post("/v1/embeddings", json={"model": "decoder", "input": TEXTS})).json()
+    vectors = np.array([row["embedding"] for row in plain["data"]], np.float32)
+    asked = {"model": "decoder", "texts": TEXTS, "input_type": "classification"}
+    types = ["float", "base64", "ubinary", "binary"]
+    second = (await client.post("/v2/embed", json={**asked, "embedding_types": types})).json()
+    assert (second["response_type"], second["texts"]) == ("embeddings_by_type", TEXTS)
+    assert second["meta"] == {
+        "api_version": {"version": "2"},
+        "billed_units": {"input_tokens": plain["usage"]["prompt_tokens"]},
+    }
+    made = second["embeddings"]
+    assert sorted(made) == sorted(types)
+    np.testing.assert_allclose(made["float"], vectors, atol=1e-6)
+    np.testing.assert_allclose(
+        np.frombuffer(base64.b64decode(made["base64"][1]), "<f4"), vectors[1], atol=1e-6
+    )
+    signs = np.packbits(np.array(made["float"]) > 0, axis=-1)
+    assert made["ubinary"] == signs.tolist()
+    assert made["binary"] == (signs.astype(int) - 128).tolist()
+    first = (await client.post("/v1/embed", json=asked)).json()
+    assert (first["response_type"], len(first["embeddings"])) == ("embeddings_floats", len(TEXTS))
+    parts = [{"content": [{"type": "text", "text": TEXTS[0]}]}]
+    query = {"model": "decoder", "inputs": parts, "input_type": "search_query", "output_dimension": 16}
+    short = (await client.post("/v2/embed", json=query)).json()["embeddings"]["float"]
+    same = {"model": "decoder", "input": TEXTS[0], "input_type": "query", "dimensions": 16}
+    wanted = (await client.post("/v1/embeddings", json=same)).json()["data"][0]["embedding"]
+    np.testing.assert_allclose(short[0], wanted, atol=1e-6)
+    long = {"model": "decoder", "texts": ["river " * 500], "input_type": "search_document"}
+    assert (await client.post("/v2/embed", json=long)).status_code == 200, (
+        "texts are cut where nothing is said"
+    )
+    for changed, code, param in (
+        ({"truncate": "NONE"}, "context_length_exceeded", "texts[0]"),
+        ({"truncate": "START"}, "invalid_value", "truncate"),
+        ({"embedding_types": ["int8"]}, "invalid_value", "embedding_types[0]"),
+        ({"images": ["data:image/png;base64,"]}, "unsupported_value", "images"),
+        ({"texts": None}, "missing_required_parameter", "texts"),
+        ({"texts": None, "inputs": [{"content": [{"type": "image_url"}]}]}, "invalid_value", PART_TYPE),
+        ({"output_dimension": 4096}, "invalid_value", "output_dimension"),
+    ):
+        assert await _error(client, "/v2/embed", **{**long, **changed}) == (400, code, param)
+
+
+PART_TYPE = "inputs[0].content[0].type"
+
+
 async def test_every_route_names_what_it_does_not_read(client: httpx.AsyncClient) -> None:
     pairs, ranked = {"text_1": "a", "text_2": "a"}, {"query": "a", "documents": ["a"]}
     bodies: dict[str, Any] = {"/v1/score": pairs, "/score": pairs}
+    bodies |= {path: {"model": "decoder", "texts": ["a"]} for path in ("/v1/embed", "/v2/embed")}
     bodies |= {"/v1/rerank": ranked, "/rerank": ranked, "/v2/rerank": ranked}
     bodies |= {path: {"input": "a"} for path in ("/v1/classify", "/classify", "/pooling")}
     for path, body in bodies.items():

@@ -135,7 +135,12 @@ async def test_chat_completions_make_searches_too(tmp_path: Path) -> None:
         reply = await http.post("/v1/chat/completions", json={**body, "tools": [searching(store)]})
         message = reply.json()["choices"][0]["message"]
         assert message["content"] == "It is high."
-        assert message["annotations"] == [], "chat has no words for a citation of a file"
+        assert message["annotations"] == [], "the official ones are of the web alone"
+        [cited] = message["file_citations"]
+        assert (cited["type"], cited["filename"], cited["index"]) == ("file_citation", "tides.md", 10)
+        again = [*body["messages"], message, {"role": "user", "content": "Sure?"}]
+        reply = await http.post("/v1/chat/completions", json={**body, "messages": again})
+        assert reply.status_code == 200 and "x-antiphon-ignored" not in reply.headers
         assert message["server_tool_calls"][0]["queries"] == ["spring tide"]
 
 
