@@ -178,10 +178,10 @@ async def _stores_page(storage: Storage, row: Kind, asked: Asked) -> dict[str, A
             sizes = kept.setdefault(owner if "project_id" in asked.group_by else None, {})
             sizes[start // SECOND] = sizes.get(start // SECOND, 0) + size
     found = []
-    for owner, sizes in sorted(kept.items(), key=lambda pair: pair[0] or ""):
+    for project, sizes in sorted(kept.items(), key=lambda pair: pair[0] or ""):
         for start in starts:
             if total := sum(size for came, size in sizes.items() if came <= start):
-                result = {"object": row.object, "usage_bytes": total, "project_id": owner}
+                result = {"object": row.object, "usage_bytes": total, "project_id": project}
                 found.append((start * SECOND, result))
     return _page(asked, found)
 

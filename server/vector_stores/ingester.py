@@ -90,7 +90,7 @@ class Ingester:
         self._model = None if embedder is None else embedder.identity
         self._payer_of = payer_of
         self._adopted = embedder is None  # all stores have the model of this process
-        self._made_nearest = False  # the database was asked whether it searches vectors by itself
+        self._asked_database = False  # whether it can search vectors by itself
         self._behind = ""  # the owner whose turn was last
         self._woken: list[asyncio.Event] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -141,13 +141,15 @@ class Ingester:
                     await woken.wait()
 
     async def _tidy(self) -> bool:
-        """Erase some of what nobody sees any more; False when there is nothing to erase."""
+        """Do some of what is nobody's work: give stores the model of this process, put files of batches into
+        them, erase what nobody sees any more; False when there is nothing of it to be done."""
         if not self._adopted:
             assert self._embedder is not None
-            if not self._made_nearest:
-                self._made_nearest = True
+            if not self._asked_database:
                 await self._stores.make_nearest()
+                self._asked_database = True
             self._adopted = not await self._stores.adopt(self._embedder.identity, self._embedder.dimensions)
+            self.wake()
             return True
         if await self._stores.take_over():
             return True

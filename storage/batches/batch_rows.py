@@ -39,7 +39,7 @@ from storage.batches.records import (
 from storage.claims import claimable
 from storage.files import StoredFile
 from storage.records import NotFound, Order, Page
-from storage.tables import batch_lines, batches, files, runners
+from storage.tables import batch_lines, batches, files, owners, runners
 
 ROWS = 500
 """Lines that one step writes or removes."""
@@ -49,6 +49,8 @@ _COLUMNS = [batches.c[field.name] for field in fields(StoredBatch)]
 
 def create(conn: Connection, new: NewBatch, most: int) -> StoredBatch:
     """Stores a batch that is to be validated. TooManyBatches where the owner has `most` already."""
+    # One after the other, also where several processes create some.
+    conn.execute(select(owners.c.id).where(owners.c.id == new.owner).with_for_update())
     going = select(func.count()).where(batches.c.owner == new.owner, batches.c.ended_at.is_(None))
     if conn.execute(going).scalar_one() >= most:
         raise TooManyBatches(most)

@@ -7,6 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine import ScriptedEngine
+from server.config import Config
+from server.process.lifecycle import ServerLifecycle
+from storage import StorageUnavailable
 from tests.support.running import Running, http_client, running_app
 
 
@@ -136,3 +140,26 @@ async def test_tokenize(client: httpx.AsyncClient) -> None:
         assert (await client.post("/tokenize", json=body)).json()["error"]["param"] == param
     assert (await client.post("/detokenize", json={"tokens": [-1]})).json()["error"]["param"] == "tokens[0]"
     assert (await client.post("/tokenize", json={"model": "x", "prompt": "a"})).status_code == 404
+
+
+async def test_what_fails_to_close_keeps_nothing_else_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = ServerLifecycle(Config(data=tmp_path, engine="scripted"), engine=ScriptedEngine())
+    await life.start()
+    assert life.context is not None
+    storage, failures = life.context.storage, [RuntimeError("the last"), OSError("the first")]
+
+    async def fail() -> None:
+        raise failures.pop()
+
+    monkeypatch.setattr(life.context.library.ingester, "close", fail)
+    monkeypatch.setattr(life.keys, "close", fail)
+    with pytest.raises(RuntimeError, match="the last"):
+        await life.close()
+    assert not failures
+    with pytest.raises(StorageUnavailable):
+        await storage.add_usage([])
+    again = ServerLifecycle(Config(data=tmp_path, engine="scripted"), engine=ScriptedEngine())
+    await again.start()  # the folder is free
+    await again.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -10,9 +11,10 @@ import pytest
 
 from server.access import LOCAL_OWNER
 from server.clock import now_us
+from server.vector_stores import Kind, Payer
 from tests.support import documents
-from tests.support.libraries import TIDES, new_store, put_file, read_through
-from tests.support.running import Running, http_client, running_app
+from tests.support.libraries import TIDES, WordVectors, new_store, put_file, read_through
+from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.wire import Json, validate, validate_error
 
 
@@ -177,7 +179,56 @@ async def test_an_expired_store_says_so_and_is_emptied(
     await stores.change(LOCAL_OWNER, store, now_us() - 2 * 86_400_000_000, {})
     shown = (await http.get(f"/v1/vector_stores/{store}")).json()
     assert shown["status"] == "expired"
-    assert (await http.post(f"/v1/vector_stores/{store}/search", json={"query": "x"})).status_code == 400
+    assert await refused(http, 400, f"/{store}/search", {"query": "x"}) == "vector_store_id"
     running.context.library.ingester.wake()
     while (await http.get(f"/v1/vector_stores/{store}")).json()["file_counts"]["total"]:
         await stores.due(0)
+
+
+async def test_what_stores_hold_is_told_as_usage(served: tuple[Running, httpx.AsyncClient]) -> None:
+    running, http = served
+    store = await new_store(running, http, tides_md=TIDES)
+    held = (await http.get(f"/v1/vector_stores/{store}")).json()["usage_bytes"]
+    now = now_us() // 1_000_000
+    asked = {"start_time": now - 7200, "bucket_width": "1h", "group_by[]": "project_id"}
+
+    async def buckets(**more: str | int) -> list[list[Json]]:
+        page = await http.get("/v1/organization/usage/vector_stores", params=asked | more)
+        return [bucket["results"] for bucket in page.json()["data"]]
+
+    result = {"object": "organization.usage.vector_stores.result", "usage_bytes": held}
+    assert held and (await buckets())[-1] == [result | {"project_id": LOCAL_OWNER}]
+    assert (await buckets())[0] == [], "it was not there then"
+    assert [each for each in await buckets(**{"project_ids[]": "other"}) if each] == []
+    await http.delete(f"/v1/vector_stores/{store}")
+    assert not any(await buckets())
+
+
+async def test_a_search_is_paid_for_by_whoever_asks_and_ends_when_they_leave(tmp_path: Path) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    class Slow(WordVectors):
+        async def embed(self, texts: Sequence[str], kind: Kind, *, payer: Payer) -> list[list[float]]:
+            self.payers.append(payer)
+            if kind == "document":
+                return await super().embed(texts, kind, payer=payer)
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            raise AssertionError
+
+    model = Slow(["tide"])
+    async with live_app(tmp_path) as running, http_client(running) as http:
+        stores = running.context.storage.vector_stores
+        store = await new_store(running, http, tides_md=TIDES)
+        await stores.adopt(model.identity, model.dimensions)
+        searcher = running.context.library.searcher
+        searcher._embedder = model
+        leaving = asyncio.create_task(http.post(f"/v1/vector_stores/{store}/search", json={"query": "moon"}))
+        async with asyncio.timeout(30):
+            await begun.wait()
+            leaving.cancel()
+            await ended.wait()
+        assert model.payers[-1].owner == LOCAL_OWNER and model.payers[-1].subjects
