@@ -23,6 +23,7 @@ from tests.chaos import (  # noqa: F401
     disks,
     effects,
     engines,
+    filing,
     hostile,
     kills,
     migrations,
