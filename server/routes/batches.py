@@ -79,6 +79,7 @@ async def create_batch(request: Request) -> Response:
         ),
         MAX_GOING,
     )
+    await here.storage.blobs.release(file.digest)
     life(request).batches_stirred()
     return json_reply(batch_json(made))
 

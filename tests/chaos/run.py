@@ -24,6 +24,7 @@ from tests.chaos import (  # noqa: F401
     disks,
     effects,
     engines,
+    filing,
     hostile,
     ingestion,
     kills,

@@ -136,6 +136,7 @@ def back_to_0010(database_url: str) -> None:
         query(database_url, f"DROP TABLE {table}")
     for table in ("stores", "store_files", "store_batches", "chunks", "words"):
         query(database_url, f"DROP TABLE vector_{table}")
+    query(database_url, "ALTER TABLE run_inputs DROP COLUMN private")
 
 
 def back_to_0009(database_url: str) -> None:

@@ -79,8 +79,8 @@ def test_parts_that_are_not_text_are_found_where_they_stand() -> None:
         "input_file",
     ]
     found = unsupported_in(messages, modalities=frozenset({"text"}))
-    assert found == [("messages[1].content[1]", "image"), ("messages[2].content[0]", "file")]
-    assert file_paths(messages) == ["messages[1].content[2]"]
+    assert found == [("messages[1].content[1]", "image")], "files are read"
+    assert file_paths(messages) == ["messages[1].content[2]", "messages[2].content[0]"]
     assert unsupported_in(messages, modalities=frozenset({"text", "image", "file"})) == []
 
 

@@ -156,7 +156,7 @@ def test_what_a_text_model_cannot_read_is_named() -> None:
             {
                 "type": "function_call_output",
                 "call_id": "c",
-                "output": [{"type": "input_file", "file_id": "f"}],
+                "output": [{"type": "input_file", "file_id": "f"}, {"type": "input_image", "file_id": "f"}],
             },
             {
                 "role": "user",
@@ -166,7 +166,7 @@ def test_what_a_text_model_cannot_read_is_named() -> None:
     )
     assert unsupported_parts(items) == [
         ("input[0].content[1]", "image"),
-        ("input[1].output[0]", "file"),
+        ("input[1].output[1]", "image"),
         ("input[2].content[0]", "audio"),
     ]
     assert unsupported_parts(items, modalities=frozenset({"image", "file", "audio"})) == []
