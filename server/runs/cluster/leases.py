@@ -129,11 +129,18 @@ class Fleet:
         """Look at the others, and for what nobody carries on, for as long."""
         clock = asyncio.get_running_loop().time
         hints = 0
+        away_since: float | None = None
         while True:
+            asked = clock()
             try:
                 await self.look()
+                # Many parts tell of a database that is away; its return is told once, here.
+                if away_since is not None:
+                    log.warning("the database answers again, after %.0f s", clock() - away_since)
+                    away_since = None
             except StorageUnavailable as error:
                 log.warning("the other processes could not be looked at: %s", error)
+                away_since = asked if away_since is None else away_since
             pause_s = self._watch.pause_s(clock()) if self._storage.shared else ROUND_S
             until = clock() + pause_s
             await asyncio.sleep(min(HINTED_S, pause_s))

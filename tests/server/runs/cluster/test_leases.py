@@ -15,10 +15,10 @@ import pytest
 
 from engine import ScriptedEngine
 from server.limits import Charge
-from server.runs.cluster import presence
+from server.runs.cluster import leases, presence
 from server.runs.cluster.leases import BUSY, IDLE, Watch
 from server.runs.cluster.presence import Presence
-from storage import FleetView
+from storage import FleetView, StorageUnavailable
 from tests.support import wire
 from tests.support.postgres import Postgres
 from tests.support.running import Running, http_client, live_app
@@ -644,3 +644,23 @@ async def until_beaten(replica: Replica, names: list[str], before: Mapping[str, 
             if all((beats[name] or 0) >= (before[name] or 0) + 2 for name in names):
                 return
             await asyncio.sleep(0.02)
+
+
+async def test_the_log_says_when_a_database_that_was_away_answers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away, looked = iter([True, True]), asyncio.Event()
+
+    async def look(self: leases.Fleet) -> None:
+        if caplog.text.count("answers again"):
+            looked.set()
+        if next(away, False):
+            raise StorageUnavailable("away")
+
+    monkeypatch.setattr(leases.Fleet, "look", look)
+    monkeypatch.setattr(leases, "ROUND_S", 0.01)
+    async with live_app(tmp_path):
+        async with asyncio.timeout(10):
+            await looked.wait()
+    assert caplog.text.count("could not be looked at: away") == 2
+    assert caplog.text.count("the database answers again, after 0 s") == 1
