@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.chaos import (  # noqa: F401
     bombs,
+    cells,
     clients,
     disks,
     effects,

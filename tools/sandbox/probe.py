@@ -36,7 +36,7 @@ async def find_sandbox(
     """The sandbox that is wanted, after a trial. python: which runs code; the server's own by default.
     command: the operator's own, of that tier."""
     if wanted == "off":
-        return Found(None, "code is not run here: the setting sandbox is off")
+        return Found(None, "code is not run here: the setting sandbox is off, and auto turns it on")
     tiers: tuple[Tier, ...] = ("bubblewrap", "monty") if wanted == "auto" else (wanted,)
     faults = list[str]()
     for tier in tiers:

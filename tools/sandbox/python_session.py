@@ -78,7 +78,7 @@ class PythonSession:
                 ready = await self._answer()
             if ready is not None:
                 self._folder = data if started.channel is None else _shown(started.channel)
-                await asyncio.to_thread(self._confinement.give, self._folder, self.slot)
+                await asyncio.to_thread(self._confinement.give, self.folder, self.slot)
         except (TimeoutError, OSError):
             ready = None
         except BaseException:
@@ -237,7 +237,7 @@ class PythonSession:
                     await asyncio.sleep(0.01)
         except TimeoutError:
             log.warning("a process that the sandbox has started outlives its end, out of reach")
-            process._transport.close()  # what it has to say is of no interest; there is no public way
+            process._transport.close()  # type: ignore[attr-defined]  # there is no public way
         if self._output >= 0:
             os.close(self._output)
             self._output = -1
