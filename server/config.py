@@ -509,12 +509,12 @@ class Config(BaseModel):
         "where they may besides (repeatable): NAME, *.NAME, ADDRESS or NETWORK, at ports 80 and 443, or with "
         ":PORT or :*",
     )
-    sandbox: Literal["off", "auto", "bubblewrap", "monty", "command"] = _setting(
-        "off",
+    sandbox: Literal["off", "auto", "bubblewrap", "landlock", "monty", "command"] = _setting(
+        "off",  # to run what strangers' prompts make a model write is for an operator to decide
         "what runs the code of the code interpreter: auto takes bubblewrap where that works, or else monty",
     )
     sandbox_python: File | None = _setting(
-        None, "the Python that runs code under bubblewrap; default: the server's own"
+        None, "the Python that runs code under bubblewrap and landlock; default: the server's own"
     )
     sandbox_command: str | None = _setting(
         None, "with sandbox=command: what a Python is started by; {data} is the folder of its files"
@@ -522,7 +522,7 @@ class Config(BaseModel):
     sandbox_cell_s: float = _setting(60.0, "how long one call may run code", unit="s", gt=0, le=3600)
     sandbox_memory_bytes: Bytes = _setting(
         1 << 30,  # numpy, pandas and matplotlib want more than half of that as addresses
-        "most memory that a process of code may have; a container may ask for less",
+        "most memory that code of a container may have; a container may ask for less",
         unit="bytes",
         ge=64 << 20,
     )

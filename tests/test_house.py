@@ -47,8 +47,8 @@ ORDERS = {
         *("batches", "vector_stores", "backup", "queries", "migrate", "inspection", "storage"),
     ),
     "tools": (
-        *("spec", "arguments", "ranking", "egress", "runtime", "documents", "images", "mcp", "sandbox"),
-        *("builtin", "operator", "web"),
+        *("spec", "arguments", "ranking", "egress", "runtime", "landlock", "documents", "images", "mcp"),
+        *("sandbox", "builtin", "operator", "web"),
     ),
     "server": (
         *(

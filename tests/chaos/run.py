@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.chaos import (  # noqa: F401
     batches,
     bombs,
+    cells,
     clients,
     disks,
     effects,

@@ -7,7 +7,6 @@ where the machine has it: bubblewrap (namespaces of their own), Landlock (which 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import resource
@@ -17,6 +16,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from tools.landlock import filter_system_calls, give_up_privileges, only_these_files
 
 OWN = Path(__file__).resolve().parents[1]
 """The folder of the package `tools`, which is all of ours that such a process can read."""
@@ -76,48 +77,14 @@ def limit(memory: int, cpu_s: int) -> None:
 
 def confine(folders: Iterable[str]) -> list[str]:
     """Take from this process, for good, what a parser has no use for; says by what means that was done."""
-    if sys.platform != "linux":
-        return []
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+    if sys.platform != "linux" or not give_up_privileges():
         return []
     done = []
-    if _only_these_files(libc, folders):
+    if only_these_files(folders):
         done.append("Landlock")
-    if _without_system_calls(libc):
+    if _without_system_calls():
         done.append("seccomp")
     return done
-
-
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_LANDLOCK_VERSION, _PATH_BENEATH = 1, 1
-_READ = 1 << 2 | 1 << 3
-"""Reading files and folders."""
-_TCP = 0b11
-"""Binding and connecting."""
-
-
-def _only_these_files(libc: ctypes.CDLL, folders: Iterable[str]) -> bool:
-    """Landlock: nothing but these folders can be opened, and only to read."""
-    version = libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
-    if version < 1:
-        return False
-    rights = 13 + (version >= 2) + (version >= 3) + (version >= 5)
-    handled = struct.pack("<Q", (1 << rights) - 1) + (struct.pack("<Q", _TCP) if version >= 4 else b"")
-    rules = libc.syscall(_LANDLOCK_CREATE, handled, ctypes.c_size_t(len(handled)), 0)
-    if rules < 0:
-        return False
-    try:
-        for folder in folders:
-            with suppress(OSError):
-                opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-                right = _READ if os.path.isdir(folder) else 1 << 2
-                libc.syscall(_LANDLOCK_ADD, rules, _PATH_BENEATH, struct.pack("<Qi", right, opened), 0)
-                os.close(opened)
-        return bool(libc.syscall(_LANDLOCK_RESTRICT, rules, 0) == 0)
-    finally:
-        os.close(rules)
 
 
 _DENIED = {
@@ -149,7 +116,7 @@ _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
 """What a filter returns: carried out; EPERM; the end of the process."""
 
 
-def _without_system_calls(libc: ctypes.CDLL) -> bool:
+def _without_system_calls() -> bool:
     """seccomp: no sockets, no processes, no signals but to itself (as `abort` sends one)."""
     machine = platform.machine()
     if machine not in _DENIED or sys.byteorder != "little":
@@ -171,6 +138,4 @@ def _without_system_calls(libc: ctypes.CDLL) -> bool:
         (_RETURN, 0, 0, _REFUSE),
         (_RETURN, 0, 0, _ALLOW),
     ]
-    filters = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *each) for each in code))
-    program = struct.pack("@HP", len(code), ctypes.addressof(filters))
-    return bool(libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, program, 0, 0) == 0)
+    return filter_system_calls(b"".join(struct.pack("<HBBI", *each) for each in code))

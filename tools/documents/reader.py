@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -208,7 +209,7 @@ class Child:
             raise UnreadableDocument("too_large", message) from None
         except (EOFError, OSError):
             raise self._death(limits) from None
-        except (ValueError, KeyError, TypeError):  # no child of ours answers like this
+        except (ValueError, KeyError, TypeError, RecursionError, struct.error):  # no child of ours says so
             raise UnreadableDocument("invalid_file", "This file cannot be read.") from None
         finally:
             self._channel.close()
@@ -227,19 +228,24 @@ class Child:
             code, message = told["code"], told["message"]
             if code not in get_args(Code) or not isinstance(message, str):
                 raise ValueError("no such error")
-            raise UnreadableDocument(code, message[:_MAX_MESSAGE])
+            raise UnreadableDocument(code, _plain(message[:_MAX_MESSAGE]))
         kind, title, count = told["kind"], told["title"], told["pages"]
-        if kind not in KINDS or not isinstance(title, str | None) or not 0 <= count <= limits.max_pages:
+        if kind not in KINDS or not isinstance(title, str | None) or not isinstance(count, int):
             raise ValueError("no such document")
+        if not 0 <= count <= limits.max_pages:
+            raise ValueError("no such number of pages")
         self.confined = tuple(map(str, told["confined"]))
         pages, chars = [], 0
         for _ in range(count):
             self._in_time()
             frame = receive(self._channel, PAGE.size + 4 * (limits.max_chars - chars))
-            text = frame[PAGE.size :].decode()
+            text = _plain(frame[PAGE.size :].decode())
             chars += len(text)
-            pages.append(DocumentPage(PAGE.unpack_from(frame)[0] or None, text))
-        return Document(kind, tuple(pages), title)
+            number = PAGE.unpack_from(frame)[0]
+            if number < 0 or chars > limits.max_chars:
+                raise ValueError("no such page")
+            pages.append(DocumentPage(number or None, text))
+        return Document(kind, tuple(pages), title if title is None else _plain(title))
 
     def _in_time(self) -> None:
         """The next operation may take what is left of the time. Raises TimeoutError."""
@@ -260,6 +266,14 @@ class Child:
             return UnreadableDocument("too_large", message)
         message = "This file cannot be read: it is damaged, or needs too much memory."
         return UnreadableDocument("invalid_file", message)
+
+
+def _plain(text: str) -> str:
+    """The same text. Raises ValueError where no database takes it: it has a NUL, or half of a character."""
+    if "\0" in text:
+        raise ValueError("a NUL in a text")
+    text.encode()
+    return text
 
 
 class Reader:

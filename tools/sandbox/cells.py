@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Tier = Literal["bubblewrap", "monty", "command"]
+Tier = Literal["bubblewrap", "landlock", "monty", "command"]
 
 MIB = 1024 * 1024
 
@@ -27,10 +27,11 @@ class CellLimits:
     """What code may use.
 
     cell_s: seconds that a cell may take; it is interrupted then, and its process ended grace_s later.
-    memory_bytes: address space of each process; of the heap, where the interpreter is Monty. data_bytes,
-    files: of all files of a container. log_bytes: of a cell's output. images: shown of a cell. processes: at
-    once, threads included. scratch_bytes: of /tmp, and of shared memory. idle_s: seconds after which a
-    session without a cell ends. per_owner, live: sessions that may live at once.
+    memory_bytes: address space of each process, and memory of all processes of a session together; of the
+    heap, where the interpreter is Monty. data_bytes, files: of all files of a container. log_bytes: of a
+    cell's output. images: shown of a cell. processes: at once, threads included. scratch_bytes: of /tmp, and
+    of shared memory. idle_s: seconds after which a session without a cell ends. per_owner, live: sessions
+    that may live at once.
     """
 
     cell_s: float = 60.0

@@ -1,8 +1,13 @@
-"""Starts a program of Python where it can do no harm: under bubblewrap, or by an operator's own command.
+"""Starts a program of Python where it can do no harm: under bubblewrap, by Landlock, or by an operator's own
+command.
 
 Under bubblewrap it has a network of its own without any connection, sees nothing of the system but what it
-needs to run, which it cannot write, and no process but its own; its user, where the server's is root, is
-another one, so that the number of its processes can be limited. It ends with the server.
+needs to run, which it cannot write, and no process but its own. The folder of its files is a file system of
+its own in memory, whose size nothing that it does can exceed; the server has a descriptor of it.
+
+By Landlock it shares the machine's processes, users and network, which the kernel refuses it the use of; it
+can open no more files than under bubblewrap. In both, its user is another one where the server's is root, so
+that the number of its processes can be limited. It ends with the server.
 """
 
 from __future__ import annotations
@@ -10,20 +15,27 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import shlex
 import shutil
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from tools.sandbox.cells import DATA, CellLimits, SandboxError
-from tools.sandbox.folder import give
+from tools.landlock import landlock_version
+from tools.sandbox.cells import DATA, CellLimits, SandboxError, Tier
+from tools.sandbox.folder import Folder, give
 from tools.sandbox.python import Python
 from tools.sandbox.seccomp import system_call_filter
 
-FIRST_USER = 60_000
-"""The first of the users that code runs as where the server's own is root."""
+_LANDLOCK_MODULE = (files("tools") / "landlock.py").read_text()
+
+FIRST_USER = 60_000 + 32 * secrets.randbelow(128)
+"""The first of the users that code runs as where the server's own is root. Other servers on the machine have
+others, because the processes of a user are counted together."""
 
 _SYSTEM = ("/bin", "/lib", "/lib64", "/sbin")
 _SEEN = (
@@ -33,76 +45,124 @@ _SEEN = (
     "/etc/localtime",
     "/etc/mime.types",
 )
+_DEVICES = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero")
+_SLACK_BYTES = 8192
+"""What a file takes besides its bytes, at the most: the rest of its last page, and its folder."""
+_LANDLOCK = 6
+"""The version that also keeps signals and abstract sockets in."""
+SCRATCH_NAME = "tmp"
+"""Of the folder beside that of the files which takes the place of /tmp by Landlock."""
 _CPU_FACTOR = 20
 """Seconds of the processor that a process may use in its life, for each second that a cell may take."""
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """A program that runs. output: a descriptor that what it writes to standard error comes out of, which
+    does not wait. channel: over which it shows the folder of its files; None where the server made that."""
+
+    process: asyncio.subprocess.Process
+    output: int
+    channel: socket.socket | None
+
+
+@dataclass(frozen=True, slots=True)
 class Confinement:
-    """How programs are started. python: which runs them. command: what runs in the place of bubblewrap, in
-    which `{data}` stands for the folder of the files; None for bubblewrap."""
+    """How programs are started. python: which runs them. command: what runs in the place of bubblewrap, of
+    that tier, in which `{data}` stands for the folder of the files."""
 
     python: Python
+    tier: Tier = "bubblewrap"
     command: str | None = None
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether each program makes the folder of its files itself, in memory, which ends with it."""
+        return self.tier == "bubblewrap"
+
+    @property
+    def alone(self) -> bool:
+        """Whether all other processes that a program can reach are its own."""
+        return self.tier == "bubblewrap"
+
     async def start(
-        self, program: str, told: Mapping[str, Any], data: Path, limits: CellLimits, slot: int, memory: int
-    ) -> tuple[asyncio.subprocess.Process, int]:
+        self, program: str, data: Path | None, limits: CellLimits, slot: int, memory: int
+    ) -> Started:
         """Start a program, given as its text, with a JSON object as its argument.
 
-        told: what it is told besides its limits. data: the folder that it may write to. slot: tells those
-        that run at once apart, from 0. memory: bytes of address space. Its standard input and output are
-        pipes; what it writes to standard error comes out of the descriptor that is returned, which does not
-        wait. Raises SandboxError.
+        data: the folder that it may write to, where it does not make it itself. slot: tells those that run at
+        once apart, from 0. memory: bytes of address space. Its standard input and output are pipes. Raises
+        SandboxError.
         """
         uid = self.user(slot)
-        argument = json.dumps({**told, **_limits(limits, memory), "uid": uid})
-        inner = [str(self.python.path), "-I", "-c", program, argument]
+        scratch = data.parent / SCRATCH_NAME if self.tier == "landlock" and data is not None else None
+        told = {**_limits(limits, memory), "uid": uid, "alone": self.alone, "data": str(data or DATA)}
         output, write = os.pipe()
         os.set_blocking(output, False)
+        channel, theirs = socket.socketpair() if self.in_memory else (None, None)
         filter_ = None
         try:
-            if self.command is None:
-                argv = self._bubblewrap(data, limits, uid=uid)
+            argv = list[str]()
+            if self.tier == "bubblewrap":
+                argv = self._bubblewrap(limits, uid=uid)
                 if (filter_ := _filter()) is not None:
                     argv += ["--seccomp", str(filter_)]
-                argv += ["--", *inner]
-            else:
+                argv += ["--"]
+            elif self.command is not None:
                 argv = [part.replace("{data}", str(data)) for part in shlex.split(self.command)]
-                argv += inner
+            else:
+                told |= {"shared": True, "restrictions": self._restrictions([str(data), str(scratch)])}
+            if theirs is not None:
+                told["channel"] = theirs.fileno()
+            argv += [str(self.python.path), "-I", "-c", program, json.dumps(told)]
+            handed = [filter_, None if theirs is None else theirs.fileno()]
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=write,
-                pass_fds=() if filter_ is None else (filter_,),
-                env=_environment(self.python),
+                pass_fds=[each for each in handed if each is not None],
+                env=_environment(self.python, "/tmp" if scratch is None else str(scratch)),
                 limit=64 * 1024,
                 start_new_session=True,
             )
-        except OSError as fault:
+        except BaseException as fault:
             os.close(output)
-            raise SandboxError(f"the sandbox cannot be started: {fault}") from None
+            if channel is not None:
+                channel.close()
+            if isinstance(fault, OSError):
+                raise SandboxError(f"the sandbox cannot be started: {fault}") from None
+            raise
         finally:
             os.close(write)
+            if theirs is not None:
+                theirs.close()
             if filter_ is not None:
                 os.close(filter_)
-        return process, output
+        return Started(process, output, channel)
 
     def user(self, slot: int) -> int:
         """The user that a program runs as; 0 where it is the server's own."""
-        return FIRST_USER + slot if os.geteuid() == 0 and self.command is None else 0
+        return FIRST_USER + slot if os.geteuid() == 0 and self.tier != "command" else 0
 
-    def give(self, data: Path, slot: int) -> None:
+    def give(self, data: Folder, slot: int) -> None:
         """Make a folder and all in it the user's that a program of this slot runs as."""
         if uid := self.user(slot):
             give(data, uid)
 
-    def seen(self, data: Path) -> str:
-        """The folder of the files as programs see it."""
-        return DATA if self.command is None else str(data)
+    def _restrictions(self, folders: list[str]) -> Mapping[str, Any]:
+        """What the program takes from itself before it runs any code, by Landlock and seccomp."""
+        instructions = system_call_filter(alone=False)
+        if landlock_version() < _LANDLOCK or instructions is None:
+            raise SandboxError("the kernel has no Landlock of version 6 (Linux 6.12) or newer")
+        return {
+            "module": _LANDLOCK_MODULE,
+            "readable": ["/usr", *_SYSTEM, *_SEEN, *self.python.folders],
+            "writable": [*folders, *_DEVICES],
+            "filter": instructions.hex(),
+        }
 
-    def _bubblewrap(self, data: Path, limits: CellLimits, *, uid: int) -> list[str]:
+    def _bubblewrap(self, limits: CellLimits, *, uid: int) -> list[str]:
         found = shutil.which("bwrap")
         if found is None:
             raise SandboxError("bubblewrap (bwrap) is not installed")
@@ -126,7 +186,9 @@ class Confinement:
         argv += ["--proc", "/proc", "--dev", "/dev"]
         argv += ["--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
         argv += ["--perms", "1777", "--size", scratch, "--tmpfs", "/tmp"]
-        return [*argv, *_above(DATA), "--bind", str(data), DATA, "--remount-ro", "/", "--chdir", "/"]
+        size = str(limits.data_bytes + limits.files * _SLACK_BYTES)
+        argv += [*_above(DATA), "--perms", "0700" if not uid else "1777", "--size", size, "--tmpfs", DATA]
+        return [*argv, "--remount-ro", "/", "--chdir", "/"]
 
 
 def _above(folder: str) -> list[str]:
@@ -142,6 +204,7 @@ def _limits(limits: CellLimits, memory: int) -> Mapping[str, Any]:
             "RLIMIT_AS": memory,
             "RLIMIT_FSIZE": limits.data_bytes,
             "RLIMIT_NPROC": limits.processes,
+            "RLIMIT_MSGQUEUE": 0,
             "RLIMIT_NOFILE": 256,
             "RLIMIT_CORE": 0,
             "RLIMIT_CPU": processor,
@@ -150,19 +213,19 @@ def _limits(limits: CellLimits, memory: int) -> Mapping[str, Any]:
     }
 
 
-def _environment(python: Python) -> dict[str, str]:
+def _environment(python: Python, scratch: str) -> dict[str, str]:
     """Nothing of the server's own, which may hold secrets."""
     return {
-        "HOME": "/tmp",
+        "HOME": scratch,
         "LANG": "C.UTF-8",
         "MALLOC_ARENA_MAX": "2",
         "MPLBACKEND": "Agg",
-        "MPLCONFIGDIR": "/tmp/matplotlib",
+        "MPLCONFIGDIR": f"{scratch}/.matplotlib",
         "OMP_NUM_THREADS": "2",
         "OPENBLAS_NUM_THREADS": "2",
         "PATH": f"{python.path.parent}:/usr/bin:/bin",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "TMPDIR": "/tmp",
+        "TMPDIR": scratch,
     }
 
 

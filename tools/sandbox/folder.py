@@ -1,7 +1,8 @@
-"""The files of a container on disk, of which code in a sandbox may have made anything.
+"""The files of a container, of which code in a sandbox may have made anything.
 
-Links are never followed, and nothing but regular files is read: a folder is walked by descriptors, each
-opened from the one above it.
+The folder is on disk, or is given as a descriptor, because it is in no namespace of mounts that can be seen
+from here. Links are never followed, and nothing but regular files is read: a folder is walked by descriptors,
+each opened from the one above it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,8 @@ MAX_PATH = 512
 Mark = tuple[int, int, int]
 """By what a file is known to be unchanged: size in bytes, time of its last change, number of its inode."""
 
+Folder = Path | int
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -31,7 +34,7 @@ class TooMuch(SandboxError):
     """There is more in a folder than may be; the message says of what."""
 
 
-def scan(folder: Path) -> dict[str, Mark]:
+def scan(folder: Folder) -> dict[str, Mark]:
     """The regular files below a folder, by their paths. TooMuch where nobody can say what is there."""
     found: dict[str, Mark] = {}
     entries = 0
@@ -58,7 +61,7 @@ def scan(folder: Path) -> dict[str, Mark]:
                         told = entry.stat(follow_symlinks=False)
                         found[path] = (told.st_size, told.st_mtime_ns, told.st_ino)
 
-    top = os.open(folder, _FOLDER)
+    top = _open(folder)
     try:
         walk(top, "", 1)
     finally:
@@ -77,10 +80,10 @@ def is_path(path: str) -> bool:
     )
 
 
-def open_file(folder: Path, path: str) -> int:
+def open_file(folder: Folder, path: str) -> int:
     """A descriptor of a regular file below a folder, for reading. Raises OSError for anything else."""
     *above, name = path.split("/")
-    at = os.open(folder, _FOLDER)
+    at = _open(folder)
     try:
         for part in above:
             below = os.open(part, _FOLDER, dir_fd=at)
@@ -96,18 +99,28 @@ def open_file(folder: Path, path: str) -> int:
     return found
 
 
-def create_file(folder: Path, path: str) -> int:
+def create_file(folder: Folder, path: str) -> int:
     """A descriptor of a new file below a folder that no code has been in, for writing."""
-    target = folder / path
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    *above, name = path.split("/")
+    at = _open(folder)
+    try:
+        for part in above:
+            with suppress(FileExistsError):
+                os.mkdir(part, 0o700, dir_fd=at)
+            below = os.open(part, _FOLDER, dir_fd=at)
+            os.close(at)
+            at = below
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, 0o600, dir_fd=at)
+    finally:
+        os.close(at)
 
 
-def replace_file(folder: Path, path: str, uid: int | None) -> int:
+def replace_file(folder: Folder, path: str, uid: int | None) -> int:
     """Put a file at the top of a folder that code is at work in, in the place of one that may be there: a
     descriptor for writing, of a user's file where `uid` is not 0. None only removes. Raises OSError for
     anything that cannot simply be replaced."""
-    at = os.open(folder, _FOLDER)
+    at = _open(folder)
     try:
         if "/" in path:
             raise OSError(f"{path} is not at the top")
@@ -124,14 +137,79 @@ def replace_file(folder: Path, path: str, uid: int | None) -> int:
     return found
 
 
-def give(folder: Path, uid: int) -> None:
+def give(folder: Folder, uid: int) -> None:
     """Make a folder and all in it a user's. Links are, and not what they lead to."""
-    for at, folders, files, descriptor in os.fwalk(folder, follow_symlinks=False):
-        for name in (*folders, *files):
-            with suppress(FileNotFoundError):
-                os.chown(name, uid, uid, dir_fd=descriptor, follow_symlinks=False)
-        if at == str(folder):
-            os.fchown(descriptor, uid, uid)
+    top = _open(folder)
+    try:
+        for _, folders, files, descriptor in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+            for name in (*folders, *files):
+                with suppress(FileNotFoundError):
+                    os.chown(name, uid, uid, dir_fd=descriptor, follow_symlinks=False)
+        os.fchown(top, uid, uid)
+    finally:
+        os.close(top)
+
+
+def space_taken(folder: Folder, processes: Iterable[int]) -> tuple[int, int]:
+    """Bytes and inodes that a folder takes. Of one that is a file system of its own, which a descriptor
+    stands for, that is exact. Elsewhere everything below it counts, whatever its name is and whom it lets in,
+    with what processes hold open of files that have no name any more."""
+    if isinstance(folder, int):
+        told = os.fstatvfs(folder)
+        return (told.f_blocks - told.f_bfree) * told.f_frsize, told.f_files - told.f_ffree
+    seen: dict[tuple[int, int], int] = {}
+
+    def count(found: os.stat_result) -> None:
+        seen[found.st_dev, found.st_ino] = found.st_blocks * 512
+        if len(seen) > MAX_ENTRIES:
+            raise TooMuch(f"There are more than {MAX_ENTRIES} files and folders.")
+
+    def walk(at: int, depth: int) -> None:
+        with os.scandir(at) as inside:
+            for entry in inside:
+                with suppress(FileNotFoundError):
+                    count(entry.stat(follow_symlinks=False))
+                    if entry.is_dir(follow_symlinks=False):
+                        if depth >= MAX_DEPTH:
+                            raise TooMuch(f"Folders are nested more than {MAX_DEPTH} deep.")
+                        below = _open_shut(entry.name, at)
+                        try:
+                            walk(below, depth + 1)
+                        finally:
+                            os.close(below)
+
+    top = _open(folder)
+    try:
+        device = os.fstat(top).st_dev
+        walk(top, 1)
+    finally:
+        os.close(top)
+    for process in processes:
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{process}/fd"):
+                with suppress(OSError):
+                    held = os.stat(f"/proc/{process}/fd/{name}")
+                    if held.st_nlink == 0 and held.st_dev == device:
+                        count(held)
+    return sum(seen.values()), len(seen)
+
+
+def _open(folder: Folder) -> int:
+    """A descriptor of a folder, of one's own."""
+    return os.open(".", _FOLDER, dir_fd=folder) if isinstance(folder, int) else os.open(folder, _FOLDER)
+
+
+def _open_shut(name: str, at: int) -> int:
+    """A descriptor of a folder below another, even of one that lets nobody in, where it is the server's."""
+    try:
+        return os.open(name, _FOLDER, dir_fd=at)
+    except PermissionError:
+        held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        try:
+            os.chmod(f"/proc/self/fd/{held}", 0o700)
+            return os.open(f"/proc/self/fd/{held}", _FOLDER & ~os.O_NOFOLLOW)
+        finally:
+            os.close(held)
 
 
 def remove(folder: Path) -> None:

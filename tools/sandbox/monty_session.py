@@ -12,11 +12,13 @@ import datetime
 import hashlib
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from tools.sandbox.cells import DATA, CellLimits, CellResult, Moment, SandboxError
 
@@ -46,6 +48,8 @@ class MontyInterpreter:
     def __init__(self, limits: CellLimits) -> None:
         self._limits = limits
         self._threads = ThreadPoolExecutor(limits.live, thread_name_prefix="monty")
+        self._places = asyncio.Semaphore(limits.live)
+        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
         self._pool: Monty | None = None
 
     async def start(self) -> None:
@@ -72,29 +76,26 @@ class MontyInterpreter:
         self._threads.shutdown()
 
     async def run(
-        self, code: str, data: Path, state: bytes | None, moment: Moment, memory: int
+        self, code: str, owner: str, data: Path, state: bytes | None, moment: Moment, memory: int
     ) -> CellResult:
-        """Run a cell. state: the session as of the cell before. One that is stopped leaves it as it was."""
-        workers: list[int] = []
-        work = partial(self._run, code, data, state, moment, memory, workers)
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            for worker in workers:
-                with suppress(ProcessLookupError):
-                    os.kill(worker, signal.SIGKILL)
-            await asyncio.wait({running})
-            raise
+        """Run a cell, when its owner's turn has come. state: the session as of the cell before. One that is
+        stopped leaves it as it was."""
+        if (turns := self._turns.get(owner)) is None:
+            turns = self._turns[owner] = asyncio.Semaphore(self._limits.per_owner)
+        async with turns, self._places:
+            held = _Held()
+            work = partial(self._run, code, data, state, moment, memory, held)
+            running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+            try:
+                # The interpreter stops a cell itself; one that keeps it from looking at the clock is ended.
+                await asyncio.wait({running}, timeout=self._limits.cell_s + self._limits.grace_s)
+            finally:
+                held.end()
+                await asyncio.wait({running})
+            return running.result()
 
     def _run(
-        self,
-        code: str,
-        data: Path,
-        state: bytes | None,
-        moment: Moment,
-        memory: int,
-        workers: list[int],
+        self, code: str, data: Path, state: bytes | None, moment: Moment, memory: int, held: _Held
     ) -> CellResult:
         import pydantic_monty as monty
 
@@ -118,19 +119,21 @@ class MontyInterpreter:
         value: Any = None
         try:
             with folder, session:
-                if (worker := session.worker_pid) is not None:
-                    workers.append(worker)
-                if state is not None:
-                    session.load_session(state)
                 try:
-                    world = _world(moment)
-                    value = session.feed_run(code, mount=folder, print_callback=logs, cwd=DATA, os=world)
-                except (monty.MontyRuntimeError, monty.MontySyntaxError) as fault:
-                    error = fault.display()
-                    if _is_end(fault):
-                        return _stopped(logs.output, error, state)
-                kept = session.dump()
-                workers.clear()
+                    if not held.take(session.worker_pid):
+                        return _stopped("", "The code was stopped before it began.", state)
+                    if state is not None:
+                        session.load_session(state)
+                    try:
+                        world = _world(moment)
+                        value = session.feed_run(code, mount=folder, print_callback=logs, cwd=DATA, os=world)
+                    except (monty.MontyRuntimeError, monty.MontySyntaxError) as fault:
+                        error = fault.display()
+                        if _is_end(fault):
+                            return _stopped(logs.output, error, state)
+                    kept = session.dump()
+                finally:
+                    held.leave()  # before the process is another cell's
         except monty.MontyCrashedError:
             error = "The interpreter was ended: the code took too much time or memory."
             return _stopped(logs.output, error, state)
@@ -139,6 +142,34 @@ class MontyInterpreter:
             return _stopped(logs.output, error, state)
         shown = logs.output if value is None else f"{logs.output}{value!r}\n"
         return CellResult(shown + (error or ""), error is None, state=kept)
+
+
+class _Held:
+    """The process that runs a cell, from when it is known until the cell has ended. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = False
+        self._process: int | None = None
+
+    def take(self, process: int | None) -> bool:
+        """The cell begins in a process; False where it is not to begin any more."""
+        with self._lock:
+            self._process = process
+            return not self._ended
+
+    def leave(self) -> None:
+        """The cell has ended, and the process is no longer its own."""
+        with self._lock:
+            self._process = None
+
+    def end(self) -> None:
+        """End the process, or keep the cell from beginning."""
+        with self._lock:
+            self._ended = True
+            if self._process is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(self._process, signal.SIGKILL)
 
 
 def _world(moment: Moment) -> OsHandler:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tools.sandbox.cells import CellLimits, SandboxError
+from tools.sandbox.cells import CellLimits, SandboxError, Tier
 from tools.sandbox.confinement import Confinement
+from tools.sandbox.folder import scan
+from tools.sandbox.ground import Ground
 from tools.sandbox.monty_session import MontyInterpreter
 from tools.sandbox.python import look_at
 from tools.sandbox.python_session import PythonSession
 from tools.sandbox.sandbox import Sandbox
 
-Wanted = Literal["auto", "bubblewrap", "monty", "command", "off"]
+Wanted = Literal["auto", "bubblewrap", "landlock", "monty", "command", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ async def find_sandbox(
     """The sandbox that is wanted, after a trial. python: which runs code; the server's own by default.
     command: the operator's own, of that tier."""
     if wanted == "off":
-        return Found(None, "code is not run here: the setting sandbox is off")
-    tiers = ("bubblewrap", "monty") if wanted == "auto" else (wanted,)
+        return Found(None, "code is not run here: the setting sandbox is off, and auto turns it on")
+    tiers: tuple[Tier, ...] = ("bubblewrap", "monty") if wanted == "auto" else (wanted,)
     faults = list[str]()
     for tier in tiers:
         try:
@@ -44,10 +45,9 @@ async def find_sandbox(
                 return Found(await _monty(limits), "monty", tuple(faults))
             if tier == "command" and command is None:
                 raise SandboxError("no command is given: see the setting sandbox_command")
-            confinement = await _tried(python, limits, command if tier == "command" else None)
+            confinement = await _tried(tier, python, limits, command if tier == "command" else None)
             told = f"{tier}, Python {confinement.python.version} at {confinement.python.path}"
-            kind: Literal["command", "bubblewrap"] = "command" if tier == "command" else "bubblewrap"
-            return Found(Sandbox(kind, limits, confinement), told, tuple(faults))
+            return Found(Sandbox(tier, limits, confinement), told, tuple(faults))
         except SandboxError as fault:
             faults.append(f"{tier}: {fault}")
     return Found(None, "; ".join(faults), tuple(faults))
@@ -60,21 +60,22 @@ async def _monty(limits: CellLimits) -> Sandbox:
     return Sandbox("monty", limits)
 
 
-async def _tried(python: Path | None, limits: CellLimits, command: str | None) -> Confinement:
+async def _tried(tier: Tier, python: Path | None, limits: CellLimits, command: str | None) -> Confinement:
     if command is None and sys.platform != "linux":
-        raise SandboxError("bubblewrap is for Linux")
-    confinement = Confinement(await look_at(python or Path(sys.executable)), command)
-    with tempfile.TemporaryDirectory(prefix="antiphon-trial-") as folder:
-        data = Path(folder) / "data"
-        data.mkdir()
-        Path(folder).chmod(0o711)
-        await asyncio.to_thread(confinement.give, data, 0)
-        session = PythonSession(confinement, data, limits, 0)
-        await session.start(limits.memory_bytes)
+        raise SandboxError("it is for Linux")
+    confinement = Confinement(await look_at(python or Path(sys.executable)), tier, command)
+    ground = await asyncio.to_thread(Ground.claim)
+    try:
+        place = None if confinement.in_memory else ground.folder()
+        session = PythonSession(confinement, place, limits, 0)
         try:
+            await session.start(limits.memory_bytes)
             result = await session.run("open('trial', 'w').write('x')\nprint(6 * 7)")
+            if result.logs.strip() != "42" or "trial" not in scan(session.folder):
+                raise SandboxError(f"it runs no code: {result.logs.strip()[-200:]}")
         finally:
             await session.close()
-        if result.logs.strip() != "42" or not (data / "trial").exists():
-            raise SandboxError(f"it runs no code: {result.logs.strip()[-200:]}")
+            session.release()
+    finally:
+        await asyncio.to_thread(ground.leave)
     return confinement

@@ -8,31 +8,49 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
+import signal
+import socket
+import sys
+import time
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from tools.sandbox.cells import CellLimits, CellResult, SandboxError
-from tools.sandbox.confinement import Confinement
+from tools.sandbox.cells import DATA, CellLimits, CellResult, SandboxError
+from tools.sandbox.confinement import SCRATCH_NAME, Confinement
+from tools.sandbox.folder import MAX_ENTRIES, Folder, TooMuch, remove, space_taken
+from tools.sandbox.processes import below, kill, memory_of, of_session, stop
+
+log = logging.getLogger("antiphon.sandbox")
 
 PROGRAM = (files("tools.sandbox") / "worker.py").read_text()
 
 START_S = 30.0
 """Seconds that a session may take to be ready, on a machine that is busy."""
 READ_BYTES = 64 * 1024
+CLOSE_S = 5.0
+"""Seconds that the end of a session is waited for."""
+ROUNDS = 40
+"""Looks for processes that were started while others were being stopped."""
+DATA_NAME = "data"
+"""Of the folder of the files, where they are on disk."""
 
 
 class PythonSession:
     """One process of Python, which keeps its variables from cell to cell."""
 
-    def __init__(self, confinement: Confinement, data: Path, limits: CellLimits, slot: int) -> None:
-        """slot: tells the sessions apart that live at once, from 0."""
+    def __init__(self, confinement: Confinement, place: Path | None, limits: CellLimits, slot: int) -> None:
+        """place: the folder that the session has to itself, where files of containers are on disk. slot:
+        tells the sessions apart that live at once, from 0."""
         self._confinement = confinement
-        self._data = data
+        self._place = place
         self._limits = limits
         self.slot = slot
+        self._memory = limits.memory_bytes
+        self._folder: Folder | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._output = -1
         self._logs = bytearray()
@@ -43,25 +61,98 @@ class PythonSession:
         """Whether it can take a cell."""
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def folder(self) -> Folder:
+        """The folder of the container's files, as long as the session was not released."""
+        assert self._folder is not None, "it was started, and not released"
+        return self._folder
+
     async def start(self, memory_bytes: int) -> None:
-        """Start it. Raises SandboxError."""
-        told = {
-            "data": self._confinement.seen(self._data),
-            "alone": self._confinement.command is None,
-        }
-        self._process, self._output = await self._confinement.start(
-            PROGRAM, told, self._data, self._limits, self.slot, memory_bytes
-        )
+        """Start it, with an empty folder of files. Raises SandboxError."""
+        self._memory = memory_bytes
+        data = None if self._place is None else await asyncio.to_thread(self._make_folders, self._place)
+        started = await self._confinement.start(PROGRAM, data, self._limits, self.slot, memory_bytes)
+        self._process, self._output = started.process, started.output
         try:
             async with asyncio.timeout(START_S):
                 ready = await self._answer()
-        except TimeoutError:
+            if ready is not None:
+                self._folder = data if started.channel is None else _shown(started.channel)
+                await asyncio.to_thread(self._confinement.give, self.folder, self.slot)
+        except (TimeoutError, OSError):
             ready = None
+        except BaseException:
+            await self.close()
+            self.release()
+            raise
+        finally:
+            if started.channel is not None:
+                started.channel.close()
         if ready is None:
             self._take_output()
             said = self._logs.decode("utf-8", "replace").strip().splitlines()
             await self.close()
+            self.release()
             raise SandboxError(f"the sandbox did not start: {said[-1] if said else 'it said nothing'}")
+
+    def _make_folders(self, place: Path) -> Path:
+        place.chmod(0o711)  # the user that code runs as finds its folders in it
+        for name in (DATA_NAME, SCRATCH_NAME):
+            remove(place / name)
+            (place / name).mkdir(mode=0o700)
+            self._confinement.give(place / name, self.slot)
+        return place / DATA_NAME
+
+    def release(self) -> None:
+        """Let go of the folder of the files. One in memory is then no more."""
+        folder, self._folder = self._folder, None
+        if isinstance(folder, int):
+            os.close(folder)
+
+    def excess(self) -> str | None:
+        """What the session takes more of than it may; None where nothing is."""
+        processes = self._processes()
+        memory = memory_of(processes, self._memory)
+        if memory > self._memory:
+            return f"Its processes took {memory} bytes of memory; {self._memory} may be taken."
+        try:
+            taken, entries = space_taken(self._place or self.folder, processes)
+        except TooMuch as fault:
+            return str(fault)
+        except OSError as fault:
+            return f"The folder cannot be read: {fault.strerror}."
+        limits = self._limits
+        if entries > MAX_ENTRIES:
+            return f"There are more than {MAX_ENTRIES} files and folders."
+        most = limits.data_bytes + limits.scratch_bytes
+        if self._place is not None and taken > most:
+            return f"The files took {taken} bytes; {most} may be taken, {limits.data_bytes} of them kept."
+        return None
+
+    def _processes(self) -> list[int]:
+        process = self._process
+        if process is None or sys.platform != "linux":
+            return []
+        return below(process.pid) if self._confinement.alone else of_session(process.pid)
+
+    def _settle(self) -> bool:
+        """End what a cell has left running, and let the worker not go on before the next one, nor any of its
+        threads; whether that is so."""
+        # Under bubblewrap the worker has two processes above it, which only wait for others.
+        own = 3 if self._confinement.alone else 1
+        for round in range(ROUNDS):
+            time.sleep(0.0002 * round)
+            processes = self._processes()
+            if not stop(processes[own - 1 : own]):
+                continue
+            if not kill(processes[own:]):
+                return True
+        return False
+
+    def _go_on(self) -> None:
+        for process in self._processes()[:3]:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
 
     async def run(self, code: str) -> CellResult:
         """Run a cell. It is interrupted when its time is over or it says too much, and the session ended
@@ -73,6 +164,7 @@ class PythonSession:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._output, self._take_output)
         try:
+            self._go_on()
             with suppress(ConnectionError):
                 process.stdin.write(_line({"code": code}))
             answer = asyncio.ensure_future(self._answer())
@@ -98,10 +190,15 @@ class PythonSession:
             if self._output >= 0:
                 loop.remove_reader(self._output)
         self._take_output()
+        stops = said is not None and self._confinement.tier != "command"
+        if stops and not await asyncio.to_thread(self._settle):
+            said = None  # it starts processes faster than they can be stopped
         if said is None:
             await self.close()
             notes.append("The session was ended: its variables are gone.")
         text = self._logs.decode("utf-8", "replace")
+        if isinstance(self._folder, Path):
+            text = text.replace(str(self._folder), DATA)
         shown = tuple(said["images"]) if said is not None else ()
         logs = "\n".join([*filter(None, [text.rstrip("\n") if notes else text]), *notes])
         return CellResult(logs, said is not None and said["ok"] and not notes, shown, lost=said is None)
@@ -112,22 +209,35 @@ class PythonSession:
         return f"[the code was stopped: it may run for {self._limits.cell_s:g} s]"
 
     def end(self) -> None:
-        """Kill it; the cell that it runs then ends."""
+        """Kill it, with all that is in its group; the cell that it runs then ends."""
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            # In a namespace of its own all end with the first one; elsewhere some may have left the group.
+            rounds = 0 if self._confinement.alone else ROUNDS
+            while rounds and kill(self._processes()):
+                rounds -= 1
 
     async def close(self) -> None:
-        """End it, with all that it has started."""
+        """End it, with all that it has started, in a bounded time."""
         self.end()
         process, self._process = self._process, None
         if process is None:
             return
-        # Whoever waits for a process waits for the end of what it has said, too.
+        # Whoever waits for a process waits for the end of what it has said, too; and what an operator's
+        # command has put elsewhere may keep that open.
         assert process.stdout is not None, "it is a pipe"
-        while await process.stdout.read(READ_BYTES):
-            pass
-        await process.wait()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                while await process.stdout.read(READ_BYTES):
+                    pass
+                await process.wait()
+                # Until the system has taken notice of their ends, they count as processes of their user.
+                while self._confinement.tier == "landlock" and len(of_session(process.pid)) > 1:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            log.warning("a process that the sandbox has started outlives its end, out of reach")
+            process._transport.close()  # type: ignore[attr-defined]  # there is no public way
         if self._output >= 0:
             os.close(self._output)
             self._output = -1
@@ -161,6 +271,15 @@ class PythonSession:
             self._logs += piece[: max(room, 0)]
             if len(piece) > room:
                 self._cut.set()
+
+
+def _shown(channel: socket.socket) -> int:
+    """The descriptor of a folder that the worker has sent before it was ready. Raises OSError."""
+    channel.setblocking(False)
+    _, handed, _, _ = socket.recv_fds(channel, 1, 1)
+    if len(handed) != 1:
+        raise OSError("no folder was shown")
+    return handed[0]
 
 
 def _line(order: dict[str, Any]) -> bytes:

@@ -1,15 +1,14 @@
 """Runs the cells of containers: gives each its folder and its session, and takes in which files have changed.
 
 A container's folder and session live here between cells as long as there is room, and are built anew from
-what storage has of it where they do not, or where another process has changed it since.
+what storage has of it where they do not, or where another process has changed it since. Where sessions are
+processes, a folder lives no longer than its session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 from tools.sandbox.cells import CellLimits, CellResult, Fetch, Load, Moment, SandboxError, Tier, Workspace
 from tools.sandbox.confinement import Confinement
 from tools.sandbox.folder import (
+    Folder,
     Mark,
     TooMuch,
     create_file,
@@ -28,14 +28,14 @@ from tools.sandbox.folder import (
     replace_file,
     scan,
 )
+from tools.sandbox.ground import Ground
 from tools.sandbox.monty_session import LACKS, MontyInterpreter
 from tools.sandbox.python_session import PythonSession
 
 log = logging.getLogger("antiphon.sandbox")
 
-WATCH_S = 0.5
-"""Seconds between two looks at how much the files of a running cell take."""
-PREFIX = "antiphon-sandbox-"
+WATCH_S = 0.2
+"""Seconds between two looks at how much the memory and the files of a running cell take."""
 
 LOST = "[the session has ended since the last cell: its variables are gone, the files are there]"
 
@@ -43,11 +43,13 @@ LOST = "[the session has ended since the last cell: its variables are gone, the 
 @dataclass(eq=False, slots=True)
 class _Room:
     """What is here of a container. version, cells: as of which it is; None where nobody knows. known: digests
-    of its files in storage, by path. marks: of those in its folder.
+    of its files in storage, by path. marks: of those in its folder. place: a folder on disk, where its tier
+    needs one. folder: that of the files; None where there is none yet.
     used: by the loop's clock, when its last cell ended."""
 
     owner: str
-    folder: Path
+    place: Path | None
+    folder: Folder | None = None
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     version: int | None = None
     cells: int = 0
@@ -66,10 +68,11 @@ class Sandbox:
         """confinement: of the tiers that start processes of Python."""
         self.tier = tier
         self.limits = limits
-        self._confinement = confinement
+        self.confinement = confinement
         self._monty = MontyInterpreter(limits) if tier == "monty" else None
         self._rooms: dict[str, _Room] = {}
-        self._root: Path | None = None
+        self._ground: Ground | None = None
+        self._slots = set[int]()
         self._starting = asyncio.Lock()
         self._tidying: asyncio.Task[None] | None = None
 
@@ -83,22 +86,20 @@ class Sandbox:
         """What a model is to know of the interpreter."""
         if self.tier == "monty":
             return LACKS
-        found = () if self._confinement is None else self._confinement.python.packages
+        found = () if self.confinement is None else self.confinement.python.packages
         packages = f"Among the packages are {', '.join(found)}." if found else "There are no other packages."
         return f"It is Python with the standard library. {packages} There is no internet."
 
     async def start(self) -> None:
         """Make room for containers. Raises SandboxError."""
         async with self._starting:
-            if self._root is None:
+            if self._ground is None:
                 await self._start()
 
     async def _start(self) -> None:
         if self._monty is not None:
             await self._monty.start()
-        await asyncio.to_thread(_sweep)
-        self._root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-        self._root.chmod(0o711)  # sessions of other users find their folders in it
+        self._ground = await asyncio.to_thread(Ground.claim)
         self._tidying = asyncio.create_task(self._tidy(), name="sandbox")
 
     async def close(self) -> None:
@@ -106,14 +107,12 @@ class Sandbox:
         if self._tidying is not None:
             self._tidying.cancel()
             await asyncio.gather(self._tidying, return_exceptions=True)
-        for room in self._rooms.values():
-            if room.session is not None:
-                await room.session.close()
+        await asyncio.gather(*(self._end_session(room) for room in self._rooms.values()))
         if self._monty is not None:
             await self._monty.close()
-        if self._root is not None:
-            await asyncio.to_thread(remove, self._root)
-        self._root, self._rooms = None, {}
+        if self._ground is not None:
+            await asyncio.to_thread(self._ground.leave)
+        self._ground, self._rooms = None, {}
 
     @property
     def num_live(self) -> int:
@@ -152,30 +151,29 @@ class Sandbox:
         self, room: _Room, code: str, space: Workspace, moment: Moment, fetch: Fetch
     ) -> CellResult:
         memory = min(self.limits.memory_bytes, space.memory_bytes or self.limits.memory_bytes)
-        if room.version != space.version and not await self._catch_up(room, space, fetch):
-            await self._build(room, space, fetch)
+        fresh = self._monty is None and (room.session is None or not room.session.alive)
+        behind = room.version != space.version
+        if fresh or (behind and not await self._catch_up(room, space, fetch)):
+            fresh = self._monty is None
+            await self._build(room, space, fetch, memory)
         room.version, room.cells = None, space.cells + 1  # until the outcome is kept
         if self._monty is not None:
-            result = await self._monty.run(code, room.folder, space.state, moment, memory)
+            assert isinstance(room.folder, Path), "its tier has it on disk"
+            result = await self._monty.run(code, room.owner, room.folder, space.state, moment, memory)
         else:
-            fresh = room.session is None or not room.session.alive
-            if fresh:
-                await self._open(room, memory)
-            assert room.session is not None
-            result = await self._watched(room, room.session, code)
+            assert room.session is not None, "it was built"
+            result = await self._watched(room.session, code)
             if fresh and space.cells:
                 result = replace(result, logs=f"{LOST}\n{result.logs}")
-            if result.lost:
-                room.session = None
         return await self._with_changes(room, result)
 
-    async def _watched(self, room: _Room, session: PythonSession, code: str) -> CellResult:
-        """Run a cell, and end its session where the files become too many or too large."""
+    async def _watched(self, session: PythonSession, code: str) -> CellResult:
+        """Run a cell, and end its session where it takes too much memory, or room for files."""
         running = asyncio.ensure_future(session.run(code))
         why: str | None = None
         try:
             while not (await asyncio.wait({running}, timeout=WATCH_S))[0]:
-                if (why := await asyncio.to_thread(self._excess, room.folder)) is not None:
+                if (why := await asyncio.to_thread(session.excess)) is not None:
                     session.end()
                     break
             result = await running
@@ -188,7 +186,7 @@ class Sandbox:
             )
         return result
 
-    def _excess(self, folder: Path) -> str | None:
+    def _excess(self, folder: Folder) -> str | None:
         """Why the files of a folder cannot be kept; None where they can."""
         try:
             found = scan(folder)
@@ -205,6 +203,7 @@ class Sandbox:
 
     async def _with_changes(self, room: _Room, result: CellResult) -> CellResult:
         """The result with what became of the files. Where they cannot be kept, they stay as they were."""
+        assert room.folder is not None, "it was built"
         if (why := await asyncio.to_thread(self._excess, room.folder)) is not None:
             note = f"[the files are as they were before this code: {why}]"
             await self._empty(room)
@@ -221,26 +220,33 @@ class Sandbox:
     def _room(self, key: str, owner: str) -> _Room:
         room = self._rooms.get(key)
         if room is None:
-            assert self._root is not None, "it was started"
-            folder = Path(tempfile.mkdtemp(dir=self._root))
-            room = self._rooms[key] = _Room(owner, folder)
+            assert self._ground is not None, "it was started"
+            in_memory = self.confinement is not None and self.confinement.in_memory
+            room = self._rooms[key] = _Room(owner, None if in_memory else self._ground.folder())
         return room
 
-    async def _build(self, room: _Room, space: Workspace, fetch: Fetch) -> None:
-        """Make a room's folder what storage has of the container."""
+    async def _build(self, room: _Room, space: Workspace, fetch: Fetch, memory: int) -> None:
+        """Make a room's folder what storage has of the container, in a new session where sessions live."""
         await self._empty(room)
+        if self.confinement is not None:
+            await self._open(room, memory)
+            assert room.session is not None, "it was opened"
+            room.folder = room.session.folder
+        assert room.folder is not None, "it was made"
         for path, (digest, _) in space.files.items():
             if not is_path(path):
                 continue
             descriptor = create_file(room.folder, path)
             with open(descriptor, "wb") as file:
                 await fetch(digest, file.write)
+        if room.session is not None and self.confinement is not None:
+            await asyncio.to_thread(self.confinement.give, room.folder, room.session.slot)
         room.marks = await asyncio.to_thread(scan, room.folder)
 
     async def _catch_up(self, room: _Room, space: Workspace, fetch: Fetch) -> bool:
         """Bring files into a folder that clients have changed since its last cell; False where there is more
         to be done, or code has put something else in their places."""
-        if room.version is None or room.cells != space.cells:
+        if room.version is None or room.cells != space.cells or room.folder is None:
             return False
         wanted = {path: digest for path, (digest, _) in space.files.items()}
         gone = room.known.keys() - wanted.keys()
@@ -258,20 +264,34 @@ class Sandbox:
         return True
 
     def _user(self, slot: int | None) -> int:
-        return 0 if slot is None or self._confinement is None else self._confinement.user(slot)
+        return 0 if slot is None or self.confinement is None else self.confinement.user(slot)
 
     async def _empty(self, room: _Room) -> None:
-        if room.session is not None:
-            await room.session.close()
-            room.session = None
-        await asyncio.to_thread(remove, room.folder)
-        room.folder.mkdir(mode=0o700)
+        await self._end_session(room)
         room.marks = {}
+        if self._monty is not None:
+            assert room.place is not None, "its tier has it on disk"
+            await asyncio.to_thread(remove, room.place)
+            room.place.mkdir(mode=0o700)
+            room.folder = room.place
+
+    async def _end_session(self, room: _Room) -> None:
+        """End a room's session, if it has one, and the folder of its files with it. Its number is another's
+        only after that."""
+        session, room.session = room.session, None
+        if session is None:
+            return
+        room.folder = None
+        try:
+            await session.close()
+        finally:
+            session.release()
+            self._slots.discard(session.slot)
 
     async def _open(self, room: _Room, memory: int) -> None:
         """Start a session in a room, in the place of the one that was least recently used where there are
         enough. Raises SandboxError."""
-        assert self._confinement is not None, "this tier starts processes"
+        assert self.confinement is not None, "this tier starts processes"
         while True:
             live = [other for other in self._rooms.values() if other.session is not None]
             own = [other for other in live if other.owner == room.owner]
@@ -280,18 +300,14 @@ class Sandbox:
             idle = [o for o in (own if len(own) >= self.limits.per_owner else live) if not o.busy.locked()]
             if not idle:
                 raise SandboxError("too many sessions run code just now; try again later")
-            oldest = min(idle, key=lambda other: other.used)
-            assert oldest.session is not None
-            session, oldest.session = oldest.session, None
-            await session.close()
-        taken = {other.session.slot for other in self._rooms.values() if other.session is not None}
-        slot = next(number for number in range(len(taken) + 1) if number not in taken)
-        room.session = PythonSession(self._confinement, room.folder, self.limits, slot)
+            await self._end_session(min(idle, key=lambda other: other.used))
+        slot = next(number for number in range(len(self._slots) + 1) if number not in self._slots)
+        self._slots.add(slot)
+        room.session = PythonSession(self.confinement, room.place, self.limits, slot)
         try:
-            await asyncio.to_thread(self._confinement.give, room.folder, slot)
             await room.session.start(memory)
         except BaseException:
-            room.session = None
+            await self._end_session(room)
             raise
 
     def _leave(self, room: _Room) -> None:
@@ -304,9 +320,9 @@ class Sandbox:
         room = self._rooms.get(key)
         if room is not None and not room.users:
             del self._rooms[key]
-            if room.session is not None:
-                await room.session.close()
-            await asyncio.to_thread(remove, room.folder)
+            await self._end_session(room)
+            if room.place is not None:
+                await asyncio.to_thread(remove, room.place)
 
     async def _tidy(self) -> None:
         """End what nobody has used for a while."""
@@ -330,6 +346,8 @@ class Outcome:
 
     def open(self, path: str) -> int:
         """A descriptor of one of the container's files, for reading. Raises OSError where it is none."""
+        if self._room.folder is None:
+            raise OSError("the files are as they were before")
         return open_file(self._room.folder, path)
 
     def keep(self, version: int, files: Mapping[str, str]) -> None:
@@ -344,22 +362,3 @@ class Outcome:
         if self._held:
             self._held = False
             self._leave(self._room)
-
-
-def _sweep() -> None:
-    """Remove the folders of processes that have ended without removing them."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
-        number = folder.name.removeprefix(PREFIX).partition("-")[0]
-        with suppress(OSError):
-            if number.isdigit() and folder.stat().st_uid == os.geteuid() and not _lives(int(number)):
-                remove(folder)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

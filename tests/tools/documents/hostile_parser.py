@@ -53,6 +53,9 @@ def parse(data: bytes, filename: str, url: str | None, limits: ReadingLimits) ->
     elif told == "garbage":
         os.write(3, b"\xff" * 4096)  # the lowest of its descriptors is its channel
         os._exit(0)
+    elif told.startswith("say "):
+        os.write(3, bytes.fromhex(told[4:]))
+        os._exit(0)
     elif told == "attempt":
         return _text(" ".join(name for name, attempt in attempts().items() if _succeeds(attempt)))
     elif told == "environment":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tools.documents import ReadingLimits, UnreadableDocument
+from tools.documents.child_process import FRAME
 from tools.documents.reader import Nursery, Reader
 
 HERE = Path(__file__).parent
@@ -97,6 +99,36 @@ async def test_the_death_of_a_child_is_the_error_of_one_document(reader: Reader,
     assert read == "a neighbour"
 
 
+def _document(pages: bytes, title: str | None = None, count: object = 1) -> bytes:
+    told = {"kind": "text", "title": title, "pages": count, "confined": []}
+    return _frame(json.dumps(told).encode()) + pages
+
+
+def _frame(data: bytes) -> bytes:
+    return FRAME.pack(len(data)) + data
+
+
+ANSWERS = {
+    "a page without a number": _document(_frame(b"x")),
+    "a page with an odd number": _document(_frame(b"\xff\xff\xff\xffx")),
+    "a NUL": _document(_frame(b"\0\0\0\0a\0b")),
+    "a NUL in a title": _document(_frame(b"\0\0\0\0x"), "a\0b"),
+    "half a character": _document(_frame(b"\0\0\0\0x"), "\ud800"),
+    "half a character in an error": _frame(
+        json.dumps({"code": "invalid_file", "message": "\udfff"}).encode()
+    ),
+    "half a page": _document(_frame(b"\0\0\0\0x"), count=0.5),
+    "nested without an end": _frame(b"[" * 60_000),
+    "no object": _frame(b"7"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_answer_that_no_parser_gives_is_the_error_of_one_document(reader: Reader, name: str) -> None:
+    code, message = await error_of(reader, f"say {ANSWERS[name].hex()}")
+    assert (code, message) == ("invalid_file", "This file cannot be read.")
+
+
 async def test_who_gives_up_ends_the_child(reader: Reader) -> None:
     """More of them than can be read at a time, so that the last document would wait for their ends."""
     waiting = [asyncio.create_task(text_of(reader, "wait")) for _ in range(8)]
@@ -122,6 +154,7 @@ async def test_a_lost_nursery_is_started_anew(reader_without_bubblewrap: Reader)
 
 KILLED = """
 import sys, time
+from tools.documents.child_process import FRAME
 from tools.documents.reader import Nursery
 nursery = Nursery("tests.tools.documents.hostile_parser", (sys.argv[1],))
 child = nursery.fork("text")

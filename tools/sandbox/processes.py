@@ -1,0 +1,89 @@
+"""The processes of a session: which they are, how much memory they take together, and how they are stopped.
+
+What it costs to look is paid every few tenths of a second of a cell, so the cheap look comes first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def below(process: int) -> list[int]:
+    """A process and all that descend from it. In a namespace of processes none can get away from that."""
+    found, at = [process], 0
+    while at < len(found):
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{found[at]}/task"):
+                with suppress(OSError):
+                    children = Path(f"/proc/{found[at]}/task/{thread}/children").read_text()
+                    found += [int(child) for child in children.split() if int(child) not in found]
+        at += 1
+    return found
+
+
+def of_session(leader: int) -> list[int]:
+    """A process that leads a session, and all in that, whoever their parents are."""
+    others = (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != leader)
+    return [leader, *(each for each in others if (told := _status(each)) and int(told[3]) == leader)]
+
+
+def memory_of(processes: Iterable[int], most: int) -> int:
+    """Bytes of memory that processes take together, apart from files; above `most` with what they share
+    counted once, which takes longer to find out."""
+    listed = [*processes]
+    resident = sum(_resident(process) for process in listed)
+    return resident if resident <= most else sum(_proportional(process) for process in listed)
+
+
+def stop(processes: Iterable[int]) -> bool:
+    """Let no process go on; whether none that could is left to be seen."""
+    settled = True
+    for process in processes:
+        told = _status(process)
+        if told and told[0] not in "TtZX":
+            settled = False
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGSTOP)
+    return settled
+
+
+def kill(processes: Iterable[int]) -> int:
+    """End processes; how many had not ended before."""
+    count = 0
+    for process in processes:
+        told = _status(process)
+        if told and told[0] not in "ZX":
+            count += 1
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+    return count
+
+
+def _status(process: int) -> list[str]:
+    """State, parent, group, session and so on; nothing where the process has gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []
+
+
+def _resident(process: int) -> int:
+    return _sum(f"/proc/{process}/status", ("RssAnon", "RssShmem", "VmSwap"))
+
+
+def _proportional(process: int) -> int:
+    return _sum(f"/proc/{process}/smaps_rollup", ("Pss_Anon", "Pss_Shmem", "SwapPss"))
+
+
+def _sum(path: str, wanted: tuple[str, ...]) -> int:
+    """Of lines such as `RssAnon:   12 kB`, in bytes."""
+    total = 0
+    with suppress(OSError):
+        for line in Path(path).read_text(errors="replace").splitlines():
+            name, _, rest = line.partition(":")
+            if name in wanted:
+                total += int(rest.split()[0]) * 1024
+    return total
