@@ -7,22 +7,29 @@ There are two kinds of limits. `stored_bytes`, a limit of an owner or a key, ref
 deletes nothing. `max_bytes_per_owner` and `max_store_bytes`, by which an operator says what is kept, delete
 the oldest responses of the owner who writes if that makes enough room, and refuse the write otherwise. Nobody
 loses anything to what others store.
+
+Contents that no row names any more stay on the disk for an hour. Where code can write and replace files as
+often as it likes, these count as well (`Quota.linger`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.clock import now_us
 from server.errors import ApiError, insufficient_quota
-from server.limits import StoredBytes
-from storage import Limits, Storage, Swept, Usage
+from server.limits import NONE, Limiter, StoredBytes, Subject, load_limits
+from storage import BLOB_GRACE_S, Limits, NotFound, Storage, Swept, Usage
 
 FRESH_S = 60.0
 """How long what was measured is built upon."""
+
+SWEEP_S = 120.0
+"""Seconds within which a content is removed that may be."""
 
 REFUSED_S = 1.0
 """How long an owner whose quota is used up is refused without another look."""
@@ -30,15 +37,17 @@ REFUSED_S = 1.0
 
 @dataclass(slots=True)
 class _Known:
-    """What an owner stores: as it was measured at `at` (monotonic seconds), and what was taken in since."""
+    """What an owner stores: as it was measured at `at` (monotonic seconds), and what was taken in since.
+    lingering: bytes that no row named then, and that may still have been on the disk."""
 
     usage: Usage
     at: float
     taken_in: int = 0
+    lingering: int = 0
 
     @property
     def total(self) -> int:
-        return self.usage.total + self.taken_in
+        return self.usage.total + self.taken_in + self.lingering
 
     def fits(self, num_bytes: int, limit: int) -> bool:
         return self.total + num_bytes <= limit
@@ -65,6 +74,7 @@ class Quota:
         self._known: dict[str, _Known] = {}
         self._store: _Known | None = None  # of all owners; what is held of it is not known
         self._full_for: str | None = None  # the owner who was refused last
+        self._lingering: dict[str, deque[tuple[float, int]]] = {}  # until when (monotonic), how many bytes
         self._measuring = asyncio.Lock()  # one at a time: whoever waits for it finds what it asks for done
 
     async def require(self, owner: str, num_bytes: int, own: StoredBytes | None = None) -> None:
@@ -73,6 +83,29 @@ class Quota:
         once the owner's oldest responses have gone and that was not enough."""
         await self._require_of_owner(owner, num_bytes, own)
         await self._require_of_store(owner, num_bytes)
+
+    async def require_later(self, owner: str, num_bytes: int, limiter: Limiter) -> None:
+        """The same long after the request that asked for it: by the limits of the owner alone."""
+        try:
+            limits = load_limits((await self._storage.get_owner(owner)).limits)
+        except NotFound:
+            limits = NONE
+        await self.require(owner, num_bytes, limiter.stored_bytes((Subject("owner", owner, limits),)))
+
+    def linger(self, owner: str, num_bytes: int, put_s: float) -> None:
+        """Go on counting bytes that no row of an owner names any more, until they have gone from the disk.
+        put_s: how many seconds ago they were stored."""
+        left_s = BLOB_GRACE_S + SWEEP_S - put_s
+        if num_bytes and left_s > 0:
+            gone_at = time.monotonic() + left_s
+            self._lingering.setdefault(owner, deque()).append((gone_at, num_bytes))
+
+    def _lingers(self, owner: str) -> int:
+        now = time.monotonic()
+        kept = deque(each for each in self._lingering.pop(owner, ()) if each[0] > now)
+        if kept:
+            self._lingering[owner] = kept
+        return sum(num_bytes for _, num_bytes in kept)
 
     async def _require_of_owner(self, owner: str, num_bytes: int, own: StoredBytes | None) -> None:
         known = None
@@ -137,7 +170,8 @@ class Quota:
             await self._measured(owner, num_bytes, limit - (total - own))  # what others leave to this one
             self._known.pop(owner, None)
             total = await self._storage.num_bytes()
-        return _Known(Usage(total, 0), time.monotonic())
+        lingering = sum(map(self._lingers, [*self._lingering]))
+        return _Known(Usage(total, 0), time.monotonic(), lingering=lingering)
 
     async def _measured(self, owner: str, num_bytes: int, limit: int | None) -> _Known:
         """What an owner stores; with a limit, once the oldest responses have gone where that makes room."""
@@ -148,7 +182,7 @@ class Quota:
         if limit is not None and usage.total + num_bytes > limit >= usage.held + num_bytes:
             await self._sweep(owner, Limits(max_bytes=limit - num_bytes))
             usage = await self._storage.usage(owner)
-        return _Known(usage, time.monotonic())
+        return _Known(usage, time.monotonic(), lingering=self._lingers(owner))
 
     async def _sweep(self, owner: str, limits: Limits) -> None:
         async for went in self._storage.sweep(limits, now_us(), owner):

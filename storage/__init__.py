@@ -20,7 +20,16 @@ from storage.batches import (
     StoredBatch,
     TooManyBatches,
 )
-from storage.files import Blob, BlobTooLarge, StoredFile, StoredPart, StoredUpload, SweptFiles, UploadEnded
+from storage.files import (
+    BLOB_GRACE_S,
+    Blob,
+    BlobTooLarge,
+    StoredFile,
+    StoredPart,
+    StoredUpload,
+    SweptFiles,
+    UploadEnded,
+)
 from storage.private_files import make_private_folder
 from storage.records import (
     COMMIT_SECONDS,
@@ -36,6 +45,8 @@ from storage.records import (
     CommitStats,
     ContainerChange,
     ContainerFile,
+    ContainerFull,
+    ContainerRoom,
     ConversationFull,
     ConversationLocked,
     ConversationMoved,
@@ -69,6 +80,7 @@ from storage.records import (
     OwnerArchived,
     Page,
     Park,
+    PathTaken,
     PositionedItem,
     Purged,
     Record,
@@ -125,6 +137,7 @@ if TYPE_CHECKING:
     from storage.tables import metadata
 
 __all__ = [
+    "BLOB_GRACE_S",
     "COMMIT_SECONDS",
     "ECHO_MARK",
     "MAX_CHUNKS",
@@ -146,6 +159,8 @@ __all__ = [
     "CommitStats",
     "ContainerChange",
     "ContainerFile",
+    "ContainerFull",
+    "ContainerRoom",
     "ConversationFull",
     "ConversationLocked",
     "ConversationMoved",
@@ -188,6 +203,7 @@ __all__ = [
     "OwnerArchived",
     "Page",
     "Park",
+    "PathTaken",
     "PositionedItem",
     "Purged",
     "Record",

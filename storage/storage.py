@@ -111,7 +111,9 @@ class Storage:
         self._writer.start()
         self.blobs = Blobs(database, self._read)
         self.files = Files(self._read, self._write, self.blobs, removed=(files_gone,))
-        self.containers = Containers(self._read, self._write, self.blobs)
+        self.containers = Containers(
+            self._read, self._write, self.blobs, partial(usage.add, shard=self._shard)
+        )
         self.batches = Batches(self._read, self._write, self.blobs, runner, shared=database.shared)
         self.vector_stores = VectorStores(
             self._read, self._write, self._write_late, runner, shared=database.shared

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from server.limits import NONE, Subject, load_limits
 from server.vector_stores.documents import Documents
 from server.vector_stores.embedding import Embedder, Reranker
 from server.vector_stores.ingesting import Ingesting
 from server.vector_stores.search_tool import search_tools
 from server.vector_stores.searching import Searcher
-from storage import NotFound
 
 if TYPE_CHECKING:
     from server.limits import Limiter
@@ -44,9 +42,4 @@ class Library:
     async def _require_room(self, owner: str, num_bytes: int) -> None:
         """Count bytes that are about to be stored, long after the request that asked for them. ApiError 429
         where they are too many for the owner."""
-        try:
-            limits = load_limits((await self._storage.get_owner(owner)).limits)
-        except NotFound:
-            limits = NONE
-        own = self._limiter.stored_bytes((Subject("owner", owner, limits),))
-        await self._quota.require(owner, num_bytes, own)
+        await self._quota.require_later(owner, num_bytes, self._limiter)

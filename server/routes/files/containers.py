@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -11,8 +13,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.clock import now_us
-from server.containers import LIFETIME, SECONDS, new_file
-from server.errors import ApiError
+from server.containers import (
+    LIFETIME,
+    SECONDS,
+    cell_limits,
+    copied,
+    new_file,
+    path_of,
+    room_of,
+    session_of,
+    wanted_files,
+)
+from server.errors import ApiError, to_api_error
 from server.http import (
     choice,
     context,
@@ -21,6 +33,7 @@ from server.http import (
     owner,
     page_args,
     page_json,
+    principal,
     query_text,
     read_body,
     require_stored_bytes,
@@ -31,8 +44,8 @@ from server.items import MEMORY_LIMIT, network_policy
 from server.routes.documented import documented
 from server.schema import array, missing, refuse, text
 from server.shapes import one_of, record, whole
-from storage import ContainerFile, Page, StoredContainer
-from tools import DATA, is_path
+from storage import ContainerFile, ContainerFull, ContainerRoom, Page, PathTaken, StoredContainer
+from tools import DATA
 
 router = APIRouter(prefix="/v1/containers")
 
@@ -60,9 +73,13 @@ async def create_container(request: Request) -> Response:
     if body.get("network_policy") is not None:
         network_policy(body["network_policy"], "network_policy")
     now, who, id = now_us(), owner(request), f"cntr_{secrets.token_hex(24)}"
-    files = [await _copy(request, id, file_id, f"file_ids[{at}]") for at, file_id in enumerate(wanted)]
-    made = StoredContainer(id, who, name, now, now, lifetime, memory)
-    await context(request).storage.containers.create(made, [*{one.path: one for one in files}.values()])
+    copies = await _copies(request, id, wanted, "file_ids")
+    made = StoredContainer(id, who, name, now, now, lifetime, memory, given=tuple(copies))
+    spent = session_of(who, principal(request).key_id, now)
+    with _refusing("file_ids"):
+        await context(request).storage.containers.create(
+            made, [*copies.values()], room=_room(request), spent=spent
+        )
     return json_reply(_container_json(made))
 
 
@@ -87,7 +104,12 @@ async def get_container(request: Request, container_id: str) -> Response:
 @router.delete("/{container_id}", **documented("Deleted", "containers.write"))
 async def delete_container(request: Request, container_id: str) -> Response:
     """Remove a container with its files and its session."""
-    await context(request).storage.containers.delete(owner(request), container_id, now_us())
+    here, now = context(request), now_us()
+    gone = await here.storage.containers.files(owner(request), container_id, now)
+    await here.storage.containers.delete(owner(request), container_id, now)
+    _let_go(request, gone)
+    if here.cells is not None:
+        await here.cells.end(container_id)
     return json_reply(orjson.dumps({"id": container_id, "object": "container.deleted", "deleted": True}))
 
 
@@ -102,29 +124,26 @@ async def delete_container(request: Request, container_id: str) -> Response:
 async def create_file(request: Request, container_id: str) -> Response:
     """Put a file into a container: a form with `file`, or the `file_id` of one that was uploaded before."""
     storage, who, now = context(request).storage, owner(request), now_us()
-    found = await storage.containers.get(who, container_id, now)
+    await storage.containers.get(who, container_id, now)
     if takes_form(request):
         form = await load_form(request)
         unread({**form.fields, **form.files}, ("file", "file_id"))
         if "file_id" in form.fields:
-            file = await _copy(request, container_id, form.fields["file_id"], "file_id")
+            file, param = await _copy(request, container_id, form.fields["file_id"]), "file_id"
         else:
-            received = form.file("file")
-            path = _path_of(received.filename, "file")
+            received, param = form.file("file"), "file"
+            path = path_of(received.filename, param)
             blob, origin = received.blob, secrets.token_hex(16)
             file = new_file(container_id, who, path, blob.num_bytes, blob.digest, now, "user", origin)
     else:
         body = await read_body(request)
         unread(body, ("file_id",))
         file_id = text(1)(body.get("file_id") or missing("file_id"), "file_id")
-        file = await _copy(request, container_id, file_id, "file_id")
-    held = await storage.containers.files(who, found.id, now)
-    rest = sum(one.num_bytes for one in held if one.path != file.path)
-    limit = context(request).config.max_container_bytes
-    if rest + file.num_bytes > limit:
-        message = f"The files of a container may have {limit} bytes; it would be {rest + file.num_bytes}."
-        raise ApiError(413, message, code="request_too_large", param="file")
-    await storage.containers.add_file(file)
+        file, param = await _copy(request, container_id, file_id), "file_id"
+    before = await storage.containers.files(who, container_id, now)
+    with _refusing(param):
+        await storage.containers.add_file(file, _room(request))
+    _let_go(request, [one for one in before if one.path == file.path])
     return json_reply(_file_json(file))
 
 
@@ -166,7 +185,9 @@ async def get_content(request: Request, container_id: str, file_id: str) -> Resp
 @router.delete("/{container_id}/files/{file_id}", **documented("Deleted", "containers.write"))
 async def delete_file(request: Request, container_id: str, file_id: str) -> Response:
     """Remove a file from a container."""
+    gone = await _file(request, container_id, file_id)
     await context(request).storage.containers.remove_file(owner(request), container_id, file_id, now_us())
+    _let_go(request, (gone,))
     return json_reply(orjson.dumps({"id": file_id, "object": "container.file.deleted", "deleted": True}))
 
 
@@ -177,22 +198,44 @@ async def _file(request: Request, container_id: str, file_id: str) -> ContainerF
     return await context(request).storage.containers.file(owner(request), container_id, file_id, now_us())
 
 
-async def _copy(request: Request, container_id: str, file_id: str, path: str) -> ContainerFile:
+async def _copy(request: Request, container_id: str, file_id: str) -> ContainerFile:
     """A container's copy of a file that was uploaded before. ApiError 400, 429."""
+    return (await _copies(request, container_id, [file_id], "file_id"))[file_id]
+
+
+async def _copies(
+    request: Request, container_id: str, file_ids: Sequence[str], path: str
+) -> dict[str, ContainerFile]:
+    """The same of several, by their ids. path: the field that has the list of them, or the only one."""
     storage, who, now = context(request).storage, owner(request), now_us()
-    found = (await storage.files.get_many(who, (file_id,), now)).get(file_id)
-    if found is None:
-        refuse(path, f"File with id '{file_id}' not found.", "file_not_found")
-    name = _path_of(found.filename, path)
-    await require_stored_bytes(request, found.num_bytes)
-    await storage.blobs.touch(found.digest)
-    return new_file(container_id, who, name, found.num_bytes, found.digest, now, "user", file_id)
+    try:
+        wanted = await wanted_files(storage, who, file_ids, path, now)
+        await require_stored_bytes(request, sum(file.num_bytes for file in wanted.values()))
+        return await copied(storage, container_id, who, wanted, path, now)
+    except ApiError as fault:
+        if path == "file_id" and fault.param == "file_id[0]":
+            fault.param = path  # it is no list
+        raise
 
 
-def _path_of(filename: str, param: str) -> str:
-    if not is_path(filename) or "/" in filename:
-        refuse(param, f"Invalid '{param}': no file of a container can have the name {filename!r}.")
-    return filename
+def _room(request: Request) -> ContainerRoom:
+    return room_of(cell_limits(context(request).config))
+
+
+@contextmanager
+def _refusing(param: str) -> Iterator[None]:
+    """Files that a container cannot take are refused by the name of the field that brings them."""
+    try:
+        yield
+    except (ContainerFull, PathTaken) as fault:
+        raise to_api_error(fault, param=param) from None
+
+
+def _let_go(request: Request, files: Sequence[ContainerFile]) -> None:
+    """Contents of these files that no row names any more count until they have gone from the disk."""
+    now = now_us()
+    for file in files:
+        context(request).quota.linger(file.owner, file.num_bytes, (now - file.created_at) / SECONDS)
 
 
 def _container_json(container: StoredContainer) -> bytes:
