@@ -139,6 +139,16 @@ class Cells:
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._sandbox.close()
 
+    @property
+    def num_live(self) -> int:
+        """Sessions that live."""
+        return self._sandbox.num_live
+
+    @property
+    def num_at_work(self) -> int:
+        """Cells that run."""
+        return self._at_work.total()
+
     async def end(self, container_id: str) -> None:
         """End the session of a container that is gone."""
         await self._sandbox.end(container_id)
@@ -199,6 +209,8 @@ class Cells:
         try:
             outcome = await self._sandbox.run(code, id, owner, load, moment, self._fetch)
         except SandboxError as fault:
+            if loaded:
+                await self._whole(owner, id)  # its session may have been ended because it is gone
             raise ToolError(f"The code could not be run: {fault}.") from None
         finally:
             self._at_work[id] -= 1

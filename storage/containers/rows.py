@@ -79,7 +79,7 @@ def list_(
     now: int,
     limit: int,
     order: Order,
-    after: str | None,
+    after: str | tuple[int, str] | None,
     name: str | None,
 ) -> Page[StoredContainer]:
     """One page, by time and then id. NotFound("container") for an unknown `after`."""
@@ -88,8 +88,10 @@ def list_(
         query = query.where(containers.c.name == name)
     by_time = (containers.c.created_at, containers.c.id)
     if after is not None:
-        last = get(conn, owner, after, now)
-        at = tuple_(last.created_at, last.id)
+        if isinstance(after, str):
+            last = get(conn, owner, after, now)
+            after = (last.created_at, last.id)
+        at = tuple_(*after)
         query = query.where(tuple_(*by_time) > at if order == "asc" else tuple_(*by_time) < at)
     query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))
     rows = conn.execute(query.limit(limit + 1)).all()

@@ -76,10 +76,11 @@ class Containers:
         now: int,
         limit: int,
         order: Order = "desc",
-        after: str | None = None,
+        after: str | tuple[int, str] | None = None,
         name: str | None = None,
     ) -> Page[StoredContainer]:
-        """One page by time. NotFound("container") for `after`."""
+        """One page by time. after: the last of the page before; NotFound("container") for an id that is
+        unknown, and never for its time and id, which outlive it."""
         job = partial(rows.list_, owner=owner, now=now, limit=limit, order=order, after=after, name=name)
         return await self._read(job)
 

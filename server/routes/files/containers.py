@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import orjson
 from fastapi import APIRouter
@@ -27,6 +26,8 @@ from server.containers import (
 from server.errors import ApiError, to_api_error
 from server.http import (
     choice,
+    container_file_json,
+    container_json,
     context,
     integer,
     json_reply,
@@ -45,7 +46,6 @@ from server.routes.documented import documented
 from server.schema import array, missing, refuse, text
 from server.shapes import one_of, record, whole
 from storage import ContainerFile, ContainerFull, ContainerRoom, Page, PathTaken, StoredContainer
-from tools import DATA
 
 router = APIRouter(prefix="/v1/containers")
 
@@ -80,7 +80,7 @@ async def create_container(request: Request) -> Response:
         await context(request).storage.containers.create(
             made, [*copies.values()], room=_room(request), spent=spent
         )
-    return json_reply(_container_json(made))
+    return json_reply(container_json(made))
 
 
 @router.get("", **documented("Containers", "containers.read", query=(*_PAGE, "name")))
@@ -90,7 +90,7 @@ async def list_containers(request: Request) -> Response:
     page = await context(request).storage.containers.list(
         owner(request), now=now_us(), name=query_text(query, "name"), **page_args(query)
     )
-    bodies, ids = [_container_json(one) for one in page.data], [one.id for one in page.data]
+    bodies, ids = [container_json(one) for one in page.data], [one.id for one in page.data]
     return json_reply(page_json(bodies, ids, has_more=page.has_more))
 
 
@@ -98,7 +98,7 @@ async def list_containers(request: Request) -> Response:
 async def get_container(request: Request, container_id: str) -> Response:
     """What is known of a container."""
     found = await context(request).storage.containers.get(owner(request), container_id, now_us())
-    return json_reply(_container_json(found))
+    return json_reply(container_json(found))
 
 
 @router.delete("/{container_id}", **documented("Deleted", "containers.write"))
@@ -144,7 +144,7 @@ async def create_file(request: Request, container_id: str) -> Response:
     with _refusing(param):
         await storage.containers.add_file(file, _room(request))
     _let_go(request, [one for one in before if one.path == file.path])
-    return json_reply(_file_json(file))
+    return json_reply(container_file_json(file))
 
 
 @router.get("/{container_id}/files", **documented("ContainerFiles", "containers.read", query=_PAGE))
@@ -162,14 +162,14 @@ async def list_files(request: Request, container_id: str) -> Response:
             raise ApiError(404, f"File with id '{after}' not found.", code="not_found", param="after")
         files = files[at + 1 :]
     page = Page(tuple(files[:limit]), len(files) > limit)
-    bodies, ids = [_file_json(file) for file in page.data], [file.id for file in page.data]
+    bodies, ids = [container_file_json(file) for file in page.data], [file.id for file in page.data]
     return json_reply(page_json(bodies, ids, has_more=page.has_more))
 
 
 @router.get("/{container_id}/files/{file_id}", **documented("ContainerFile", "containers.read"))
 async def get_file(request: Request, container_id: str, file_id: str) -> Response:
     """What is known of a file of a container, without its content."""
-    return json_reply(_file_json(await _file(request, container_id, file_id)))
+    return json_reply(container_file_json(await _file(request, container_id, file_id)))
 
 
 @router.get(
@@ -236,34 +236,3 @@ def _let_go(request: Request, files: Sequence[ContainerFile]) -> None:
     now = now_us()
     for file in files:
         context(request).quota.linger(file.owner, file.num_bytes, (now - file.created_at) / SECONDS)
-
-
-def _container_json(container: StoredContainer) -> bytes:
-    shown: dict[str, Any] = {
-        "id": container.id,
-        "object": "container",
-        "name": container.name,
-        "created_at": container.created_at // SECONDS,
-        "status": "running",
-        "last_active_at": container.last_active_at // SECONDS,
-        "expires_after": {
-            "anchor": "last_active_at",
-            "minutes": container.lifetime // (60 * SECONDS),
-        },
-        "memory_limit": container.memory_limit,
-        "network_policy": {"type": "disabled"},
-    }
-    return orjson.dumps(shown)
-
-
-def _file_json(file: ContainerFile) -> bytes:
-    shown = {
-        "id": file.id,
-        "object": "container.file",
-        "container_id": file.container_id,
-        "created_at": file.created_at // SECONDS,
-        "bytes": file.num_bytes,
-        "path": f"{DATA}/{file.path}",
-        "source": file.source,
-    }
-    return orjson.dumps(shown)
