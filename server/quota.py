@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -74,7 +73,7 @@ class Quota:
         self._known: dict[str, _Known] = {}
         self._store: _Known | None = None  # of all owners; what is held of it is not known
         self._full_for: str | None = None  # the owner who was refused last
-        self._lingering: dict[str, deque[tuple[float, int]]] = {}  # until when (monotonic), how many bytes
+        self._lingering: dict[str, dict[int, int]] = {}  # bytes by the minute (monotonic) when they are gone
         self._measuring = asyncio.Lock()  # one at a time: whoever waits for it finds what it asks for done
 
     async def require(self, owner: str, num_bytes: int, own: StoredBytes | None = None) -> None:
@@ -95,17 +94,19 @@ class Quota:
     def linger(self, owner: str, num_bytes: int, put_s: float) -> None:
         """Go on counting bytes that no row of an owner names any more, until they have gone from the disk.
         put_s: how many seconds ago they were stored."""
-        left_s = BLOB_GRACE_S + SWEEP_S - put_s
-        if num_bytes and left_s > 0:
-            gone_at = time.monotonic() + left_s
-            self._lingering.setdefault(owner, deque()).append((gone_at, num_bytes))
+        gone_at = time.monotonic() + BLOB_GRACE_S + SWEEP_S - put_s
+        if num_bytes and gone_at > time.monotonic():
+            self._lingers(owner)  # so that no more is remembered than still counts
+            of_minutes = self._lingering.setdefault(owner, {})
+            minute = int(gone_at // 60) + 1
+            of_minutes[minute] = of_minutes.get(minute, 0) + num_bytes
 
     def _lingers(self, owner: str) -> int:
-        now = time.monotonic()
-        kept = deque(each for each in self._lingering.pop(owner, ()) if each[0] > now)
+        now = time.monotonic() / 60
+        kept = {at: num for at, num in self._lingering.pop(owner, {}).items() if at > now}
         if kept:
             self._lingering[owner] = kept
-        return sum(num_bytes for _, num_bytes in kept)
+        return sum(kept.values())
 
     async def _require_of_owner(self, owner: str, num_bytes: int, own: StoredBytes | None) -> None:
         known = None

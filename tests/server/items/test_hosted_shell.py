@@ -102,6 +102,10 @@ def test_a_call_that_a_crash_cut_short_has_its_commands() -> None:
     assert fields is not None
     environment = {"type": "container_reference", "container_id": "cntr_1"}
     item = {"type": "shell_call", "id": "sh_1", "status": "in_progress", "environment": environment, **fields}
-    added = {"type": "response.output_item.added", "output_index": 0, "item": item | call.whole.added(fields)}
+    added = {
+        "type": "response.output_item.added",
+        "output_index": 0,
+        "item": {**item, **call.whole.added(fields)},
+    }
     events = [{**event, "output_index": 0} for event in call.whole.events(item)]
     assert fold([added, *events]) == ([item], {0})
