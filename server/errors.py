@@ -33,6 +33,7 @@ from storage import (
     BadText,
     BatchEnded,
     BlobTooLarge,
+    ContainerFull,
     ConversationFull,
     ConversationLocked,
     ConversationMoved,
@@ -44,6 +45,7 @@ from storage import (
     NotWaiting,
     OutputConflict,
     OwnerArchived,
+    PathTaken,
     RequestKnown,
     SchemaTooNew,
     StorageError,
@@ -266,6 +268,12 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         _SOON,  # whoever knows how fast they begin says it better
     ),
     BlobTooLarge: _Row(413, "request_too_large", lambda e: f"A file is larger than {e.limit} bytes."),
+    ContainerFull: _Row(413, "request_too_large", str),
+    PathTaken: _Row(
+        400,
+        "invalid_value",
+        lambda e: f"The container has '{e.path}' as a file and as a folder then: remove one of them first.",
+    ),
     VectorStoreFull: _Row(
         400,
         "vector_store_full",

@@ -23,7 +23,16 @@ from storage.batches import (
     StoredBatch,
     TooManyBatches,
 )
-from storage.files import Blob, BlobTooLarge, StoredFile, StoredPart, StoredUpload, SweptFiles, UploadEnded
+from storage.files import (
+    BLOB_GRACE_S,
+    Blob,
+    BlobTooLarge,
+    StoredFile,
+    StoredPart,
+    StoredUpload,
+    SweptFiles,
+    UploadEnded,
+)
 from storage.private_files import make_private_folder
 from storage.records import (
     COMMIT_SECONDS,
@@ -39,6 +48,8 @@ from storage.records import (
     CommitStats,
     ContainerChange,
     ContainerFile,
+    ContainerFull,
+    ContainerRoom,
     ConversationFull,
     ConversationLocked,
     ConversationMoved,
@@ -72,6 +83,7 @@ from storage.records import (
     OwnerArchived,
     Page,
     Park,
+    PathTaken,
     PositionedItem,
     Purged,
     Record,
@@ -129,6 +141,7 @@ if TYPE_CHECKING:
     from storage.tables import metadata
 
 __all__ = [
+    "BLOB_GRACE_S",
     "COMMIT_SECONDS",
     "ECHO_MARK",
     "MAX_BATCH_ATTEMPTS",
@@ -153,6 +166,8 @@ __all__ = [
     "CommitStats",
     "ContainerChange",
     "ContainerFile",
+    "ContainerFull",
+    "ContainerRoom",
     "ConversationFull",
     "ConversationLocked",
     "ConversationMoved",
@@ -196,6 +211,7 @@ __all__ = [
     "OwnerShare",
     "Page",
     "Park",
+    "PathTaken",
     "PositionedItem",
     "Purged",
     "Record",

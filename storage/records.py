@@ -209,7 +209,8 @@ class Park:
 @dataclass(frozen=True, slots=True)
 class StoredContainer:
     """A container of an owner. lifetime: microseconds from its last use to its expiry. memory_limit: as its
-    client said it. version: raised by each change of its files or its session. cells: how many have run."""
+    client said it. version: raised by each change of its files or its session. cells: how many have run.
+    given: ids of the uploaded files that were copied into it."""
 
     id: str
     owner: str
@@ -220,6 +221,7 @@ class StoredContainer:
     memory_limit: str
     version: int = 0
     cells: int = 0
+    given: tuple[str, ...] = ()
 
     @property
     def expires_at(self) -> int:
@@ -240,6 +242,14 @@ class ContainerFile:
     digest: str
     created_at: int
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRoom:
+    """What the files of a container may be: their number, and their bytes together."""
+
+    files: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -769,6 +779,8 @@ class StorageError(Exception):
     +- EventsExpired          the response is there, its events were pruned
     +- ConversationLocked     a run holds the conversation
     +- ConversationFull       it has as many items as it may have
+    +- ContainerFull          a container's files would be too many, or too large together
+    +- PathTaken              a container has a folder where the file would be, or a file above it
     +- ConversationMoved      items came after the history that the run was planned with
     +- NotWaiting             tool outputs for a run that does not wait
     +- UnknownCall            an output for a call that the run did not make
@@ -826,6 +838,18 @@ class ConversationFull(StorageError):
     def __init__(self, conversation_id: str, limit: int) -> None:
         super().__init__(conversation_id, limit)
         self.conversation_id, self.limit = conversation_id, limit
+
+
+class ContainerFull(StorageError):
+    """A container's files would be too many, or too large together; the message says which."""
+
+
+class PathTaken(StorageError):
+    """A container has a folder of this path, or a file in the place of one of the folders above it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
 
 
 class NotWaiting(StorageError):

@@ -111,10 +111,11 @@ class Storage:
         self._writer.start()
         self.blobs = Blobs(database, self._read)
         self.files = Files(self._read, self._write, self.blobs, removed=(remove_from_stores,))
-        self.containers = Containers(self._read, self._write, self.blobs)
-        self.announced = (
-            asyncio.Event()
-        )  # set whenever something has ended with a notice: deliveries may be due
+        self.containers = Containers(
+            self._read, self._write, self.blobs, partial(usage.add, shard=self._shard)
+        )
+        # set whenever something has ended with a notice: deliveries may be due
+        self.announced = asyncio.Event()
         self.batches = Batches(
             self._read,
             self._write,

@@ -485,6 +485,7 @@ containers = Table(
     Column("cells", BigInteger, nullable=False),
     Column("state", LargeBinary),
     Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
+    Column("given", Text, nullable=False, server_default=""),
     Index("containers_by_time", "owner", "created_at", "id"),
     Index("containers_by_use", "last_active_at"),
 )

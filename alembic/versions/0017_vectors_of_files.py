@@ -11,7 +11,7 @@ from sqlalchemy import Text as AnyText
 from alembic import op
 
 revision = "0017"
-down_revision = "0014"
+down_revision = "0016"
 branch_labels = None
 depends_on = None
 

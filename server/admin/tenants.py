@@ -26,7 +26,7 @@ from server.admin.owner_names import owner_id
 from server.batches import batch_json
 from server.clock import now_us
 from server.config import Config
-from server.http import conversation_json, file_json
+from server.http import container_file_json, container_json, conversation_json, file_json
 from server.runs import spent_so_far
 from server.runs.events import snapshot
 from storage import (
@@ -60,11 +60,12 @@ async def require_owner(storage: Storage, owner: str) -> None:
 
 
 async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[bytes]:
-    """What an owner has, as JSON lines in pieces: conversations, responses, batches, files, contents
-    in base64; and a last line that says that it is whole. Each object is as it was when its line was written.
-    The audit log is told first."""
+    """All that an owner can read, as JSON lines in pieces: conversations, responses, batches, files and
+    containers' files with their contents in base64, and a last line that says that it is whole. Each object
+    is as it was when its line was written. The audit log is told first."""
     await storage.add_audit(by.did("project.exported", owner, owner))
-    counts = {"conversations": 0, "responses": 0, "batches": 0, "files": 0}
+    kinds = ("conversations", "responses", "batches", "files", "containers", "container_files")
+    counts = dict.fromkeys(kinds, 0)
     after: tuple[int, str] | None = None
     while page := await storage.export_conversations(owner, after=after, limit=ITEMS_AT_ONCE):
         for conversation in page:
@@ -109,7 +110,35 @@ async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[by
         if not files.has_more:
             break
         place = files.data[-1].id
+    async with aclosing(_containers(storage, owner, counts)) as pieces:
+        async for piece in pieces:
+            yield piece
     yield orjson.dumps({"type": "end", "owner": owner, **counts}) + b"\n"
+
+
+async def _containers(storage: Storage, owner: str, counts: dict[str, int]) -> AsyncGenerator[bytes]:
+    """The lines of containers, each before those of its files. One that goes meanwhile is left out."""
+    after: tuple[int, str] | None = None
+    more = True
+    while more:
+        page = await storage.containers.list(
+            owner, now=now_us(), limit=ITEMS_AT_ONCE, order="asc", after=after
+        )
+        for container in page.data:
+            try:
+                files = await storage.containers.files(owner, container.id, now_us())
+            except NotFound:
+                continue
+            yield b'{"type":"container","container":' + container_json(container) + b"}\n"
+            counts["containers"] += 1
+            for file in files:
+                yield b'{"type":"container_file","file":' + container_file_json(file) + b',"content":"'
+                async for piece in _base64(storage.blobs.open(file.digest)):
+                    yield piece
+                yield b'"}\n'
+                counts["container_files"] += 1
+        more = page.has_more
+        after = (page.data[-1].created_at, page.data[-1].id) if page.data else None
 
 
 async def _base64(content: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

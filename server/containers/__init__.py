@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from server.containers.cells import Cells, cell_limits, new_file
-from server.containers.figures import LIFETIME, SECONDS
+from server.containers.cells import Cells, cell_limits
+from server.containers.figures import LIFETIME, SECONDS, room_of, session_of
+from server.containers.files import copied, new_file, path_of, wanted_files
 from server.containers.placing import placed
 
-__all__ = ["LIFETIME", "SECONDS", "Cells", "cell_limits", "new_file", "placed"]
+__all__ = [
+    "LIFETIME",
+    "SECONDS",
+    "Cells",
+    "cell_limits",
+    "copied",
+    "new_file",
+    "path_of",
+    "placed",
+    "room_of",
+    "session_of",
+    "wanted_files",
+]

@@ -27,7 +27,14 @@ from server.http.query_params import (
     query_text,
     timestamp,
 )
-from server.http.replies import conversation_json, file_json, json_reply, page_json
+from server.http.replies import (
+    container_file_json,
+    container_json,
+    conversation_json,
+    file_json,
+    json_reply,
+    page_json,
+)
 from server.http.request import (
     actor,
     context,
@@ -63,6 +70,8 @@ __all__ = [
     "StreamCut",
     "actor",
     "choice",
+    "container_file_json",
+    "container_json",
     "context",
     "conversation_json",
     "declared_scope",

@@ -1,4 +1,4 @@
-"""Builds JSON replies: objects of conversations and files, and lists, from what is stored.
+"""Builds JSON replies: objects of conversations, files and containers, and lists, from what is stored.
 
 Stored JSON is put into a reply as it is, without being parsed again.
 """
@@ -6,11 +6,13 @@ Stored JSON is put into a reply as it is, without being parsed again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import orjson
 from starlette.responses import Response
 
-from storage import StoredConversation, StoredFile
+from storage import ContainerFile, StoredContainer, StoredConversation, StoredFile
+from tools import DATA
 
 
 def json_reply(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
@@ -43,6 +45,39 @@ def file_json(stored: StoredFile) -> bytes:
     }
     if stored.expires_at is not None:
         shown["expires_at"] = stored.expires_at // 1_000_000
+    return orjson.dumps(shown)
+
+
+def container_json(container: StoredContainer) -> bytes:
+    """The official ContainerResource."""
+    shown: dict[str, Any] = {
+        "id": container.id,
+        "object": "container",
+        "name": container.name,
+        "created_at": container.created_at // 1_000_000,
+        "status": "running",
+        "last_active_at": container.last_active_at // 1_000_000,
+        "expires_after": {
+            "anchor": "last_active_at",
+            "minutes": container.lifetime // (60_000_000),
+        },
+        "memory_limit": container.memory_limit,
+        "network_policy": {"type": "disabled"},
+    }
+    return orjson.dumps(shown)
+
+
+def container_file_json(file: ContainerFile) -> bytes:
+    """The official ContainerFileResource."""
+    shown = {
+        "id": file.id,
+        "object": "container.file",
+        "container_id": file.container_id,
+        "created_at": file.created_at // 1_000_000,
+        "bytes": file.num_bytes,
+        "path": f"{DATA}/{file.path}",
+        "source": file.source,
+    }
     return orjson.dumps(shown)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from server.access import Accesses, Keys
     from server.config import Config
+    from server.containers import Cells
     from server.encrypted_reasoning import Sealing
     from server.errors import ApiError
     from server.http.arrivals import Arrivals
@@ -44,6 +45,7 @@ class Context:
     limiter: Limiter
     completions: LiveCompletions
     library: Library
+    cells: Cells | None  # None: nothing runs code
 
 
 class ServerState(Protocol):

@@ -64,8 +64,16 @@ def is_client_call(item: Item) -> bool:
     return row is not None and row.answered_by is not None and not (row.ours and row.ours(item))
 
 
+def is_answered(item: Item) -> bool:
+    """Whether a call has its answer in an item of its own that names it, whoever gives that."""
+    row = ITEM_TYPES.get(item["type"])
+    if row is None or row.answered_by is None:
+        return False
+    return key_of(item) is not None if row.ours and row.ours(item) else True
+
+
 def is_output(item: Item) -> bool:
-    """Whether an item is a client's answer: the output of a call, or an approval."""
+    """Whether an item answers a call that it names: an output, mostly a client's, or an approval."""
     row = ITEM_TYPES.get(item["type"])
     return row is not None and row.answers is not None and not (row.ours and row.ours(item))
 
@@ -248,7 +256,8 @@ def is_server_run(tool: Mapping[str, Any]) -> bool:
     row = type_of_calls(tool["type"])
     if row is None or row.call is None or row.call.searches is not None:
         return False
-    return row.execution is not None and is_offered(tool)
+    said = {"type": row.type, **row.call.fields(dict(tool))}
+    return is_offered(tool) and execution_of(said) is not None
 
 
 def stores_of(tool: Mapping[str, Any]) -> Sequence[str]:

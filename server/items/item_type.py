@@ -67,12 +67,15 @@ class Whole:
 
     read: the item's fields, for the arguments; None where they are not those of such a call. added: those of
     its fields that are others when the item is added. events: what is shown of the item between its addition
-    and its end, as events without their output index.
+    and its end, as events without their output index. fold: writes what such an event says into an item.
+    broken: the fields of a call that cannot be read and that this server would have carried out.
     """
 
     read: Callable[[str], Item | None]
-    added: Mapping[str, Any] = field(default_factory=dict)
+    added: Callable[[Item], Mapping[str, Any]] = lambda _fields: {}
     events: Callable[[Item], Sequence[Mapping[str, Any]]] = lambda _item: ()
+    fold: Callable[[Item, Mapping[str, Any]], None] = lambda _item, _event: None
+    broken: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +119,16 @@ class Deferred:
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Where a call is made: the tools of its request, its instructions, the conversation so far, and the
-    functions that a search may load. owner: whose run it is. at: when that began, in microseconds. show:
-    makes an event of the call while it is carried out, for the event's type and its fields besides those
-    that every event of an item has."""
+    functions that a search may load. owner: whose run it is. key_id: of its API key. at: when that began, in
+    microseconds. show: makes an event of the call while it is carried out, for the event's type and its
+    fields besides those that every event of an item has."""
 
     tools: Sequence[Tool]
     instructions: str | None
     items: Sequence[Item]
     deferred: Sequence[Deferred] = ()
     owner: str = ""
+    key_id: str | None = None
     at: int = 0
     show: Callable[[str, Mapping[str, Any]], None] = _unseen
 
@@ -159,8 +163,9 @@ class Execution:
     for the result of a call without an error, the kind of usage that it counts as, and the model of that;
     None where it counts as none.
     follows: the item that holds the outcome, where the call's own does not: its type and fields; None for
-    none. uncertain: what the model is told of a call that a crash cut short and that may not be made again,
-    where there is more to be said than that.
+    none. tells: how that is shown: those of its fields that are others when it is added, and the events until
+    its end, as their types and their fields besides those of its place. uncertain: what the model is told of
+    a call that a crash cut short and that may not be made again, where there is more to be said than that.
     """
 
     running: str
@@ -175,6 +180,9 @@ class Execution:
     approval: Approval | None = None
     counts: Callable[[ToolResult], tuple[str, str] | None] | None = None
     follows: Callable[[Item, ToolResult], Item | None] | None = None
+    tells: Callable[[Item], tuple[Mapping[str, Any], Sequence[tuple[str, Mapping[str, Any]]]]] = (
+        lambda _item: ({}, ())
+    )
     uncertain: str | None = None
 
 

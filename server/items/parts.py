@@ -64,6 +64,13 @@ def network_policy(value: Any, path: str) -> Any:
 
 described(network_policy, lambda: schema_of(_POLICY))
 
+NEW_CONTAINER: Mapping[str, Shape] = {
+    "file_ids": array(STRING, 0, 50),
+    "memory_limit": MEMORY_LIMIT,
+    "network_policy": network_policy,
+}
+"""What a tool may say of a container that is made for it."""
+
 STATUSES = ("completed", "in_progress", "incomplete")
 SEARCHING = ("completed", "in_progress", "searching", "failed")
 

@@ -15,7 +15,7 @@ from server.limits.limit_set import (
     parse_limits,
     read_limits,
 )
-from server.limits.limiter import Charge, Limiter, Standing, StoredBytes, Subject, Visit
+from server.limits.limiter import Charge, Limiter, Standing, StoredBytes, Subject, Visit, owner_subject
 from server.limits.live_runs import Entrance, LiveRuns
 from server.limits.meters import Meters
 from server.limits.tier_shape import ServedTier, ServiceShape
@@ -42,6 +42,7 @@ __all__ = [
     "Visit",
     "changed",
     "load_limits",
+    "owner_subject",
     "parse_limits",
     "read_limits",
     "used_by",

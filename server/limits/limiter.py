@@ -18,8 +18,9 @@ from engine import Place
 from server.errors import ApiError, insufficient_quota
 from server.limits.budgets import Budgets
 from server.limits.gcra import SECOND, Rate
-from server.limits.limit_set import DAY, LimitSet, ModelLimits
+from server.limits.limit_set import DAY, NONE, LimitSet, ModelLimits, load_limits
 from server.limits.meters import Meter, Meters
+from storage import NotFound, Storage
 
 FIRST_GUESS = 256
 """Tokens that an owner's answer is taken to have at least, until ENOUGH_ANSWERS have ended."""
@@ -51,6 +52,15 @@ class Subject(NamedTuple):
     kind: str
     id: str
     limits: LimitSet
+
+
+async def owner_subject(storage: Storage, owner: str) -> Subject:
+    """An owner by its own limits alone: for what is done when no request is there, nor its key."""
+    try:
+        limits = load_limits((await storage.get_owner(owner)).limits)
+    except NotFound:
+        limits = NONE
+    return Subject("owner", owner, limits)
 
 
 class StoredBytes(NamedTuple):

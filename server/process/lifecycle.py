@@ -40,7 +40,7 @@ from server.usage import Meter, Prices
 from server.vector_stores import Library
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, StorageUnavailable, open_storage
-from tools import RUN_CODE, Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
+from tools import Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
 
 log = logging.getLogger("antiphon")
 
@@ -156,10 +156,11 @@ class ServerLifecycle:
         )
         registry = {**registry, **library.tools()}
         found = await look_for_sandbox(self.config)
+        cells: Cells | None = None
         if found.sandbox is not None:
             self.sandbox = found.told
-            cells = Cells(self._storage, found.sandbox, quota, self.config.public_url)
-            self._registry = registry = {**registry, RUN_CODE: cells.tool()}
+            cells = Cells(self._storage, found.sandbox, quota, limiter, self.config.public_url)
+            self._registry = registry = {**registry, **cells.tools()}
         runs = Runs(
             self._storage,
             models,
@@ -183,6 +184,7 @@ class ServerLifecycle:
             limiter,
             LiveCompletions(),
             library,
+            cells,
         )
         self._watchers = [
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from server.limits import NONE, Subject, load_limits
+from server.limits import owner_subject
 from server.vector_stores.documents import Documents
 from server.vector_stores.embedding import Embedder, Payer, Reranker
 from server.vector_stores.ingester import Ingester
 from server.vector_stores.search_tool import search_tools
 from server.vector_stores.searching import Searcher
-from storage import NotFound
 
 if TYPE_CHECKING:
     from server.limits import Limiter
@@ -46,16 +45,8 @@ class Library:
     async def _require_room(self, owner: str, num_bytes: int) -> None:
         """Count bytes that are about to be stored, long after the request that asked for them. ApiError 429
         where they are too many for the owner."""
-        own = self._limiter.stored_bytes((await self._subject(owner),))
-        await self._quota.require(owner, num_bytes, own)
+        await self._quota.require_later(owner, num_bytes, self._limiter)
 
     async def payer_of(self, owner: str) -> Payer:
         """Who pays for what is done for an owner when no request is there to tell."""
-        return Payer(owner, (await self._subject(owner),))
-
-    async def _subject(self, owner: str) -> Subject:
-        try:
-            limits = load_limits((await self._storage.get_owner(owner)).limits)
-        except NotFound:
-            limits = NONE
-        return Subject("owner", owner, limits)
+        return Payer(owner, (await owner_subject(self._storage, owner),))

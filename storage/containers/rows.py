@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, tuple_, update
 
-from storage.records import ContainerChange, ContainerFile, NotFound, Order, Page, StoredContainer
+from storage.records import (
+    ContainerChange,
+    ContainerFile,
+    ContainerFull,
+    ContainerRoom,
+    NotFound,
+    Order,
+    Page,
+    PathTaken,
+    StoredContainer,
+)
 from storage.tables import container_files, containers
 
 ROWS = 100
 """Containers that one step of a sweep removes."""
 
 
-def create(conn: Connection, container: StoredContainer, files: Sequence[ContainerFile]) -> None:
-    """Stores a container with its first files; nothing where it is there already."""
-    there = select(containers.c.id).where(containers.c.id == container.id)
-    if conn.execute(there).first() is None:
-        conn.execute(insert(containers).values(**asdict(container), num_bytes=0))
-        if files:
-            conn.execute(insert(container_files), [asdict(file) for file in files])
+def create(
+    conn: Connection, container: StoredContainer, files: Sequence[ContainerFile], room: ContainerRoom
+) -> bool:
+    """Stores a container with its first files, in the place of one that has expired; False where it is there
+    already. ContainerFull, PathTaken."""
+    over = containers.c.last_active_at + containers.c.lifetime <= container.created_at
+    there = conn.execute(select(over).where(containers.c.id == container.id).with_for_update()).scalar()
+    if there is not None:
+        if not there:
+            return False
+        remove(conn, (container.id,))
+    values = {**asdict(container), "given": " ".join(container.given), "num_bytes": 0}
+    conn.execute(insert(containers).values(values))
+    _add(conn, container.owner, container.id, files, room)
+    return True
 
 
 def get(conn: Connection, owner: str, id: str, now: int, *, hold: bool = False) -> StoredContainer:
@@ -40,6 +58,20 @@ def state_of(conn: Connection, owner: str, id: str) -> bytes | None:
     return found
 
 
+def use(conn: Connection, ids: Sequence[str], now: int) -> None:
+    """These containers are used now, so that they do not expire; not those that have."""
+    there = containers.c.last_active_at + containers.c.lifetime > now
+    held = select(containers.c.id).where(containers.c.id.in_(ids), there).order_by(containers.c.id)
+    known = conn.execute(held.with_for_update()).scalars().all()
+    conn.execute(update(containers).where(containers.c.id.in_(known)).values(last_active_at=now))
+
+
+def alive(conn: Connection, ids: Sequence[str], now: int) -> set[str]:
+    """Those of these containers that are there."""
+    there = containers.c.last_active_at + containers.c.lifetime > now
+    return {*conn.execute(select(containers.c.id).where(containers.c.id.in_(ids), there)).scalars()}
+
+
 def list_(
     conn: Connection,
     owner: str,
@@ -47,7 +79,7 @@ def list_(
     now: int,
     limit: int,
     order: Order,
-    after: str | None,
+    after: str | tuple[int, str] | None,
     name: str | None,
 ) -> Page[StoredContainer]:
     """One page, by time and then id. NotFound("container") for an unknown `after`."""
@@ -56,8 +88,10 @@ def list_(
         query = query.where(containers.c.name == name)
     by_time = (containers.c.created_at, containers.c.id)
     if after is not None:
-        last = get(conn, owner, after, now)
-        at = tuple_(last.created_at, last.id)
+        if isinstance(after, str):
+            last = get(conn, owner, after, now)
+            after = (last.created_at, last.id)
+        at = tuple_(*after)
         query = query.where(tuple_(*by_time) > at if order == "asc" else tuple_(*by_time) < at)
     query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))
     rows = conn.execute(query.limit(limit + 1)).all()
@@ -95,11 +129,57 @@ def files_of(conn: Connection, owner: str, container_id: str) -> tuple[Container
     return tuple(ContainerFile(**row._mapping) for row in rows)
 
 
-def add_file(conn: Connection, file: ContainerFile) -> None:
-    """Stores a file in the place of one of the same path, which is a use of the container. NotFound."""
-    get(conn, file.owner, file.container_id, file.created_at, hold=True)
-    _put(conn, (file,), ())
-    _used(conn, file.container_id, file.created_at)
+def add_files(
+    conn: Connection, owner: str, id: str, files: Sequence[ContainerFile], now: int, room: ContainerRoom
+) -> None:
+    """Stores files in the places of those of the same paths, which is a use of the container. NotFound,
+    ContainerFull, PathTaken."""
+    get(conn, owner, id, now, hold=True)
+    _add(conn, owner, id, files, room)
+    _used(conn, id, now)
+
+
+def give(
+    conn: Connection,
+    owner: str,
+    id: str,
+    files: Mapping[str, ContainerFile],
+    now: int,
+    room: ContainerRoom,
+) -> None:
+    """The same for copies of uploaded files, by their ids, of those that the container was not given yet."""
+    given = get(conn, owner, id, now, hold=True).given
+    if new := [file_id for file_id in files if file_id not in given]:
+        _add(conn, owner, id, [files[file_id] for file_id in new], room)
+        told = " ".join((*given, *new))
+        conn.execute(update(containers).where(containers.c.id == id).values(given=told))
+        _used(conn, id, now)
+
+
+def _add(conn: Connection, owner: str, id: str, files: Sequence[ContainerFile], room: ContainerRoom) -> None:
+    """What clients bring is refused as a whole where there is no room for it, or a folder in its place."""
+    own = [*{file.path: file for file in files}.values()]  # of one path the last one
+    if not own:
+        return
+    _put(conn, own, ())
+    table = container_files
+    paths = {*conn.execute(select(table.c.path).where(table.c.container_id == id)).scalars()}
+    for path in paths:
+        if above := next((one for one in _above(path) if one in paths), None):
+            raise PathTaken(above)
+    size = select(func.count(), func.coalesce(func.sum(table.c.num_bytes), 0))
+    number, num_bytes = conn.execute(size.where(table.c.container_id == id)).one()
+    if number > room.files:
+        raise ContainerFull(f"A container may have {room.files} files; it would have {number}.")
+    if num_bytes > room.num_bytes:
+        most = f"The files of a container may have {room.num_bytes} bytes"
+        raise ContainerFull(f"{most}; it would be {num_bytes}.")
+
+
+def _above(path: str) -> list[str]:
+    """The folders that a path lies in."""
+    parts = path.split("/")
+    return ["/".join(parts[:length]) for length in range(1, len(parts))]
 
 
 def remove_file(conn: Connection, owner: str, container_id: str, id: str, now: int) -> None:
@@ -138,7 +218,22 @@ def apply(conn: Connection, changes: Sequence[ContainerChange]) -> None:
                 num_bytes=len(change.state or b""),
             )
         )
+        _make_way(conn, change.files)
         _put(conn, change.files, [(change.container_id, path) for path in change.removed])
+
+
+def _make_way(conn: Connection, files: Sequence[ContainerFile]) -> None:
+    """Removes what would stand in a path as a file and as a folder: where a client has put a file in the
+    place of a folder while code was making that, the folder is what the session goes on with."""
+    for file in files:
+        path = container_files.c.path
+        below = path.startswith(f"{file.path}/", autoescape=True)
+        conn.execute(
+            delete(container_files).where(
+                container_files.c.container_id == file.container_id,
+                or_(below, path.in_(_above(file.path))),
+            )
+        )
 
 
 def _put(conn: Connection, files: Sequence[ContainerFile], removed: Sequence[tuple[str, str]]) -> None:
@@ -160,4 +255,4 @@ _COLUMNS = tuple(column for column in containers.c if column.name not in ("state
 
 
 def _stored(row: Row[*tuple[Any, ...]]) -> StoredContainer:
-    return StoredContainer(**row._mapping)
+    return StoredContainer(**{**row._mapping, "given": tuple(row.given.split())})

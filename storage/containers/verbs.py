@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 
 from sqlalchemy import Connection
@@ -10,20 +10,49 @@ from sqlalchemy import Connection
 from storage.containers import rows
 from storage.drivers import Run
 from storage.files import Blobs
-from storage.records import ContainerChange, ContainerFile, NotFound, Order, Page, StoredContainer
+from storage.records import (
+    ContainerChange,
+    ContainerFile,
+    ContainerRoom,
+    NotFound,
+    Order,
+    Page,
+    Spent,
+    StoredContainer,
+)
+
+Count = Callable[[Connection, Sequence[Spent]], None]
+"""Counts what was used, within a transaction."""
 
 
 class Containers:
     """The containers of one database. An unknown id is NotFound; so are another owner's and one that has
-    expired. Contents of files are blobs: put the content first."""
+    expired. Contents of files are blobs: put the content first. What a client brings may raise ContainerFull
+    and PathTaken, and is then refused as a whole."""
 
-    def __init__(self, read: Run, write: Run, blobs: Blobs) -> None:
+    def __init__(self, read: Run, write: Run, blobs: Blobs, count: Count) -> None:
         self._read, self._write = read, write
         self._blobs = blobs
+        self._count = count
 
-    async def create(self, container: StoredContainer, files: Sequence[ContainerFile] = ()) -> None:
-        """Stores a container with its first files; nothing where it is there already."""
-        await self._write(partial(rows.create, container=container, files=tuple(files)))
+    async def create(
+        self,
+        container: StoredContainer,
+        files: Sequence[ContainerFile] = (),
+        *,
+        room: ContainerRoom,
+        spent: Spent | None = None,
+    ) -> bool:
+        """Stores a container with its first files, in the place of one that has expired; False where it is
+        there already. spent: what it counts as, in the same transaction."""
+
+        def make(conn: Connection) -> bool:
+            made = rows.create(conn, container, files, room)
+            if made and spent is not None:
+                self._count(conn, (spent,))
+            return made
+
+        return await self._write(make)
 
     async def get(self, owner: str, id: str, now: int) -> StoredContainer:
         """NotFound("container")."""
@@ -47,10 +76,11 @@ class Containers:
         now: int,
         limit: int,
         order: Order = "desc",
-        after: str | None = None,
+        after: str | tuple[int, str] | None = None,
         name: str | None = None,
     ) -> Page[StoredContainer]:
-        """One page by time. NotFound("container") for `after`."""
+        """One page by time. after: the last of the page before; NotFound("container") for an id that is
+        unknown, and never for its time and id, which outlive it."""
         job = partial(rows.list_, owner=owner, now=now, limit=limit, order=order, after=after, name=name)
         return await self._read(job)
 
@@ -64,9 +94,26 @@ class Containers:
         await self._write(remove)
         self._blobs.let_go()
 
-    async def add_file(self, file: ContainerFile) -> None:
+    async def use(self, ids: Sequence[str], now: int) -> None:
+        """Puts off when these containers expire, those that have not, of any owner."""
+        await self._write(partial(rows.use, ids=tuple(ids), now=now))
+
+    async def alive(self, ids: Sequence[str], now: int) -> set[str]:
+        """Those of these containers, of any owner, that are there."""
+        return await self._read(partial(rows.alive, ids=tuple(ids), now=now))
+
+    async def add_file(self, file: ContainerFile, room: ContainerRoom) -> None:
         """Stores a file, in the place of one of the same path. NotFound("container")."""
-        await self._write(partial(rows.add_file, file=file))
+        owner, id, now = file.owner, file.container_id, file.created_at
+        await self._write(partial(rows.add_files, owner=owner, id=id, files=(file,), now=now, room=room))
+        self._blobs.let_go()
+
+    async def give(
+        self, owner: str, id: str, files: Mapping[str, ContainerFile], now: int, room: ContainerRoom
+    ) -> None:
+        """Stores copies of uploaded files, by their ids; those that it was given before are left out,
+        whatever has become of them. NotFound("container")."""
+        await self._write(partial(rows.give, owner=owner, id=id, files=files, now=now, room=room))
         self._blobs.let_go()
 
     async def files(self, owner: str, container_id: str, now: int) -> tuple[ContainerFile, ...]:

@@ -19,6 +19,7 @@ from agents import (
     OpenAIConversationsSession,
     OpenAIResponsesModel,
     Runner,
+    ShellTool,
     WebSearchTool,
     function_tool,
     set_tracing_disabled,
@@ -275,6 +276,27 @@ async def test_code_is_run_here(tmp_path: Path) -> None:
         assert result.final_output == "The tool said: 42"
         again = await Runner.run(coding, [*result.to_input_list(), {"role": "user", "content": "say on"}])
         assert again.final_output == "on"
+
+
+async def test_commands_that_the_server_runs(tmp_path: Path) -> None:
+    async with (
+        live_app(tmp_path, ScriptedEngine(), registry=None, sandbox="bubblewrap") as running,
+        AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="unused", max_retries=0) as sdk,
+    ):
+        if running.context.cells is None:
+            pytest.skip("this machine cannot have the sandbox bubblewrap")
+        working = Agent(
+            name="Assistant",
+            model=OpenAIResponsesModel(model=MODEL, openai_client=sdk),
+            tools=[ShellTool(environment={"type": "container_auto"})],
+            model_settings=ModelSettings(store=False),
+        )
+        result = await Runner.run(working, 'call shell {"commands": ["echo hello > a.txt"]}')
+        kinds = [item.type for item in result.raw_responses[-1].output]
+        assert kinds == ["shell_call", "shell_call_output", "message"]
+        asked: Any = {"role": "user", "content": 'call shell {"commands": ["cat a.txt"]}'}
+        again = await Runner.run(working, [*result.to_input_list(), asked])
+        assert again.final_output.startswith("The tool said: hello")
 
 
 async def test_a_search_and_an_image_that_only_the_client_keeps(tmp_path: Path) -> None:

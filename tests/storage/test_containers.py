@@ -6,10 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from storage import ContainerChange, ContainerFile, NotFound, RunAppend, Storage, StoredContainer
+from storage import (
+    Account,
+    ContainerChange,
+    ContainerFile,
+    ContainerFull,
+    ContainerRoom,
+    Counts,
+    NotFound,
+    PathTaken,
+    RunAppend,
+    Spent,
+    Storage,
+    StoredContainer,
+    UsageFilter,
+)
 from tests.support.making import OTHER, OWNER, new, record
 
 MADE = StoredContainer("cntr_1", OWNER, "mine", 1000, 1000, 500, "1g")
+ROOM = ContainerRoom(files=3, num_bytes=100)
 
 
 def file(path: str, digest: str, *, id: str = "", at: int = 1000) -> ContainerFile:
@@ -18,8 +33,8 @@ def file(path: str, digest: str, *, id: str = "", at: int = 1000) -> ContainerFi
 
 async def test_a_container_is_its_owners_until_it_expires(storage: Storage) -> None:
     containers = storage.containers
-    await containers.create(MADE, [file("a.txt", "d1")])
-    await containers.create(replace(MADE, name="again"))
+    await containers.create(MADE, [file("a.txt", "d1")], room=ROOM)
+    assert not await containers.create(replace(MADE, name="again"), room=ROOM)
     assert await containers.get(OWNER, "cntr_1", 1499) == MADE
     assert [one.path for one in await containers.files(OWNER, "cntr_1", 1001)] == ["a.txt"]
     for owner, now in ((OTHER, 1001), (OWNER, 1500)):
@@ -28,7 +43,7 @@ async def test_a_container_is_its_owners_until_it_expires(storage: Storage) -> N
         with pytest.raises(NotFound):
             await containers.files(owner, "cntr_1", now)
         assert not (await containers.list(owner, now=now, limit=9)).data
-    await containers.add_file(replace(file("a.txt", "d2"), created_at=1400))
+    await containers.add_file(replace(file("a.txt", "d2"), created_at=1400), ROOM)
     assert (await containers.get(OWNER, "cntr_1", 1800)).version == 1
     assert (await containers.list(OWNER, now=1800, limit=9, name="mine")).data[0].id == "cntr_1"
     assert not (await containers.list(OWNER, now=1800, limit=9, name="other")).data
@@ -39,7 +54,7 @@ async def test_a_container_is_its_owners_until_it_expires(storage: Storage) -> N
 
 async def test_a_cells_changes_come_with_its_outcome_or_not_at_all(storage: Storage) -> None:
     containers = storage.containers
-    await containers.create(MADE, [file("a.txt", "d1"), file("b.txt", "d3")])
+    await containers.create(MADE, [file("a.txt", "d1"), file("b.txt", "d3")], room=ROOM)
     claim = await storage.start_response(new("r1"))
     change = ContainerChange("cntr_1", OWNER, 1100, b"session", (file("a.txt", "d2", at=1100),), ("b.txt",))
     first = RunAppend("r1", claim.fence, records=(record(claim.next_seq),), effects=(change,))
@@ -53,3 +68,43 @@ async def test_a_cells_changes_come_with_its_outcome_or_not_at_all(storage: Stor
     await containers.change(change)
     with pytest.raises(NotFound):
         await containers.get(OWNER, "cntr_1", 1101)
+
+
+async def test_what_clients_bring_is_bounded_and_is_no_file_beside_its_folder(storage: Storage) -> None:
+    containers = storage.containers
+    with pytest.raises(ContainerFull, match="100 bytes; it would be 120"):
+        files = [replace(file(name, name), num_bytes=60) for name in "ab"]
+        await containers.create(MADE, files, room=ROOM)
+    with pytest.raises(NotFound):
+        await containers.get(OWNER, "cntr_1", 1001)
+    await containers.create(MADE, [file("a", "d1"), file("d/e/f", "d2"), file("c", "d3")], room=ROOM)
+    with pytest.raises(ContainerFull, match="3 files; it would have 4"):
+        await containers.add_file(file("x", "d4"), ROOM)
+    with pytest.raises(PathTaken):
+        await containers.add_file(file("d", "d4"), replace(ROOM, files=9))
+    assert (await containers.get(OWNER, "cntr_1", 1001)).version == 0
+    # A client's file in the place of a folder that code makes meanwhile goes; so does one in a folder's.
+    made = (file("a/b", "d5"), file("d/e", "d6"))
+    await containers.change(ContainerChange("cntr_1", OWNER, 1100, None, made))
+    assert {one.path for one in await containers.files(OWNER, "cntr_1", 1101)} == {"a/b", "d/e", "c"}
+
+
+async def test_uploaded_files_are_given_once_and_an_expired_container_is_made_anew(storage: Storage) -> None:
+    containers, spent = storage.containers, Spent(1000, Account(OWNER, None, "", "default", "k"), Counts(1))
+    assert await containers.create(MADE, room=ROOM, spent=spent)
+    assert not await containers.create(MADE, room=ROOM, spent=spent)
+    await containers.give(OWNER, "cntr_1", {"file-1": file("a", "d1")}, 1001, ROOM)
+    change = ContainerChange("cntr_1", OWNER, 1002, b"s", (file("a", "d2"),))
+    await containers.change(change)
+    await containers.give(OWNER, "cntr_1", {"file-1": file("a", "d1"), "file-2": file("b", "d3")}, 1003, ROOM)
+    found, files, _ = await containers.whole(OWNER, "cntr_1", 1004)
+    assert found.given == ("file-1", "file-2") and found.version == 3
+    assert {one.path: one.digest for one in files} == {"a": "d2", "b": "d3"}, "what code has changed stays"
+    await containers.use(["cntr_1"], 1400)
+    assert await containers.alive(["cntr_1", "cntr_2"], 1899) == {"cntr_1"}
+    assert await containers.alive(["cntr_1"], 1900) == set()
+    again = replace(MADE, created_at=1900, last_active_at=1900)
+    assert await containers.create(again, room=ROOM, spent=spent)
+    assert await containers.whole(OWNER, "cntr_1", 1901) == (again, (), None)
+    [used] = await storage.usage_sums(UsageFilter("k", 0, 10**12), (), 10**12)
+    assert used.counts.requests == 2, "once for each that was made"

@@ -14,6 +14,9 @@ MIB = 1024 * 1024
 RUN_CODE = "code.run"
 """The name of the tool that runs cells. No function can have it, and no model is shown it."""
 
+RUN_SHELL = "shell.run"
+"""The same of the tool that runs commands of a shell."""
+
 DATA = "/mnt/data"
 """The folder of a container's files, as its code sees it."""
 

@@ -21,6 +21,8 @@ MAX_DEPTH = 16
 MAX_ENTRIES = 20_000
 """Of a folder and all below it, whatever they are."""
 MAX_PATH = 512
+MAX_NAME = 255
+"""Bytes of one name in a path, as file systems have it."""
 
 Mark = tuple[int, int, int]
 """By what a file is known to be unchanged: size in bytes, time of its last change, number of its inode."""
@@ -73,10 +75,10 @@ def is_path(path: str) -> bool:
     """Whether a path below the folder can be one of a container's files: text, in no way out of it."""
     parts = path.split("/")
     return (
-        0 < len(path.encode("utf-8", "surrogateescape")) <= MAX_PATH
-        and path.isprintable()
+        path.isprintable()  # so it has no halves of surrogate pairs, and can be encoded
+        and len(path.encode()) <= MAX_PATH
         and len(parts) <= MAX_DEPTH
-        and not any(part in ("", ".", "..") for part in parts)
+        and all(0 < len(part.encode()) <= MAX_NAME and part not in (".", "..") for part in parts)
     )
 
 

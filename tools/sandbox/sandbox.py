@@ -115,6 +115,11 @@ class Sandbox:
         self._ground, self._rooms = None, {}
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The containers of which there is anything here."""
+        return tuple(self._rooms)
+
+    @property
     def num_live(self) -> int:
         """Sessions that live."""
         return sum(room.session is not None for room in self._rooms.values())
@@ -236,7 +241,7 @@ class Sandbox:
         for path, (digest, _) in space.files.items():
             if not is_path(path):
                 continue
-            descriptor = create_file(room.folder, path)
+            descriptor = await asyncio.to_thread(create_file, room.folder, path)
             with open(descriptor, "wb") as file:
                 await fetch(digest, file.write)
         if room.session is not None and self.confinement is not None:
@@ -323,6 +328,14 @@ class Sandbox:
             await self._end_session(room)
             if room.place is not None:
                 await asyncio.to_thread(remove, room.place)
+
+    async def end(self, key: str) -> None:
+        """End a container's session at once, even in the middle of a cell, and let go of what is here of it,
+        unless a cell is still about to end."""
+        room = self._rooms.get(key)
+        if room is not None and room.users and room.session is not None:
+            room.session.end()
+        await self.forget(key)
 
     async def _tidy(self) -> None:
         """End what nobody has used for a while."""

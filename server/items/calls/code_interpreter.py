@@ -21,7 +21,7 @@ from server.items.item_type import (
     Tool,
     flat_function,
 )
-from server.items.parts import MEMORY_LIMIT, PLACE, STATUSES, item_shape, network_policy
+from server.items.parts import NEW_CONTAINER, PLACE, STATUSES, item_shape
 from server.items.private_half import Private, private_of
 from server.items.transcript import Transcript
 from server.shapes import (
@@ -38,18 +38,7 @@ from tools import RUN_CODE, Registry, ToolResult, execute
 # ------------------------------------------------------------------------------------------------------------
 # The tool of a request
 
-_AUTO = tagged(
-    {
-        "auto": record(
-            {},
-            {
-                "file_ids": array(STRING, 0, 50),
-                "memory_limit": MEMORY_LIMIT,
-                "network_policy": network_policy,
-            },
-        )
-    }
-)
+_AUTO = tagged({"auto": record({}, NEW_CONTAINER)})
 
 
 def _container(value: Any, path: str) -> Any:
@@ -104,7 +93,8 @@ async def _run(item: Item, registry: Registry, scene: Scene) -> ToolResult:
     tools = (tool["container"] for tool in scene.tools if tool["type"] == "code_interpreter")
     container = next(tools, {"type": "id", "container_id": id})
     told = {"code": item["code"], "owner": scene.owner, "call": item["id"], "at": scene.at}
-    return await execute(registry[RUN_CODE], json.dumps({**told, "container": container}))
+    told |= {"container": container, "key": scene.key_id or ""}
+    return await execute(registry[RUN_CODE], json.dumps(told))
 
 
 def _finish(item: Item, result: ToolResult) -> str | None:
@@ -122,10 +112,6 @@ def _keeps(_item: Item, result: ToolResult) -> Private:
 
 def _repeatable(_item: Item, registry: Registry) -> bool:
     return RUN_CODE in registry and registry[RUN_CODE].idempotent
-
-
-def _counts(result: ToolResult) -> tuple[str, str] | None:
-    return ("code_interpreter_sessions", "") if (result.kept or {}).get("opened") else None
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -198,7 +184,6 @@ ROWS = (
                 starts=("response.code_interpreter_call.interpreting",),
                 keeps=_keeps,
                 broken="incomplete",
-                counts=_counts,
                 uncertain=LOST,
             ),
         ),

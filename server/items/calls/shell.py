@@ -1,4 +1,5 @@
-"""Commands for a shell, which clients carry out."""
+"""Commands for a shell. Clients carry them out, or this server does in a container, where the environment of
+the tool is one."""
 
 from __future__ import annotations
 
@@ -7,8 +8,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.items.calls.function_tools import CALLERS
-from server.items.item_type import Call, Item, ItemType, Tool, Whole, flat_function, with_call_id
-from server.items.parts import CALLER, PLACE, call_shape, identifier, item_shape, read_arguments
+from server.items.item_type import (
+    Call,
+    Execution,
+    Item,
+    ItemType,
+    Scene,
+    Tool,
+    Whole,
+    flat_function,
+    with_call_id,
+)
+from server.items.parts import (
+    CALLER,
+    NEW_CONTAINER,
+    PLACE,
+    call_shape,
+    identifier,
+    item_shape,
+    read_arguments,
+)
+from server.items.private_half import Private, private_of
 from server.items.transcript import Transcript
 from server.shapes import (
     NAME,
@@ -17,14 +37,12 @@ from server.shapes import (
     array,
     described,
     map_of,
-    mapping,
     record,
     refuse,
-    schema_of,
     tagged,
     whole,
 )
-from tools import Registry
+from tools import RUN_CODE, RUN_SHELL, Registry, ToolResult, execute
 
 _COMMAND = "output_index command_index"
 _NUMBER = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
@@ -35,25 +53,51 @@ _NUMBER_SHAPE = whole(1, 2**31 - 1)
 
 _SKILL = record({"name": NAME, "description": STRING, "path": NAME})
 _LOCAL = record({}, {"skills": array(_SKILL, max_items=200)})
-_TOOL = record({}, {"environment": mapping, "allowed_callers": CALLERS})
 
 
-def _tool(value: Any, path: str) -> Tool:
-    tool: Tool = _TOOL(value, path)
-    environment = tool.get("environment")
-    if environment is None:
-        return tool
-    where = f"{path}.environment"
-    if environment.get("type") in ("container_auto", "container_reference"):
-        message = (
-            f"This server has no containers of type '{environment['type']}': commands are run by the client, "
-            "in an environment of type 'local'."
-        )
-        refuse(f"{where}.type", message, "unsupported_parameter")
-    return {**tool, "environment": tagged({"local": _LOCAL})(environment, where)}
+def _no_skills(value: Any, path: str) -> Any:
+    if value:
+        refuse(path, f"Invalid '{path}': containers have none here.", "unsupported_parameter")
+    return value
 
 
-described(_tool, lambda: schema_of(_TOOL))
+described(_no_skills, lambda: {"type": "array", "maxItems": 0})
+
+_TOOL = record(
+    {},
+    {
+        "environment": tagged(
+            {
+                "local": _LOCAL,
+                "container_auto": record({}, {**NEW_CONTAINER, "skills": _no_skills}),
+                "container_reference": record({"container_id": STRING}),
+            }
+        ),
+        "allowed_callers": CALLERS,
+    },
+)
+
+
+def _is_hosted(said: Mapping[str, Any]) -> bool:
+    """Whether the environment of a tool, or of a call, is a container of this server."""
+    return (said.get("environment") or {}).get("type") in ("container_auto", "container_reference")
+
+
+def _lacks(tool: Tool, registry: Registry) -> str | None:
+    if not _is_hosted(tool) or RUN_SHELL in registry:
+        return None
+    if RUN_CODE in registry:
+        return "Monty runs no commands: --sandbox bubblewrap does"
+    return "this server runs no commands: --sandbox turns that on"
+
+
+def _fields(tool: Tool) -> Mapping[str, Any]:
+    if not _is_hosted(tool):
+        return {"environment": {"type": "local"}}
+    # A request whose tokens are only counted has no container yet.
+    id = tool.get("container", {}).get("container_id", "")
+    return {"environment": {"type": "container_reference", "container_id": id}}
+
 
 _SHELL = (
     "Runs commands in a shell on the user's machine, in the given order, and returns what each printed and "
@@ -86,7 +130,17 @@ _ARGUMENTS = record(
 )
 
 
-def _offers(tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
+_HOSTED = (
+    "Runs commands in a shell in a container, in the given order, and returns what each printed and its exit "
+    "code. {about} Files are in /mnt/data, and stay; in the answer, a link to sandbox:/mnt/data/NAME lets "
+    "the user download one."
+)
+
+
+def _offers(tool: Tool, registry: Registry, _path: str) -> Sequence[Tool]:
+    if _is_hosted(tool):
+        about = registry[RUN_SHELL].description
+        return [flat_function("shell", _HOSTED.format(about=about), _PARAMETERS)]
     skills = (tool.get("environment") or {}).get("skills") or ()
     told = [f"- {skill['name']} ({skill['path']}): {skill['description']}" for skill in skills]
     if told:
@@ -98,7 +152,7 @@ def _read(arguments: str) -> Item | None:
     action = read_arguments(arguments, _ARGUMENTS, _NAMES)
     if action is None:
         return None
-    return {"action": {name: action[name] for name in _NAMES}, "environment": {"type": "local"}}
+    return {"action": {name: action[name] for name in _NAMES}}
 
 
 def _events(item: Item) -> Sequence[Mapping[str, Any]]:
@@ -112,7 +166,75 @@ def _events(item: Item) -> Sequence[Mapping[str, Any]]:
     return events
 
 
+def _added(fields: Item) -> Mapping[str, Any]:
+    return {"action": {**fields["action"], "commands": []}}
+
+
+def _fold(item: Item, event: Mapping[str, Any]) -> None:
+    if event["type"] == "response.shell_call_command.done":
+        item["action"]["commands"].append(event["command"])
+
+
 _EMPTY: Item = {"action": {"commands": [], "timeout_ms": None, "max_output_length": None}}
+
+# ------------------------------------------------------------------------------------------------------------
+# Commands that this server runs
+
+LOST = (
+    "The server stopped while these commands ran: files are as of the last finished call, and what else they "
+    "have done is lost."
+)
+_NOT_KEPT = "The output of these commands was not kept."
+
+
+async def _run(item: Item, registry: Registry, scene: Scene) -> ToolResult:
+    if RUN_SHELL not in registry:
+        return ToolResult(error="Commands cannot be run here any more.")
+    tools = (tool["container"] for tool in scene.tools if tool["type"] == "shell" and _is_hosted(tool))
+    container = next(tools, {"type": "id", "container_id": item["environment"]["container_id"]})
+    told = {"owner": scene.owner, "key": scene.key_id or "", "call": item["id"], "at": scene.at}
+    asked = {**item["action"], **told, "container": container}
+    return await execute(registry[RUN_SHELL], json.dumps(asked))
+
+
+def _finish(item: Item, result: ToolResult) -> str | None:
+    item["status"] = "completed" if result.error is None else "incomplete"
+    return None
+
+
+def _keeps(_item: Item, result: ToolResult) -> Private:
+    kept = {key: value for key, value in (result.kept or {}).items() if key in ("container_files", "broken")}
+    return kept if result.error is None else {**kept, "error": result.error}
+
+
+def _follows(item: Item, result: ToolResult) -> Item:
+    if result.error is None and result.kept is not None:
+        output = result.kept["output"]
+    else:
+        output = [{"stdout": "", "stderr": result.error, "outcome": {"type": "exit", "exit_code": 1}}]
+    return {
+        "type": "shell_call_output",
+        "call_id": item["call_id"],
+        "status": item["status"],
+        "output": output,
+        "max_output_length": item["action"]["max_output_length"],
+    }
+
+
+def _tells(item: Item) -> tuple[Mapping[str, Any], Sequence[tuple[str, Mapping[str, Any]]]]:
+    events: list[tuple[str, Mapping[str, Any]]] = []
+    for index, one in enumerate(item["output"]):
+        if said := {stream: one[stream] for stream in ("stdout", "stderr") if one[stream]}:
+            events.append(
+                ("response.shell_call_output_content.delta", {"command_index": index, "delta": said})
+            )
+        events.append(("response.shell_call_output_content.done", {"command_index": index, "output": [one]}))
+    return {"status": "in_progress", "output": []}, events
+
+
+def _repeatable(_item: Item, _registry: Registry) -> bool:
+    return False
+
 
 # ------------------------------------------------------------------------------------------------------------
 # `local_shell`: one program with its arguments
@@ -173,7 +295,15 @@ def _read_local(arguments: str) -> Item | None:
 
 
 def _say(item: Item, transcript: Transcript) -> None:
+    call_id, private = item["call_id"], private_of(item) or {}
+    if private.get("broken"):  # nothing followed it
+        transcript.call(call_id, "shell", "{}")
+        transcript.answer(call_id, f"error: {private['error']}")
+        return
     _say_action(item, transcript, "shell", _NAMES)
+    answered = ("call_id", call_id) in transcript.answers
+    if _is_hosted(item) and not answered and transcript.has(call_id):
+        transcript.answer(call_id, _NOT_KEPT)
 
 
 def _say_local(item: Item, transcript: Transcript) -> None:
@@ -241,9 +371,26 @@ ROWS = (
             "response.shell_call_command.done": f"{_COMMAND} command",
         },
         order="(shell_call_command.added shell_call_command.delta* shell_call_command.done)*",
-        tools={"shell": _tool},
-        call=Call(with_call_id, whole=Whole(_read, _EMPTY, _events), offers=_offers),
+        tools={"shell": _TOOL},
+        call=Call(
+            with_call_id,
+            whole=Whole(_read, _added, _events, _fold, broken=_EMPTY),
+            offers=_offers,
+            lacks=_lacks,
+            fields=_fields,
+            execution=Execution(
+                "in_progress",
+                _run,
+                _finish,
+                _repeatable,
+                keeps=_keeps,
+                follows=_follows,
+                tells=_tells,
+                uncertain=LOST,
+            ),
+        ),
         answered_by="shell_call_output",
+        ours=_is_hosted,
     ),
     ItemType(
         "shell_call_output",

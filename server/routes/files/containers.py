@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import orjson
 from fastapi import APIRouter
@@ -11,16 +12,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.clock import now_us
-from server.containers import LIFETIME, SECONDS, new_file
-from server.errors import ApiError
+from server.containers import (
+    LIFETIME,
+    SECONDS,
+    cell_limits,
+    copied,
+    new_file,
+    path_of,
+    room_of,
+    session_of,
+    wanted_files,
+)
+from server.errors import ApiError, to_api_error
 from server.http import (
     choice,
+    container_file_json,
+    container_json,
     context,
     integer,
     json_reply,
     owner,
     page_args,
     page_json,
+    principal,
     query_text,
     read_body,
     require_stored_bytes,
@@ -31,8 +45,7 @@ from server.items import MEMORY_LIMIT, network_policy
 from server.routes.documented import documented
 from server.schema import array, missing, refuse, text
 from server.shapes import one_of, record, whole
-from storage import ContainerFile, Page, StoredContainer
-from tools import DATA, is_path
+from storage import ContainerFile, ContainerFull, ContainerRoom, Page, PathTaken, StoredContainer
 
 router = APIRouter(prefix="/v1/containers")
 
@@ -60,10 +73,14 @@ async def create_container(request: Request) -> Response:
     if body.get("network_policy") is not None:
         network_policy(body["network_policy"], "network_policy")
     now, who, id = now_us(), owner(request), f"cntr_{secrets.token_hex(24)}"
-    files = [await _copy(request, id, file_id, f"file_ids[{at}]") for at, file_id in enumerate(wanted)]
-    made = StoredContainer(id, who, name, now, now, lifetime, memory)
-    await context(request).storage.containers.create(made, [*{one.path: one for one in files}.values()])
-    return json_reply(_container_json(made))
+    copies = await _copies(request, id, wanted, "file_ids")
+    made = StoredContainer(id, who, name, now, now, lifetime, memory, given=tuple(copies))
+    spent = session_of(who, principal(request).key_id, now)
+    with _refusing("file_ids"):
+        await context(request).storage.containers.create(
+            made, [*copies.values()], room=_room(request), spent=spent
+        )
+    return json_reply(container_json(made))
 
 
 @router.get("", **documented("Containers", "containers.read", query=(*_PAGE, "name")))
@@ -73,7 +90,7 @@ async def list_containers(request: Request) -> Response:
     page = await context(request).storage.containers.list(
         owner(request), now=now_us(), name=query_text(query, "name"), **page_args(query)
     )
-    bodies, ids = [_container_json(one) for one in page.data], [one.id for one in page.data]
+    bodies, ids = [container_json(one) for one in page.data], [one.id for one in page.data]
     return json_reply(page_json(bodies, ids, has_more=page.has_more))
 
 
@@ -81,13 +98,18 @@ async def list_containers(request: Request) -> Response:
 async def get_container(request: Request, container_id: str) -> Response:
     """What is known of a container."""
     found = await context(request).storage.containers.get(owner(request), container_id, now_us())
-    return json_reply(_container_json(found))
+    return json_reply(container_json(found))
 
 
 @router.delete("/{container_id}", **documented("Deleted", "containers.write"))
 async def delete_container(request: Request, container_id: str) -> Response:
     """Remove a container with its files and its session."""
-    await context(request).storage.containers.delete(owner(request), container_id, now_us())
+    here, now = context(request), now_us()
+    gone = await here.storage.containers.files(owner(request), container_id, now)
+    await here.storage.containers.delete(owner(request), container_id, now)
+    _let_go(request, gone)
+    if here.cells is not None:
+        await here.cells.end(container_id)
     return json_reply(orjson.dumps({"id": container_id, "object": "container.deleted", "deleted": True}))
 
 
@@ -102,30 +124,27 @@ async def delete_container(request: Request, container_id: str) -> Response:
 async def create_file(request: Request, container_id: str) -> Response:
     """Put a file into a container: a form with `file`, or the `file_id` of one that was uploaded before."""
     storage, who, now = context(request).storage, owner(request), now_us()
-    found = await storage.containers.get(who, container_id, now)
+    await storage.containers.get(who, container_id, now)
     if takes_form(request):
         form = await load_form(request)
         unread({**form.fields, **form.files}, ("file", "file_id"))
         if "file_id" in form.fields:
-            file = await _copy(request, container_id, form.fields["file_id"], "file_id")
+            file, param = await _copy(request, container_id, form.fields["file_id"]), "file_id"
         else:
-            received = form.file("file")
-            path = _path_of(received.filename, "file")
+            received, param = form.file("file"), "file"
+            path = path_of(received.filename, param)
             blob, origin = received.blob, secrets.token_hex(16)
             file = new_file(container_id, who, path, blob.num_bytes, blob.digest, now, "user", origin)
     else:
         body = await read_body(request)
         unread(body, ("file_id",))
         file_id = text(1)(body.get("file_id") or missing("file_id"), "file_id")
-        file = await _copy(request, container_id, file_id, "file_id")
-    held = await storage.containers.files(who, found.id, now)
-    rest = sum(one.num_bytes for one in held if one.path != file.path)
-    limit = context(request).config.max_container_bytes
-    if rest + file.num_bytes > limit:
-        message = f"The files of a container may have {limit} bytes; it would be {rest + file.num_bytes}."
-        raise ApiError(413, message, code="request_too_large", param="file")
-    await storage.containers.add_file(file)
-    return json_reply(_file_json(file))
+        file, param = await _copy(request, container_id, file_id), "file_id"
+    before = await storage.containers.files(who, container_id, now)
+    with _refusing(param):
+        await storage.containers.add_file(file, _room(request))
+    _let_go(request, [one for one in before if one.path == file.path])
+    return json_reply(container_file_json(file))
 
 
 @router.get("/{container_id}/files", **documented("ContainerFiles", "containers.read", query=_PAGE))
@@ -143,14 +162,14 @@ async def list_files(request: Request, container_id: str) -> Response:
             raise ApiError(404, f"File with id '{after}' not found.", code="not_found", param="after")
         files = files[at + 1 :]
     page = Page(tuple(files[:limit]), len(files) > limit)
-    bodies, ids = [_file_json(file) for file in page.data], [file.id for file in page.data]
+    bodies, ids = [container_file_json(file) for file in page.data], [file.id for file in page.data]
     return json_reply(page_json(bodies, ids, has_more=page.has_more))
 
 
 @router.get("/{container_id}/files/{file_id}", **documented("ContainerFile", "containers.read"))
 async def get_file(request: Request, container_id: str, file_id: str) -> Response:
     """What is known of a file of a container, without its content."""
-    return json_reply(_file_json(await _file(request, container_id, file_id)))
+    return json_reply(container_file_json(await _file(request, container_id, file_id)))
 
 
 @router.get(
@@ -166,7 +185,9 @@ async def get_content(request: Request, container_id: str, file_id: str) -> Resp
 @router.delete("/{container_id}/files/{file_id}", **documented("Deleted", "containers.write"))
 async def delete_file(request: Request, container_id: str, file_id: str) -> Response:
     """Remove a file from a container."""
+    gone = await _file(request, container_id, file_id)
     await context(request).storage.containers.remove_file(owner(request), container_id, file_id, now_us())
+    _let_go(request, (gone,))
     return json_reply(orjson.dumps({"id": file_id, "object": "container.file.deleted", "deleted": True}))
 
 
@@ -177,50 +198,41 @@ async def _file(request: Request, container_id: str, file_id: str) -> ContainerF
     return await context(request).storage.containers.file(owner(request), container_id, file_id, now_us())
 
 
-async def _copy(request: Request, container_id: str, file_id: str, path: str) -> ContainerFile:
+async def _copy(request: Request, container_id: str, file_id: str) -> ContainerFile:
     """A container's copy of a file that was uploaded before. ApiError 400, 429."""
+    return (await _copies(request, container_id, [file_id], "file_id"))[file_id]
+
+
+async def _copies(
+    request: Request, container_id: str, file_ids: Sequence[str], path: str
+) -> dict[str, ContainerFile]:
+    """The same of several, by their ids. path: the field that has the list of them, or the only one."""
     storage, who, now = context(request).storage, owner(request), now_us()
-    found = (await storage.files.get_many(who, (file_id,), now)).get(file_id)
-    if found is None:
-        refuse(path, f"File with id '{file_id}' not found.", "file_not_found")
-    name = _path_of(found.filename, path)
-    await require_stored_bytes(request, found.num_bytes)
-    await storage.blobs.touch(found.digest)
-    return new_file(container_id, who, name, found.num_bytes, found.digest, now, "user", file_id)
+    try:
+        wanted = await wanted_files(storage, who, file_ids, path, now)
+        await require_stored_bytes(request, sum(file.num_bytes for file in wanted.values()))
+        return await copied(storage, container_id, who, wanted, path, now)
+    except ApiError as fault:
+        if path == "file_id" and fault.param == "file_id[0]":
+            fault.param = path  # it is no list
+        raise
 
 
-def _path_of(filename: str, param: str) -> str:
-    if not is_path(filename) or "/" in filename:
-        refuse(param, f"Invalid '{param}': no file of a container can have the name {filename!r}.")
-    return filename
+def _room(request: Request) -> ContainerRoom:
+    return room_of(cell_limits(context(request).config))
 
 
-def _container_json(container: StoredContainer) -> bytes:
-    shown: dict[str, Any] = {
-        "id": container.id,
-        "object": "container",
-        "name": container.name,
-        "created_at": container.created_at // SECONDS,
-        "status": "running",
-        "last_active_at": container.last_active_at // SECONDS,
-        "expires_after": {
-            "anchor": "last_active_at",
-            "minutes": container.lifetime // (60 * SECONDS),
-        },
-        "memory_limit": container.memory_limit,
-        "network_policy": {"type": "disabled"},
-    }
-    return orjson.dumps(shown)
+@contextmanager
+def _refusing(param: str) -> Iterator[None]:
+    """Files that a container cannot take are refused by the name of the field that brings them."""
+    try:
+        yield
+    except (ContainerFull, PathTaken) as fault:
+        raise to_api_error(fault, param=param) from None
 
 
-def _file_json(file: ContainerFile) -> bytes:
-    shown = {
-        "id": file.id,
-        "object": "container.file",
-        "container_id": file.container_id,
-        "created_at": file.created_at // SECONDS,
-        "bytes": file.num_bytes,
-        "path": f"{DATA}/{file.path}",
-        "source": file.source,
-    }
-    return orjson.dumps(shown)
+def _let_go(request: Request, files: Sequence[ContainerFile]) -> None:
+    """Contents of these files that no row names any more count until they have gone from the disk."""
+    now = now_us()
+    for file in files:
+        context(request).quota.linger(file.owner, file.num_bytes, (now - file.created_at) / SECONDS)

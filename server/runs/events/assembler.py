@@ -388,14 +388,19 @@ class Assembler:
         self._item_done(opened, drafts)
         execution = execution_of(opened.item)
         if execution is not None and execution.follows is not None:
-            self._follow(execution.follows(opened.item, result), drafts)
+            self._follow(execution, execution.follows(opened.item, result), drafts)
         return drafts
 
-    def _follow(self, fields: Item | None, drafts: list[Draft]) -> None:
+    def _follow(self, execution: Execution, fields: Item | None, drafts: list[Draft]) -> None:
         """An item of its own for the outcome of a call, where there is one."""
-        if fields is not None:
-            item = {"id": self._id(fields["type"]), **fields}
-            self._item_done(self._add(_Open(len(self.output), item), drafts), drafts)
+        if fields is None:
+            return
+        item = {"id": self._id(fields["type"]), **fields}
+        added, events = execution.tells(item)
+        opened = self._add(_Open(len(self.output), {**item, **added}), drafts)
+        drafts += [opened.at(event, **said) for event, said in events]
+        opened.item |= item
+        self._item_done(opened, drafts)
 
     def _finish(self, opened: _Open, result: ToolResult, drafts: list[Draft]) -> None:
         execution = execution_of(opened.item)
@@ -526,8 +531,12 @@ class Assembler:
             return
         if call.whole is not None:
             fields = call.whole.read(text) if status == "completed" else None
+            route = self._route(opened.name or "")
             if fields is not None:
                 self._add_whole(opened, call.whole, fields, drafts)
+            elif execution_of({"type": route.type, **route.fields}) is not None:
+                self._add_call(opened, route, "", drafts, **call.whole.broken)
+                status = "incomplete"
             else:
                 self._add_broken(opened, text, drafts)
                 status = "incomplete"
@@ -555,7 +564,9 @@ class Assembler:
 
     def _add_whole(self, opened: _Open, whole: Whole, fields: Item, drafts: list[Draft]) -> None:
         """Show a call that is read once it is whole."""
-        self._add_call(opened, self._route(opened.name or ""), "", drafts, **{**fields, **whole.added})
+        self._add_call(
+            opened, self._route(opened.name or ""), "", drafts, **{**fields, **whole.added(fields)}
+        )
         opened.item |= fields
         drafts += [{**event, "output_index": opened.index} for event in whole.events(opened.item)]
 
@@ -649,6 +660,8 @@ def _fold_call(item: Item, event: Mapping[str, Any]) -> None:
         return
     if call.stream is not None and event["type"] == f"{call.stream.event}.delta":
         item[call.stream.field] += event["delta"]
+    if call.whole is not None:
+        call.whole.fold(item, event)
     if call.execution is not None and event["type"] == call.last_event:
         item["status"] = call.execution.running
 

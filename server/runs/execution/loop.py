@@ -371,7 +371,8 @@ class Loop:
 
         items = [*run.context, *run.assembler.output]
         plan, deferred = run.plan, run.functions.deferred
-        scene = Scene(plan.tools, plan.instructions, items, deferred, plan.owner, plan.created_at, show)
+        of = (plan.owner, plan.key_id, plan.created_at)
+        scene = Scene(plan.tools, plan.instructions, items, deferred, *of, show)
         return await self._execution(call).run(call, self._registry, scene)
 
     def _repeatable(self, run: Run, call: Item) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from server.items import ITEM_TYPES, Item, asks_approval, is_client_call, is_output, link_of
+from server.items import ITEM_TYPES, Item, asks_approval, is_answered, is_client_call, is_output, link_of
 
 Link = tuple[str, str | None]
 """What a call and its answer are known to each other by; see `server.items.link_of`."""
@@ -13,12 +13,12 @@ Link = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls among some items that a client answers.
+    """The calls among some items that have their answers in items of their own.
 
     known: of all of them the types of items that answer them, one for each call: some clients use an id again
-    for a later call. answered: how many answers to them the items have. pending: those without an answer,
-    oldest first; a call that is not whole needs none, though it may have one. doubtful: whether some are of
-    responses that did not complete, which are left out where they have no answer.
+    for a later call. answered: how many answers to them the items have. pending: those of a client without an
+    answer, oldest first; a call that is not whole needs none, though it may have one. doubtful: whether some
+    are of responses that did not complete, which are left out where they have no answer.
     """
 
     known: Mapping[Link, tuple[str, ...]] = field(default_factory=dict)
@@ -29,16 +29,17 @@ class Calls:
     def and_then(self, said: Sequence[tuple[Item, str | None]]) -> Calls:
         """The same with more items behind these. said: with the status of each one's response, None without
         one."""
-        calls = [(item, status) for item, status in said if is_client_call(item)]
+        calls = [(item, status) for item, status in said if is_answered(item)]
         known, answered = dict(self.known), dict(self.answered)
         for item, _ in calls:
             kind = ITEM_TYPES[item["type"]].answered_by
-            assert kind is not None, "a client answers such calls"
+            assert kind is not None, "such calls are answered"
             known[link_of(item)] = (*known.get(link_of(item), ()), kind)
         for item, _ in said:
             if is_output(item):
                 answered[link_of(item)] = answered.get(link_of(item), 0) + 1
-        whole = {link_of(item): item for item, _ in calls if item.get("status") != "incomplete"}
+        clients = [item for item, _ in calls if is_client_call(item)]
+        whole = {link_of(item): item for item in clients if item.get("status") != "incomplete"}
         pending = {link: item for link, item in {**self.pending, **whole}.items() if link not in answered}
         return Calls(
             known,

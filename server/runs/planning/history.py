@@ -17,6 +17,7 @@ from server.ignored import ignore
 from server.items import (
     ITEM_TYPES,
     Item,
+    is_answered,
     is_approval,
     is_client_call,
     is_left_out,
@@ -204,5 +205,5 @@ def drop_oldest(items: Sequence[Item], count: int) -> list[Item]:
     if not count:
         return list(items)
     kept = list(items[count:])
-    calls = {link_of(item) for item in kept if is_client_call(item)}
+    calls = {link_of(item) for item in kept if is_answered(item)}
     return [item for item in kept if not is_output(item) or link_of(item) in calls]

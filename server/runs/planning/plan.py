@@ -26,7 +26,7 @@ from server.items import (
     Route,
     approves,
     asks_approval,
-    is_client_call,
+    is_answered,
     is_output,
     key_of,
     link_of,
@@ -420,7 +420,7 @@ def _with_calls(items: Sequence[Item], kept: int) -> int:
         start -= 1
         if is_output(items[start]):
             wanted.add(link_of(items[start]))
-        elif is_client_call(items[start]):
+        elif is_answered(items[start]):
             wanted.discard(link_of(items[start]))
     return len(items) - start
 

@@ -66,12 +66,19 @@ async def test_an_export_holds_what_its_owner_reads(
                 await asyncio.sleep(0)
             sent = {"files": {"file": ("a.bin", bytes(range(256)) * 9000)}, "data": {"purpose": "user_data"}}
             files = [(await http.post("/v1/files", **sent)).json() for _ in range(2)]
+            container = (await http.post("/v1/containers", json={"name": "box"})).json()
+            put = {"file": ("b.txt", b"inside")}
+            inside = (await http.post(f"/v1/containers/{container['id']}/files", files=put)).json()
+            container = (await http.get(f"/v1/containers/{container['id']}")).json()
             capsys.readouterr()
             assert await run(running, "export", "--owner", "ann") == 0
             exported = lines(capsys.readouterr().out)
-            first, *responses, one, two, end = exported
+            first, *responses, one, two, box, held, end = exported
             counts = {"conversations": 1, "responses": 12, "batches": 0, "files": 2}
+            counts |= {"containers": 1, "container_files": 1}
             assert end == {"type": "end", "owner": "ann", **counts}
+            assert box == {"type": "container", "container": container}
+            assert (held["file"], b64decode(held["content"])) == (inside, b"inside")
             assert [one["file"], two["file"]] == files
             assert b64decode(one["content"]) == bytes(range(256)) * 9000
             assert first["type"] == "conversation"
@@ -87,7 +94,7 @@ async def test_an_export_holds_what_its_owner_reads(
             assert await run(running, "export", "--owner", "nobody") == 1
             told = capsys.readouterr()
             assert not told.out and "no such owner" in told.err
-    before = exported[:-4]
+    before = exported[:-6]
     assert await asyncio.to_thread(main, ["export", "--owner", "ann", "--data", str(tmp_path)]) == 0
     assert lines(capsys.readouterr().out)[: len(before)] == before
 

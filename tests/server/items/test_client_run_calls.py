@@ -349,14 +349,22 @@ async def test_a_local_shell_tells_of_its_skills(
     assert ("- csv (/skills/csv): Reads tables." in prompts(engine)[-1]) == (environment is not None)
 
 
-@pytest.mark.parametrize("environment", ["container_auto", "container_reference", "containers", None])
-async def test_a_shell_in_a_container_is_refused(tmp_path: Path, environment: str | None) -> None:
-    ignoring = running_app(tmp_path, unsupported_tools="ignore")
-    async with ignoring as server, http_client(server) as client:
-        tool = {"type": "shell", "environment": {"type": environment, "container_id": "cntr_1"}}
-        error = await Api(client).refused(400, "hi", tools=[tool])
-    assert error["param"] == "tools[0].environment.type"
-    assert environment is None or "'local'" in error["message"]
+@pytest.mark.parametrize(
+    "environment, code, param",
+    [
+        ({"type": "container_auto"}, "unsupported_tool", "tools[0]"),
+        ({"type": "container_auto", "skills": [{}]}, "unsupported_parameter", "tools[0].environment.skills"),
+        ({"type": "containers"}, "invalid_value", "tools[0].environment.type"),
+        ({}, "missing_required_parameter", "tools[0].environment.type"),
+    ],
+)
+async def test_a_shell_that_nobody_can_run_is_refused(
+    tmp_path: Path, environment: Json, code: str, param: str
+) -> None:
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        error = await Api(client).refused(400, "hi", tools=[{"type": "shell", "environment": environment}])
+    assert (error["code"], error["param"][: len(param)]) == (code, param), error
+    assert code != "unsupported_tool" or "--sandbox" in error["message"]
 
 
 # ------------------------------------------------------------------------------------------------------------

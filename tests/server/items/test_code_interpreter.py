@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from engine import GenerateRequest, Say, ScriptedEngine
 from engine.backends.script import Script, Step
+from server.clock import now_us
 from tests.support.running import Running, http_client, running_app
 from tests.support.talk import Api, loose, prompts, saying, wrote
 from tests.support.wire import Json
@@ -180,3 +183,65 @@ async def test_without_a_sandbox_the_tool_is_refused_by_its_name(tmp_path: Path)
         assert "--sandbox" in reply.json()["error"]["message"]
         left = (await http.get("/version")).json()
         assert "sandbox" not in left
+
+
+async def test_files_of_a_later_turn_are_added_and_an_expired_container_is_made_anew(tmp_path: Path) -> None:
+    script = turns(
+        python("open('a.txt').read()"), "done",
+        python("open('a.txt', 'w').write('mine')\nopen('b.txt').read()"), "done",
+        python("open('a.txt').read()"), "done",
+        python("open('a.txt').read()"), "done",
+    )  # fmt: skip
+    async with coding(tmp_path, ScriptedEngine(script)) as (_, api):
+        ids = []
+        for name in ("a", "b"):
+            sent = {"file": (f"{name}.txt", name.encode()), "purpose": (None, "user_data")}
+            ids.append((await api.http.post("/v1/files", files=sent)).json()["id"])
+        said, found, previous = [], [], None
+        for wanted in (ids[:1], ids, ids):
+            tool = {"type": "code_interpreter", "container": {"type": "auto", "file_ids": wanted}}
+            response = await api.create(
+                "hi", tools=[tool], include=[OUTPUTS], **({} if previous is None else previous)
+            )
+            previous = {"previous_response_id": response["id"]}
+            [call] = made(response)
+            said.append(call["outputs"][0]["logs"])
+            found.append(call["container_id"])
+        assert said == ["'a'\n", "'b'\n", "'mine'\n"], "what code has changed is not copied again"
+        assert len(set(found)) == 1
+        await api.http.delete(f"/v1/containers/{found[0]}")
+        assert previous is not None
+        [call] = made(await api.create("hi", tools=[tool], include=[OUTPUTS], **previous))
+        assert call["container_id"] != found[0]
+        assert call["outputs"][0]["logs"].startswith("[the earlier container has expired or was deleted")
+        assert call["outputs"][0]["logs"].endswith("'a'\n")
+
+
+async def test_a_container_that_goes_while_its_code_runs_ends_it(tmp_path: Path) -> None:
+    script = turns(python("x = 1"), "done", python("import time\ntime.sleep(60)"), "it went")
+    async with coding(tmp_path, ScriptedEngine(script), "bubblewrap") as (running, api):
+        first = await api.create("hi", tools=[CODE])
+        cells = running.context.cells
+        assert cells is not None
+        later = {"previous_response_id": first["id"], "tools": [CODE], "include": [OUTPUTS]}
+        begun = await api.create("hi", background=True, **later)
+        url = f"/v1/responses/{begun['id']}"
+        while not cells.num_at_work:
+            await asyncio.sleep(0.01)
+        # It went by another process's hand: this one sees it with its next look.
+        await running.context.storage.containers.delete("local", made(first)[0]["container_id"], now_us())
+        await cells.look()
+        done = (await api.http.get(url, params={"wait": "30", "include[]": OUTPUTS})).json()
+        [call] = made(done)
+        assert call["status"] == "failed" and "has expired, or was deleted" in call["outputs"][0]["logs"]
+        await cells.look()
+        assert cells.num_live == 0
+
+
+async def test_contents_are_stored_only_where_there_is_room_for_them(tmp_path: Path) -> None:
+    script = turns(python("open('big', 'wb').write(b'x' * 100_000)\nNone"), "too large")
+    async with coding(tmp_path, ScriptedEngine(script), owner_limit=("stored_bytes=60000",)) as (_, api):
+        [call] = made(await api.create("hi", tools=[CODE], include=[OUTPUTS]))
+        assert call["status"] == "failed" and "cannot be stored" in call["outputs"][0]["logs"]
+        digest = hashlib.sha256(b"x" * 100_000).hexdigest()
+        assert not [*tmp_path.rglob(f"*{digest[2:]}*")], "nothing of it was written"

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
+from server.clock import now_us
+from server.containers import new_file
+from storage import ContainerChange
 from tests.support.running import http_client, live_app, running_app
 
 
@@ -101,3 +104,48 @@ async def test_files_of_a_container_are_bounded(tmp_path: Path) -> None:
         assert (await http.post(url, files={"file": ("b", b"a" * 60)})).status_code == 413
         assert (await http.post(url, files={"file": ("a", b"a" * 90)})).status_code == 200
         assert [file["bytes"] for file in (await http.get(url)).json()["data"]] == [90]
+
+
+async def test_copies_are_bounded_and_no_file_stands_beside_its_folder(tmp_path: Path) -> None:
+    async with running_app(tmp_path, max_container_bytes=100) as running, http_client(running) as http:
+        ids = []
+        for name in ("a", "b", "d"):
+            sent = await http.post(
+                "/v1/files", files={"file": (name, name.encode() * 60)}, data={"purpose": "user_data"}
+            )
+            ids.append(sent.json()["id"])
+        for body, status, param in (
+            ({"name": "n", "file_ids": ids[:2]}, 413, "file_ids"),
+            ({"name": "n", "file_ids": ["file-none"]}, 400, "file_ids[0]"),
+        ):
+            reply = await http.post("/v1/containers", json=body)
+            assert (reply.status_code, reply.json()["error"]["param"]) == (status, param), reply.text
+        assert (await http.get("/v1/containers")).json()["data"] == []
+        made = (await http.post("/v1/containers", json={"name": "n", "file_ids": ids[:1]})).json()
+        url = f"/v1/containers/{made['id']}/files"
+        assert (await http.post(url, json={"file_id": ids[1]})).status_code == 413
+        assert (await http.post(url, json={"file_id": "file-none"})).json()["error"]["param"] == "file_id"
+        storage, now = running.context.storage, now_us()
+        below = new_file(made["id"], "local", "d/e", 1, "0" * 64, now, "assistant", "")
+        await storage.containers.change(ContainerChange(made["id"], "local", now, None, (below,)))
+        refused = await http.post(url, files={"file": ("d", b"d")})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "file", refused.text
+
+
+async def test_contents_that_were_replaced_count_until_the_disk_has_let_go_of_them(tmp_path: Path) -> None:
+    limits = ("stored_bytes=1000",)
+    async with running_app(tmp_path, owner_limit=limits) as running, http_client(running) as http:
+        made = (await http.post("/v1/containers", json={"name": "mine"})).json()
+        url = f"/v1/containers/{made['id']}/files"
+        sent = [await http.post(url, files={"file": ("a", bytes([n]) * 300)}) for n in range(3)]
+        assert [reply.status_code for reply in sent] == [200, 200, 429], "two of them are on the disk"
+
+
+async def test_a_container_counts_as_one_session(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as running, http_client(running) as http:
+        made = (await http.post("/v1/containers", json={"name": "mine"})).json()
+        query = {"start_time": made["created_at"] - 60}
+        page = (await http.get("/v1/organization/usage/code_interpreter_sessions", params=query)).json()
+        results = [result for bucket in page["data"] for result in bucket["results"]]
+        assert [result["num_sessions"] for result in results] == [1], page
+        assert results[0]["object"] == "organization.usage.code_interpreter_sessions.result"
