@@ -28,6 +28,7 @@ from server.config import Config
 from server.http import conversation_json, file_json
 from server.runs import spent_so_far
 from server.runs.events import snapshot
+from server.vector_stores.wire import file_object, store_object
 from storage import (
     AuditEntry,
     AuditFilter,
@@ -59,11 +60,11 @@ async def require_owner(storage: Storage, owner: str) -> None:
 
 
 async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[bytes]:
-    """All that an owner can read, as JSON lines in pieces: conversations, responses, files with their
-    contents in base64, and a last line that says that it is whole. Each object is as it was when its line was
-    written. The audit log is told first."""
+    """What an owner keeps, as JSON lines in pieces: conversations, responses, files with their contents in
+    base64, vector stores with what is known of their files, and a last line that says that it is whole. Each
+    object is as it was when its line was written. The audit log is told first."""
     await storage.add_audit(by.did("project.exported", owner, owner))
-    counts = {"conversations": 0, "responses": 0, "files": 0}
+    counts = {"conversations": 0, "responses": 0, "files": 0, "vector_stores": 0}
     after: tuple[int, str] | None = None
     while page := await storage.export_conversations(owner, after=after, limit=ITEMS_AT_ONCE):
         for conversation in page:
@@ -91,20 +92,54 @@ async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[by
     while True:
         files = await storage.files.list(owner, now=now_us(), limit=FILES_AT_ONCE, order="asc", after=place)
         for file in files.data:
+            content = storage.blobs.open(file.digest)
+            try:
+                first = await anext(content, b"")
+            except NotFound:  # it was deleted in this very moment
+                continue
             yield b'{"type":"file","file":' + file_json(file) + b',"content":"'
-            async for piece in _base64(storage.blobs.open(file.digest)):
+            async for piece in _base64(first, content):
                 yield piece
             yield b'"}\n'
-        counts["files"] += len(files.data)
+            counts["files"] += 1
         if not files.has_more:
             break
         place = files.data[-1].id
+    place = None
+    while True:
+        stores = await storage.vector_stores.list(owner, limit=ITEMS_AT_ONCE, order="asc", after=place)
+        for store in stores.data:
+            shown = orjson.dumps(store_object(store, now_us()))
+            yield b'{"type":"vector_store","vector_store":' + shown + b',"files":['
+            async for piece in _files_of(storage, owner, store.id):
+                yield piece
+            yield b"]}\n"
+        counts["vector_stores"] += len(stores.data)
+        if not stores.has_more:
+            break
+        place = stores.data[-1].id
     yield orjson.dumps({"type": "end", "owner": owner, **counts}) + b"\n"
 
 
-async def _base64(content: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """The base64 of what comes in pieces of any length."""
-    rest = b""
+async def _files_of(storage: Storage, owner: str, store_id: str) -> AsyncGenerator[bytes]:
+    """What is known of a store's files, as the members of a JSON array."""
+    separator, place = b"", None
+    while True:
+        try:
+            page = await storage.vector_stores.list_files(
+                owner, store_id, limit=ITEMS_AT_ONCE, order="asc", after=place
+            )
+        except NotFound:  # it was deleted in this very moment
+            return
+        if page.data:
+            yield separator + b",".join(orjson.dumps(file_object(file)) for file in page.data)
+            separator, place = b",", page.data[-1].file_id
+        if not page.has_more:
+            return
+
+
+async def _base64(rest: bytes, content: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """The base64 of what comes in pieces of any length, of which `rest` is the first."""
     async with aclosing(content):
         async for piece in content:
             rest += piece

@@ -66,11 +66,16 @@ async def test_an_export_holds_what_its_owner_reads(
                 await asyncio.sleep(0)
             sent = {"files": {"file": ("a.bin", bytes(range(256)) * 9000)}, "data": {"purpose": "user_data"}}
             files = [(await http.post("/v1/files", **sent)).json() for _ in range(2)]
+            named = {"name": "Manuals", "file_ids": [file["id"] for file in files]}
+            store = (await http.post("/v1/vector_stores", json=named)).json()
             capsys.readouterr()
             assert await run(running, "export", "--owner", "ann") == 0
             exported = lines(capsys.readouterr().out)
-            first, *responses, one, two, end = exported
-            assert end == {"type": "end", "owner": "ann", "conversations": 1, "responses": 12, "files": 2}
+            first, *responses, one, two, kept, end = exported
+            counts = {"conversations": 1, "responses": 12, "files": 2, "vector_stores": 1}
+            assert end == {"type": "end", "owner": "ann", **counts}
+            assert (kept["type"], kept["vector_store"]["id"]) == ("vector_store", store["id"])
+            assert {file["id"] for file in kept["files"]} == set(named["file_ids"])
             assert [one["file"], two["file"]] == files
             assert b64decode(one["content"]) == bytes(range(256)) * 9000
             assert first["type"] == "conversation"
@@ -86,7 +91,7 @@ async def test_an_export_holds_what_its_owner_reads(
             assert await run(running, "export", "--owner", "nobody") == 1
             told = capsys.readouterr()
             assert not told.out and "no such owner" in told.err
-    before = exported[:-4]
+    before = exported[:-5]
     assert await asyncio.to_thread(main, ["export", "--owner", "ann", "--data", str(tmp_path)]) == 0
     assert lines(capsys.readouterr().out)[: len(before)] == before
 
