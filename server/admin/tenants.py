@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, BinaryIO
 
@@ -22,27 +21,19 @@ from server.admin.database_access import (
     refusal_of,
     require_database,
 )
+from server.admin.exporting import exported
 from server.admin.owner_names import owner_id
-from server.batches import batch_json
 from server.clock import now_us
 from server.config import Config
-from server.http import container_file_json, container_json, conversation_json, file_json
 from server.runs import spent_so_far
-from server.runs.events import snapshot
 from storage import (
     AuditEntry,
     AuditFilter,
     FolderHeld,
-    NotFound,
     Purged,
     Storage,
     StorageError,
-    StoredResponse,
 )
-
-RESPONSES_AT_ONCE = 8
-ITEMS_AT_ONCE = 100
-FILES_AT_ONCE = 10_000
 
 SLICE_S = 5.0
 """How long a server purges before it says how far it is; the command then asks again."""
@@ -57,110 +48,6 @@ async def require_owner(storage: Storage, owner: str) -> None:
 
 # ------------------------------------------------------------------------------------------------------------
 # Export
-
-
-async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[bytes]:
-    """All that an owner can read, as JSON lines in pieces: conversations, responses, batches, files and
-    containers' files with their contents in base64, and a last line that says that it is whole. Each object
-    is as it was when its line was written. The audit log is told first."""
-    await storage.add_audit(by.did("project.exported", owner, owner))
-    kinds = ("conversations", "responses", "batches", "files", "containers", "container_files")
-    counts = dict.fromkeys(kinds, 0)
-    after: tuple[int, str] | None = None
-    while page := await storage.export_conversations(owner, after=after, limit=ITEMS_AT_ONCE):
-        for conversation in page:
-            yield b'{"type":"conversation","conversation":' + conversation_json(conversation) + b',"items":['
-            separator = b""
-            at = -1
-            while page_items := await storage.export_conversation_items(
-                owner, conversation.id, after=at, limit=ITEMS_AT_ONCE
-            ):
-                yield separator + b",".join(positioned.item.body for positioned in page_items)
-                separator, at = b",", page_items[-1].position
-            yield b"]}\n"
-        counts["conversations"] += len(page)
-        after = (page[-1].created_at, page[-1].id)
-    after = None
-    while responses := await storage.export_responses(owner, after=after, limit=RESPONSES_AT_ONCE):
-        for exported_response in responses:
-            body = await _response(storage, exported_response.response)
-            items = b",".join(item.body for item in exported_response.input)
-            yield b'{"type":"response","response":' + body + b',"input":[' + items + b"]}\n"
-        counts["responses"] += len(responses)
-        last = responses[-1].response
-        after = (last.created_at, last.id)
-    place: str | None = None
-    while True:
-        batches = await storage.batches.list(owner, limit=ITEMS_AT_ONCE, order="asc", after=place)
-        for batch in batches.data:
-            yield b'{"type":"batch","batch":' + batch_json(batch) + b"}\n"
-        counts["batches"] += len(batches.data)
-        if not batches.has_more:
-            break
-        place = batches.data[-1].id
-    place = None
-    while True:
-        files = await storage.files.list(owner, now=now_us(), limit=FILES_AT_ONCE, order="asc", after=place)
-        for file in files.data:
-            yield b'{"type":"file","file":' + file_json(file) + b',"content":"'
-            async for piece in _base64(storage.blobs.open(file.digest)):
-                yield piece
-            yield b'"}\n'
-        counts["files"] += len(files.data)
-        if not files.has_more:
-            break
-        place = files.data[-1].id
-    async with aclosing(_containers(storage, owner, counts)) as pieces:
-        async for piece in pieces:
-            yield piece
-    yield orjson.dumps({"type": "end", "owner": owner, **counts}) + b"\n"
-
-
-async def _containers(storage: Storage, owner: str, counts: dict[str, int]) -> AsyncGenerator[bytes]:
-    """The lines of containers, each before those of its files. One that goes meanwhile is left out."""
-    after: tuple[int, str] | None = None
-    more = True
-    while more:
-        page = await storage.containers.list(
-            owner, now=now_us(), limit=ITEMS_AT_ONCE, order="asc", after=after
-        )
-        for container in page.data:
-            try:
-                files = await storage.containers.files(owner, container.id, now_us())
-            except NotFound:
-                continue
-            yield b'{"type":"container","container":' + container_json(container) + b"}\n"
-            counts["containers"] += 1
-            for file in files:
-                yield b'{"type":"container_file","file":' + container_file_json(file) + b',"content":"'
-                async for piece in _base64(storage.blobs.open(file.digest)):
-                    yield piece
-                yield b'"}\n'
-                counts["container_files"] += 1
-        more = page.has_more
-        after = (page.data[-1].created_at, page.data[-1].id) if page.data else None
-
-
-async def _base64(content: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """The base64 of what comes in pieces of any length."""
-    rest = b""
-    async with aclosing(content):
-        async for piece in content:
-            rest += piece
-            whole = len(rest) - len(rest) % 3
-            yield b64encode(rest[:whole])
-            rest = rest[whole:]
-    yield b64encode(rest)
-
-
-async def _response(storage: Storage, stored: StoredResponse) -> bytes:
-    pending = None
-    if stored.waiting:
-        try:
-            pending = (await storage.pending_calls(stored.owner, stored.id)).pending
-        except NotFound:  # it was deleted in this very moment
-            pending = {}
-    return snapshot(stored, pending).body
 
 
 def export(config: Config, owner: str, out: BinaryIO) -> None:

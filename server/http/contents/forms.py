@@ -7,6 +7,7 @@ bytes are a blob before the request is judged; see `intake` for what becomes of 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -37,6 +38,9 @@ ENVELOPE_BYTES = 1 << 20
 
 MAX_BOUNDARY = 70
 """By RFC 2046."""
+
+# What is wrong with a form is for its client to know, not for the log.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 _FORMS = re.compile(r"/v1/(files|uploads/[^/]+/parts)")
 _MAY_BE_FORMS = re.compile(r"/v1/containers/[^/]+/files")
@@ -178,7 +182,7 @@ def _boundary(request: Request) -> bytes:
 def _names(disposition: bytes) -> tuple[str, str | None]:
     """The name of a part, and its filename where it is a file."""
     kind, options = parse_options_header(disposition)
-    if kind != b"form-data" or b"name" not in options:
+    if kind != b"form-data" or not options.get(b"name"):
         raise _bad_form("a part has no name in its Content-Disposition", "Content-Disposition")
     filename = options.get(b"filename")
     name = options[b"name"].decode("utf-8", "replace")

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from server.access import OPERATOR_ONLY
-from server.admin import UnknownOwner, backup, projects, tenants, tiers
+from server.admin import UnknownOwner, backup, exporting, projects, tenants, tiers
 from server.clock import now_us
 from server.errors import ApiError, invalid_value
 from server.http import actor, context, json_reply, life, query_text, read_body
@@ -63,7 +63,7 @@ async def export(request: Request) -> Response:
     storage = context(request).storage
     await _require(storage, owner)
     return StreamingResponse(
-        tenants.exported(storage, owner, actor(request)), media_type="application/x-ndjson"
+        exporting.exported(storage, owner, actor(request)), media_type="application/x-ndjson"
     )
 
 

@@ -70,13 +70,17 @@ async def test_an_export_holds_what_its_owner_reads(
             put = {"file": ("b.txt", b"inside")}
             inside = (await http.post(f"/v1/containers/{container['id']}/files", files=put)).json()
             container = (await http.get(f"/v1/containers/{container['id']}")).json()
+            named = {"name": "Manuals", "file_ids": [file["id"] for file in files]}
+            store = (await http.post("/v1/vector_stores", json=named)).json()
             capsys.readouterr()
             assert await run(running, "export", "--owner", "ann") == 0
             exported = lines(capsys.readouterr().out)
-            first, *responses, one, two, box, held, end = exported
-            counts = {"conversations": 1, "responses": 12, "batches": 0, "files": 2}
+            first, *responses, one, two, kept, box, held, end = exported
+            counts = {"conversations": 1, "responses": 12, "batches": 0, "files": 2, "vector_stores": 1}
             counts |= {"containers": 1, "container_files": 1}
             assert end == {"type": "end", "owner": "ann", **counts}
+            assert (kept["type"], kept["vector_store"]["id"]) == ("vector_store", store["id"])
+            assert {file["id"] for file in kept["files"]} == set(named["file_ids"])
             assert box == {"type": "container", "container": container}
             assert (held["file"], b64decode(held["content"])) == (inside, b"inside")
             assert [one["file"], two["file"]] == files
@@ -94,7 +98,7 @@ async def test_an_export_holds_what_its_owner_reads(
             assert await run(running, "export", "--owner", "nobody") == 1
             told = capsys.readouterr()
             assert not told.out and "no such owner" in told.err
-    before = exported[:-6]
+    before = exported[:-7]
     assert await asyncio.to_thread(main, ["export", "--owner", "ann", "--data", str(tmp_path)]) == 0
     assert lines(capsys.readouterr().out)[: len(before)] == before
 

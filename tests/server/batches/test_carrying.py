@@ -13,7 +13,6 @@ import pytest
 
 from engine import ScriptedEngine
 from server.access import OPERATOR
-from server.admin import tenants
 from server.batches import carrier, worker
 from server.clock import now_us
 from server.webhooks import EVENT_TYPES
@@ -229,7 +228,7 @@ async def test_webhooks_and_metrics_tell_of_ends(idle: Running) -> None:
     async with http_client(idle) as client:
         page = await metrics(client)
         shown = (await client.get("/v1/batches", params={"order": "asc"})).json()["data"]
-    exported = await lines_in(tenants.exported(storage, "local", OPERATOR))
+    exported = await lines_in(exporting.exported(storage, "local", OPERATOR))
     assert [line["batch"] for line in exported if line["type"] == "batch"] == shown and len(shown) == 4
     assert exported[-1]["batches"] == 4
     assert page['antiphon_batches_lines_total{status="completed"}'] == 3

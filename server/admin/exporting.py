@@ -1,0 +1,184 @@
+"""All that an owner keeps, as JSON lines: what `antiphon export` and its route write."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import orjson
+
+from server.access import Actor
+from server.batches import batch_json
+from server.clock import now_us
+from server.http import container_file_json, container_json, conversation_json, file_json
+from server.runs.events import snapshot
+from server.vector_stores.wire import file_object, store_object
+from storage import NotFound, Storage, StoredResponse
+
+RESPONSES_AT_ONCE = 8
+ITEMS_AT_ONCE = 100
+FILES_AT_ONCE = 10_000
+
+COUNTED = (
+    "conversations",
+    "responses",
+    "batches",
+    "files",
+    "vector_stores",
+    "containers",
+    "container_files",
+)
+
+
+async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[bytes]:
+    """The lines in pieces, each with the `type` of what it holds; the last one says that it is whole, and how
+    many there are of each. Each object is as it was when its line was written. The audit log is told first."""
+    await storage.add_audit(by.did("project.exported", owner, owner))
+    counts: Counter[str] = Counter()
+    for kind in (_conversations, _responses, _batches, _files, _stores, _containers):
+        async with aclosing(kind(storage, owner, counts)) as pieces:
+            async for piece in pieces:
+                yield piece
+    yield orjson.dumps({"type": "end", "owner": owner, **{name: counts[name] for name in COUNTED}}) + b"\n"
+
+
+async def _conversations(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
+    after: tuple[int, str] | None = None
+    while page := await storage.export_conversations(owner, after=after, limit=ITEMS_AT_ONCE):
+        for conversation in page:
+            yield b'{"type":"conversation","conversation":' + conversation_json(conversation) + b',"items":['
+            separator = b""
+            at = -1
+            while page_items := await storage.export_conversation_items(
+                owner, conversation.id, after=at, limit=ITEMS_AT_ONCE
+            ):
+                yield separator + b",".join(positioned.item.body for positioned in page_items)
+                separator, at = b",", page_items[-1].position
+            yield b"]}\n"
+        counts["conversations"] += len(page)
+        after = (page[-1].created_at, page[-1].id)
+
+
+async def _responses(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
+    after: tuple[int, str] | None = None
+    while page := await storage.export_responses(owner, after=after, limit=RESPONSES_AT_ONCE):
+        for found in page:
+            body = await _response(storage, found.response)
+            items = b",".join(item.body for item in found.input)
+            yield b'{"type":"response","response":' + body + b',"input":[' + items + b"]}\n"
+        counts["responses"] += len(page)
+        last = page[-1].response
+        after = (last.created_at, last.id)
+
+
+async def _batches(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
+    place, more = None, True
+    while more:
+        page = await storage.batches.list(owner, limit=ITEMS_AT_ONCE, order="asc", after=place)
+        for batch in page.data:
+            yield b'{"type":"batch","batch":' + batch_json(batch) + b"}\n"
+            counts["batches"] += 1
+            place = batch.id
+        more = page.has_more
+
+
+async def _files(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
+    place, more = None, True
+    while more:
+        page = await storage.files.list(owner, now=now_us(), limit=FILES_AT_ONCE, order="asc", after=place)
+        for file in page.data:
+            line = _with_content(storage, "file", file_json(file), file.digest, counts)
+            async with aclosing(line) as pieces:
+                async for piece in pieces:
+                    yield piece
+            place = file.id
+        more = page.has_more
+
+
+async def _with_content(
+    storage: Storage, type: str, shown: bytes, digest: str, counts: Counter[str]
+) -> AsyncGenerator[bytes]:
+    """The line of a file with its content in base64; nothing where it was deleted in this very moment."""
+    async with aclosing(storage.blobs.open(digest)) as content:
+        try:
+            rest = await anext(content, b"")
+        except NotFound:
+            return
+        yield b'{"type":"%s","file":%s,"content":"' % (type.encode(), shown)
+        async for piece in content:
+            rest += piece
+            whole = len(rest) - len(rest) % 3
+            yield b64encode(rest[:whole])
+            rest = rest[whole:]
+        yield b64encode(rest) + b'"}\n'
+        counts[f"{type}s"] += 1
+
+
+async def _stores(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
+    place, more = None, True
+    while more:
+        page = await storage.vector_stores.list(owner, limit=ITEMS_AT_ONCE, order="asc", after=place)
+        for store in page.data:
+            shown = orjson.dumps(store_object(store, now_us()))
+            yield b'{"type":"vector_store","vector_store":' + shown + b',"files":['
+            async with aclosing(_files_of(storage, owner, store.id)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            yield b"]}\n"
+            counts["vector_stores"] += 1
+            place = store.id
+        more = page.has_more
+
+
+async def _files_of(storage: Storage, owner: str, store_id: str) -> AsyncGenerator[bytes]:
+    """What is known of a store's files, as the members of a JSON array."""
+    separator, place = b"", None
+    while True:
+        try:
+            page = await storage.vector_stores.list_files(
+                owner, store_id, limit=ITEMS_AT_ONCE, order="asc", after=place
+            )
+        except NotFound:  # it was deleted in this very moment
+            return
+        if page.data:
+            yield separator + b",".join(orjson.dumps(file_object(file)) for file in page.data)
+            separator, place = b",", page.data[-1].file_id
+        if not page.has_more:
+            return
+
+
+async def _containers(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
+    """The lines of containers, each before those of its files. One that goes meanwhile is left out."""
+    after: tuple[int, str] | None = None
+    more = True
+    while more:
+        page = await storage.containers.list(
+            owner, now=now_us(), limit=ITEMS_AT_ONCE, order="asc", after=after
+        )
+        for container in page.data:
+            after = (container.created_at, container.id)
+            try:
+                files = await storage.containers.files(owner, container.id, now_us())
+            except NotFound:
+                continue
+            yield b'{"type":"container","container":' + container_json(container) + b"}\n"
+            counts["containers"] += 1
+            for file in files:
+                shown = container_file_json(file)
+                line = _with_content(storage, "container_file", shown, file.digest, counts)
+                async with aclosing(line) as pieces:
+                    async for piece in pieces:
+                        yield piece
+        more = page.has_more
+
+
+async def _response(storage: Storage, stored: StoredResponse) -> bytes:
+    pending = None
+    if stored.waiting:
+        try:
+            pending = (await storage.pending_calls(stored.owner, stored.id)).pending
+        except NotFound:  # it was deleted in this very moment
+            pending = {}
+    return snapshot(stored, pending).body
