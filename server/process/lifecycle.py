@@ -147,13 +147,8 @@ class ServerLifecycle:
         limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
         self._meter = meter = Meter(self._storage)
         meter.start()
-        self._library = library = Library(
-            self._storage,
-            quota,
-            limiter,
-            embedder_of(models, limiter, meter),
-            reranker_of(models, limiter, meter),
-        )
+        searching = embedder_of(models, limiter, meter), reranker_of(models, limiter, meter)
+        self._library = library = Library(self._storage, quota, limiter, *searching)
         registry = {**registry, **library.tools()}
         found = await look_for_sandbox(self.config)
         cells: Cells | None = None
