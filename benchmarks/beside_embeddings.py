@@ -97,7 +97,7 @@ async def _measure(models: dict[str, Path], asked: argparse.Namespace) -> None:
         done = 0.0
         for _ in range(asked.rounds):
             alone = await _rate(engine, prompt, asked.window)
-            before = pooling.stats().tokens_total
+            before = pooling.stats().steps_total
             flood = [
                 asyncio.create_task(_flooded(pooling, asked.length, 1 << 30, f"client {n}"))
                 for n in range(CLIENTS)
@@ -106,7 +106,7 @@ async def _measure(models: dict[str, Path], asked: argparse.Namespace) -> None:
             for each in flood:
                 each.cancel()
             await asyncio.gather(*flood, return_exceptions=True)
-            done += pooling.stats().tokens_total - before
+            done += pooling.stats().steps_total - before
             pairs.append((alone, beside))
             print(
                 f"{kind}: alone {alone:.0f}, beside {beside:.0f} tokens/s: {beside / alone:.2f}", flush=True
@@ -114,7 +114,7 @@ async def _measure(models: dict[str, Path], asked: argparse.Namespace) -> None:
         ratio = statistics.median(beside / alone for alone, beside in pairs)
         flooded = done / (asked.rounds * asked.window)
         print(
-            f"{kind}: median of the ratios {ratio:.2f}, goal {GOAL}; {flooded:.0f} tokens/s of texts",
+            f"{kind}: median of the ratios {ratio:.2f}, goal {GOAL}; {flooded:.1f} steps/s of the flood",
             flush=True,
         )
         await pooling.close()
