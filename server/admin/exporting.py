@@ -33,8 +33,8 @@ COUNTED = (
 
 
 async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[bytes]:
-    """The lines in pieces, each with the `type` of what it holds; the last says that it is whole, and how many
-    there are of each. Each object is as it was when its line was written. The audit log is told first."""
+    """The lines in pieces, each with the `type` of what it holds. The last one says that it is whole, and how
+    many there are of each. An object is as it was when its line was written. The audit log is told first."""
     await storage.add_audit(by.did("project.exported", owner, owner))
     counts: Counter[str] = Counter()
     for kind in (_conversations, _responses, _batches, _files, _stores, _containers):
