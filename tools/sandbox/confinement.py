@@ -33,7 +33,8 @@ from tools.sandbox.seccomp import system_call_filter
 
 _LANDLOCK_MODULE = (files("tools") / "landlock.py").read_text()
 
-FIRST_USER = 60_000 + 32 * secrets.randbelow(128)
+USERS = 32
+FIRST_USER = 60_000 + USERS * secrets.randbelow(128)
 """The first of the users that code runs as where the server's own is root. Other servers on the machine have
 others, because the processes of a user are counted together."""
 

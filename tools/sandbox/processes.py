@@ -55,12 +55,17 @@ def kill(processes: Iterable[int]) -> int:
     """End processes; how many had not ended before."""
     count = 0
     for process in processes:
-        told = _status(process)
-        if told and told[0] not in "ZX":
+        if lives(process):
             count += 1
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
     return count
+
+
+def lives(process: int) -> bool:
+    """Whether a process has not ended."""
+    told = _status(process)
+    return bool(told) and told[0] not in "ZX"
 
 
 def _status(process: int) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any
 from tools.sandbox.cells import DATA, CellLimits, CellResult, SandboxError
 from tools.sandbox.confinement import SCRATCH_NAME, Confinement
 from tools.sandbox.folder import MAX_ENTRIES, Folder, TooMuch, remove, space_taken
-from tools.sandbox.processes import below, kill, memory_of, of_session, stop
+from tools.sandbox.processes import below, kill, lives, memory_of, of_session, stop
 
 log = logging.getLogger("antiphon.sandbox")
 
@@ -60,6 +60,11 @@ class PythonSession:
     def alive(self) -> bool:
         """Whether it can take a cell."""
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been ended."""
+        return self._process is None
 
     @property
     def folder(self) -> Folder:
@@ -220,6 +225,7 @@ class PythonSession:
 
     async def close(self) -> None:
         """End it, with all that it has started, in a bounded time."""
+        first = self._processes()[1:2] if self._confinement.alone else []
         self.end()
         process, self._process = self._process, None
         if process is None:
@@ -232,15 +238,20 @@ class PythonSession:
                 while await process.stdout.read(READ_BYTES):
                     pass
                 await process.wait()
-                # Until the system has taken notice of their ends, they count as processes of their user.
-                while self._confinement.tier == "landlock" and len(of_session(process.pid)) > 1:
-                    await asyncio.sleep(0.01)
+            await self._uncounted(first)
         except TimeoutError:
             log.warning("a process that the sandbox has started outlives its end, out of reach")
             process._transport.close()  # type: ignore[attr-defined]  # there is no public way
         if self._output >= 0:
             os.close(self._output)
             self._output = -1
+
+    async def _uncounted(self, first: list[int]) -> None:
+        """Wait until the kernel has taken notice of the ends of all processes, because until then they count
+        as processes of their user. first: of a namespace; it ends after all others in it."""
+        async with asyncio.timeout(CLOSE_S):
+            while any(map(lives, first)):
+                await asyncio.sleep(0.002)
 
     async def _answer(self) -> dict[str, Any] | None:
         """The next line that it answers; None where it has ended, or answers what it never would."""

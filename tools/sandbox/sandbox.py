@@ -8,6 +8,7 @@ processes, a folder lives no longer than its session.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tools.sandbox.cells import CellLimits, CellResult, Fetch, Load, Moment, SandboxError, Tier, Workspace
-from tools.sandbox.confinement import Confinement
+from tools.sandbox.confinement import USERS, Confinement
 from tools.sandbox.folder import (
     Folder,
     Mark,
@@ -34,6 +35,9 @@ from tools.sandbox.python_session import PythonSession
 
 log = logging.getLogger("antiphon.sandbox")
 
+_IN_TURN = itertools.cycle(range(USERS))
+"""Numbers of sessions. The one that has just ended comes last: until the system has taken notice, which some
+do late, its processes still count as those of their user."""
 WATCH_S = 0.2
 """Seconds between two looks at how much the memory and the files of a running cell take."""
 
@@ -290,8 +294,13 @@ class Sandbox:
         try:
             await session.close()
         finally:
-            session.release()
-            self._slots.discard(session.slot)
+            self._release(room, session)
+
+    def _release(self, room: _Room, session: PythonSession) -> None:
+        if room.session is session:
+            room.session = room.folder = None
+        session.release()
+        self._slots.discard(session.slot)
 
     async def _open(self, room: _Room, memory: int) -> None:
         """Start a session in a room, in the place of the one that was least recently used where there are
@@ -306,7 +315,9 @@ class Sandbox:
             if not idle:
                 raise SandboxError("too many sessions run code just now; try again later")
             await self._end_session(min(idle, key=lambda other: other.used))
-        slot = next(number for number in range(len(self._slots) + 1) if number not in self._slots)
+        if len(self._slots) >= USERS:
+            raise SandboxError("too many sessions are about to end; try again later")
+        slot = next(number for number in _IN_TURN if number not in self._slots)
         self._slots.add(slot)
         room.session = PythonSession(self.confinement, room.place, self.limits, slot)
         try:
@@ -316,6 +327,8 @@ class Sandbox:
             raise
 
     def _leave(self, room: _Room) -> None:
+        if room.session is not None and room.session.closed:  # what is left of it takes memory
+            self._release(room, room.session)
         room.users -= 1
         room.used = asyncio.get_running_loop().time()
         room.busy.release()

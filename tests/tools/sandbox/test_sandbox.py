@@ -456,6 +456,8 @@ async def test_sessions_end_where_an_owner_has_enough() -> None:
         await other.run("x = 2")
         assert one.sandbox.num_live == 1
         assert "its variables are gone" in (await one.run("'x' in dir()")).logs
+        assert (await one.run("import os\nopen('last', 'w').close()\nos._exit(1)")).changed == ("last",)
+        assert one.sandbox.num_live == 0
 
 
 @pytest.mark.parametrize("wanted", ["off", "command"])
