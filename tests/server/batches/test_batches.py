@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from engine import ScriptedEngine
-from server.batches import worker
+from server.batches import carrier, worker
 from server.batches.input_lines import InputLines
 from server.clock import now_us
 from storage import BatchLost, StoredBatch
@@ -282,6 +282,26 @@ async def test_pages_and_limits(
     assert ([each["id"] for each in rest["data"]], rest["has_more"]) == (made[:1], False)
 
 
+async def test_a_limit_of_a_day_holds_a_batch_up_and_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrier, "LONGEST_WAIT_S", 0.05)
+    async with (
+        running_app(tmp_path, owner_limit=("requests_per_day=2",)) as running,
+        http_client(running) as client,
+    ):
+        file_id = await input_file(running.context.storage, responses(4))
+        made = await begun(client, file_id, "/v1/responses")
+        async with asyncio.timeout(30):
+            while 'over_limit_total{limit="requests_per_day"}' not in (await client.get("/metrics")).text:
+                await asyncio.sleep(0.02)
+        held = (await client.get(f"/v1/batches/{made['id']}")).json()
+        assert (held["status"], held["request_counts"]["failed"]) == ("in_progress", 0)
+        running.life.limit_owners(("requests_per_day=1000000",))
+        batch = await ended(client, made["id"])
+        assert batch["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
+
+
 async def test_a_key_that_is_revoked_fails_what_is_left(tmp_path: Path) -> None:
     async with (
         running_app(tmp_path, api_key=["first-key-of-a-team"]) as running,
@@ -332,7 +352,7 @@ async def test_two_servers_share_batches(tmp_path: Path) -> None:
             storage = first.context.storage
             async with http_client(first) as client:
                 made = await begun(client, await input_file(storage, chats(60, "say a b {}")), CHAT)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(20):
                     while not (await storage.batches.get("local", made["id"])).completed:
                         await asyncio.sleep(0.02)
             # It does nothing any more, and holds on to what it had.
