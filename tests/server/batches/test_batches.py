@@ -352,7 +352,7 @@ async def test_two_servers_share_batches(tmp_path: Path) -> None:
             storage = first.context.storage
             async with http_client(first) as client:
                 made = await begun(client, await input_file(storage, chats(60, "say a b {}")), CHAT)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     while not (await storage.batches.get("local", made["id"])).completed:
                         await asyncio.sleep(0.02)
             # It does nothing any more, and holds on to what it had.
