@@ -14,6 +14,9 @@ from starlette.types import ASGIApp, Message
 from server.access import Principal
 from server.http import INSIDE
 
+LONGEST_WAIT_S = 60.0
+"""So long a request rests at most before it is tried again: limits may be raised meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -25,7 +28,10 @@ class Reply:
 
     @property
     def again(self) -> bool:
-        """Whether the same request may succeed later: what the server is short of, or that it is ending."""
+        """Whether the same request may succeed later: what the server is short of, or that it is ending. A
+        limit of a day tells clients not to try again, because nobody waits so long; a batch does."""
+        if self.status == 429 and "retry-after" in self.headers:
+            return True
         if self.headers.get("x-should-retry") == "false":
             return False
         return self.status in (408, 429, 503) or self.headers.get("x-should-retry") == "true"
@@ -33,7 +39,7 @@ class Reply:
     @property
     def wait_s(self) -> float:
         """How long to wait before that."""
-        return min(60.0, float(self.headers.get("retry-after", "1")))
+        return min(LONGEST_WAIT_S, float(self.headers.get("retry-after", "1")))
 
 
 def request_body(line: bytes, principal: Principal) -> bytes:

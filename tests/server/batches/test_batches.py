@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from engine import ScriptedEngine
-from server.batches import worker
+from server.batches import carrier, worker
 from server.batches.input_lines import InputLines
 from server.clock import now_us
 from storage import BatchLost, StoredBatch
@@ -279,6 +279,26 @@ async def test_pages_and_limits(
     assert ([each["id"] for each in page["data"]], page["has_more"]) == (made[:0:-1], True)
     rest = (await client.get("/v1/batches", params={"after": page["last_id"]})).json()
     assert ([each["id"] for each in rest["data"]], rest["has_more"]) == (made[:1], False)
+
+
+async def test_a_limit_of_a_day_holds_a_batch_up_and_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrier, "LONGEST_WAIT_S", 0.05)
+    async with (
+        running_app(tmp_path, owner_limit=("requests_per_day=2",)) as running,
+        http_client(running) as client,
+    ):
+        file_id = await input_file(running.context.storage, responses(4))
+        made = await begun(client, file_id, "/v1/responses")
+        async with asyncio.timeout(30):
+            while 'over_limit_total{limit="requests_per_day"}' not in (await client.get("/metrics")).text:
+                await asyncio.sleep(0.02)
+        held = (await client.get(f"/v1/batches/{made['id']}")).json()
+        assert (held["status"], held["request_counts"]["failed"]) == ("in_progress", 0)
+        running.life.limit_owners(("requests_per_day=1000000",))
+        batch = await ended(client, made["id"])
+        assert batch["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
 
 
 async def test_a_key_that_is_revoked_fails_what_is_left(tmp_path: Path) -> None:
