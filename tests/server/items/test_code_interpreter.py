@@ -220,16 +220,18 @@ async def test_files_of_a_later_turn_are_added_and_an_expired_container_is_made_
 async def test_a_container_that_goes_while_its_code_runs_ends_it(tmp_path: Path) -> None:
     script = turns(python("x = 1"), "done", python("import time\ntime.sleep(60)"), "it went")
     async with coding(tmp_path, ScriptedEngine(script), "bubblewrap") as (running, api):
-        first = await api.create("hi", tools=[CODE])
+        box = (await api.http.post("/v1/containers", json={"name": "mine"})).json()["id"]
+        tool = {"type": "code_interpreter", "container": box}
+        first = await api.create("hi", tools=[tool])
         cells = running.context.cells
         assert cells is not None
-        later = {"previous_response_id": first["id"], "tools": [CODE], "include": [OUTPUTS]}
+        later = {"previous_response_id": first["id"], "tools": [tool], "include": [OUTPUTS]}
         begun = await api.create("hi", background=True, **later)
         url = f"/v1/responses/{begun['id']}"
         while not cells.num_at_work:
             await asyncio.sleep(0.01)
         # It went by another process's hand: this one sees it with its next look.
-        await running.context.storage.containers.delete("local", made(first)[0]["container_id"], now_us())
+        await running.context.storage.containers.delete("local", box, now_us())
         await cells.look()
         done = (await api.http.get(url, params={"wait": "30", "include[]": OUTPUTS})).json()
         [call] = made(done)
