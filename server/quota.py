@@ -9,9 +9,6 @@ There are two kinds of limits. `stored_bytes`, a limit of an owner or a key, ref
 deletes nothing. `max_bytes_per_owner` and `max_store_bytes`, by which an operator says what is kept, delete
 the oldest responses of the owner who writes if that makes enough room, and refuse the write otherwise. Nobody
 loses anything to what others store.
-
-Contents that no row names any more stay on the disk for an hour. Where code can write and replace files as
-often as it likes, these count as well (`Quota.linger`).
 """
 
 from __future__ import annotations
@@ -25,13 +22,11 @@ from dataclasses import dataclass
 from server.clock import now_us
 from server.errors import ApiError, insufficient_quota
 from server.limits import Limiter, StoredBytes, owner_subject
-from storage import BLOB_GRACE_S, Limits, Storage, Swept, Usage
+from storage import Limits, Storage, Swept, Usage
 
 FRESH_S = 60.0
 """How long what was measured is built upon."""
 
-SWEEP_S = 120.0
-"""Seconds within which a content is removed that may be."""
 
 REFUSED_S = 1.0
 """How long an owner whose quota is used up is refused without another look."""
@@ -40,17 +35,16 @@ REFUSED_S = 1.0
 @dataclass(slots=True)
 class _Known:
     """What an owner stores: as it was measured at `at` (monotonic seconds), what was taken in since, and what
-    is reserved. lingering: bytes that no row named then, and that may still have been on the disk."""
+    is reserved."""
 
     usage: Usage
     at: float
     reserved: Callable[[], int]
     taken_in: int = 0
-    lingering: int = 0
 
     @property
     def total(self) -> int:
-        return self.usage.total + self.taken_in + self.lingering + self.reserved()
+        return self.usage.total + self.taken_in + self.reserved()
 
     def fits(self, num_bytes: int, limit: int) -> bool:
         return self.total + num_bytes <= limit
@@ -87,7 +81,6 @@ class Quota:
         self._known: dict[str, _Known] = {}
         self._store: _Known | None = None  # of all owners; what is held of it is not known
         self._full_for: str | None = None  # the owner who was refused last
-        self._lingering: dict[str, dict[int, int]] = {}  # bytes by the minute (monotonic) when they are gone
         self._measuring = asyncio.Lock()  # one at a time: whoever waits for it finds what it asks for done
 
     async def require(self, owner: str, num_bytes: int, own: StoredBytes | None = None) -> None:
@@ -127,23 +120,6 @@ class Quota:
         """The same long after the request that asked for it: by the limits of the owner alone."""
         subject = await owner_subject(self._storage, owner)
         await self.require(owner, num_bytes, limiter.stored_bytes((subject,)))
-
-    def linger(self, owner: str, num_bytes: int, put_s: float) -> None:
-        """Go on counting bytes that no row of an owner names any more, until they have gone from the disk.
-        put_s: how many seconds ago they were stored."""
-        gone_at = time.monotonic() + BLOB_GRACE_S + SWEEP_S - put_s
-        if num_bytes and gone_at > time.monotonic():
-            self._lingers(owner)  # so that no more is remembered than still counts
-            of_minutes = self._lingering.setdefault(owner, {})
-            minute = int(gone_at // 60) + 1
-            of_minutes[minute] = of_minutes.get(minute, 0) + num_bytes
-
-    def _lingers(self, owner: str) -> int:
-        now = time.monotonic() / 60
-        kept = {at: num for at, num in self._lingering.pop(owner, {}).items() if at > now}
-        if kept:
-            self._lingering[owner] = kept
-        return sum(kept.values())
 
     async def _require_of_owner(self, owner: str, num_bytes: int, own: StoredBytes | None) -> None:
         if own is not None:
@@ -206,8 +182,7 @@ class Quota:
             await self._measured(owner, 0, limit - others)  # what others leave to this one
             self._known.pop(owner, None)
             total = await self._storage.num_bytes()
-        lingering = sum(map(self._lingers, [*self._lingering]))
-        return _Known(Usage(total, 0), time.monotonic(), lambda: self._reserved_of_all, lingering=lingering)
+        return _Known(Usage(total, 0), time.monotonic(), lambda: self._reserved_of_all)
 
     async def _measured(self, owner: str, num_bytes: int, limit: int | None) -> _Known:
         """What an owner stores; with a limit, once the oldest responses have gone where that makes room."""
@@ -217,7 +192,7 @@ class Quota:
         if limit is not None and usage.total + needed > limit >= usage.held + needed:
             await self._sweep(owner, Limits(max_bytes=limit - needed))
             usage = await self._storage.usage(owner)
-        return _Known(usage, time.monotonic(), lambda: self._reserved[owner], lingering=self._lingers(owner))
+        return _Known(usage, time.monotonic(), lambda: self._reserved[owner])
 
     async def _sweep(self, owner: str, limits: Limits) -> None:
         async for went in self._storage.sweep(limits, now_us(), owner):

@@ -24,7 +24,6 @@ from storage.batches import (
     TooManyBatches,
 )
 from storage.files import (
-    BLOB_GRACE_S,
     Blob,
     BlobTooLarge,
     StoredFile,
@@ -141,7 +140,6 @@ if TYPE_CHECKING:
     from storage.tables import metadata
 
 __all__ = [
-    "BLOB_GRACE_S",
     "COMMIT_SECONDS",
     "ECHO_MARK",
     "MAX_BATCH_ATTEMPTS",

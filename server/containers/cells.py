@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from server.clock import now_us
-from server.containers.figures import LIFETIME, MEMORY_LIMITS, SECONDS, room_of, session_of
+from server.containers.figures import LIFETIME, MEMORY_LIMITS, room_of, session_of
 from server.containers.files import copied, new_file, wanted_files
 from server.containers.shell import SPARE_S, Commands
 from server.errors import ApiError, to_api_error
@@ -96,6 +96,7 @@ class Cells:
         self._room = room_of(sandbox.limits)
         self._at_work = Counter[str]()  # cells that run, by container
         self._watching: asyncio.Task[None] | None = None
+        self._tidying = set[asyncio.Task[None]]()
 
     def tools(self) -> Registry:
         """What runs cells and, where the sandbox has processes, commands of a shell."""
@@ -137,6 +138,7 @@ class Cells:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        await asyncio.gather(*self._tidying)
         await self._sandbox.close()
 
     @property
@@ -228,10 +230,10 @@ class Cells:
             if stored:
                 outcome.keep(found.version + 1, digests)
                 gone = {*change.removed, *(file.path for file in change.files)}
-                self._let_go(owner, [file for file in files if file.path in gone])
+                self._settled(change.files, [file for file in files if file.path in gone])
             else:
                 outcome.let_go()
-                self._let_go(owner, change.files)
+                self._settled(change.files)
 
         result = outcome.result
         if renewed:
@@ -274,8 +276,8 @@ class Cells:
             wanted = await wanted_files(self._storage, owner, new, "file_ids", now)
             num_bytes = sum(file.num_bytes for file in wanted.values())
             await self._quota.require_later(owner, num_bytes, self._limiter)
-            copies = await copied(self._storage, id, owner, wanted, "file_ids", now)
-            await self._storage.containers.give(owner, id, copies, now, self._room)
+            async with copied(self._storage, id, owner, wanted, "file_ids", now) as copies:
+                await self._storage.containers.give(owner, id, copies, now, self._room)
         except (ApiError, ContainerFull, PathTaken) as fault:
             why = to_api_error(fault).message
             raise ToolError(f"The files of the request cannot be put into the container: {why}") from None
@@ -315,7 +317,7 @@ class Cells:
                 said = (path, blob.num_bytes, blob.digest, now, "assistant", call)
                 changed.append(new_file(found.id, found.owner, *said))
         except BaseException:
-            self._let_go(found.owner, changed)
+            self._settled(changed)
             raise
         removed = tuple(path for path in result.removed if path in before)
         return ContainerChange(found.id, found.owner, now, result.state, tuple(changed), removed)
@@ -325,14 +327,20 @@ class Cells:
         try:
             await self._storage.containers.get(owner, id, now_us())
         except NotFound:
-            self._let_go(owner, change.files)
+            self._settled(change.files)
             raise ToolError(GONE) from None
 
-    def _let_go(self, owner: str, files: Sequence[ContainerFile]) -> None:
-        """Contents that no row of these names any more stay on the disk for a while, and count until then."""
-        now = now_us()
-        for file in files:
-            self._quota.linger(owner, file.num_bytes, (now - file.created_at) / SECONDS)
+    def _settled(self, put: Sequence[ContainerFile], replaced: Sequence[ContainerFile] = ()) -> None:
+        """The rows of files that were put are committed, or will never be: what no row names goes."""
+
+        async def tidy() -> None:
+            for file in put:
+                await self._storage.blobs.release(file.digest)
+            await self._storage.blobs.drop([file.digest for file in replaced])
+
+        task = asyncio.create_task(tidy(), name="contents of cells")
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
 
     def _kept(
         self,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from server.shapes import refuse
@@ -50,18 +51,23 @@ async def wanted_files(
     return {file_id: found[file_id] for file_id in file_ids}
 
 
+@asynccontextmanager
 async def copied(
     storage: Storage, container_id: str, owner: str, files: dict[str, StoredFile], path: str, now: int
-) -> dict[str, ContainerFile]:
-    """Copies of uploaded files for a container, by the ids of these. Their contents stay until the rows are
-    committed. ApiError 400 for one that was deleted meanwhile."""
-    copies = {}
-    for index, (file_id, file) in enumerate(files.items()):
-        if not await storage.blobs.touch(file.digest):
-            _not_found(f"{path}[{index}]", file_id)
-        said = (file.filename, file.num_bytes, file.digest, now, "user", file_id)
-        copies[file_id] = new_file(container_id, owner, *said)
-    return copies
+) -> AsyncGenerator[dict[str, ContainerFile]]:
+    """Copies of uploaded files for a container, by the ids of these, whose contents stay for the block, in
+    which the rows are committed. ApiError 400 for one that was deleted meanwhile."""
+    copies: dict[str, ContainerFile] = {}
+    try:
+        for index, (file_id, file) in enumerate(files.items()):
+            if not await storage.blobs.touch(file.digest):
+                _not_found(f"{path}[{index}]", file_id)
+            said = (file.filename, file.num_bytes, file.digest, now, "user", file_id)
+            copies[file_id] = new_file(container_id, owner, *said)
+        yield copies
+    finally:
+        for copy in copies.values():
+            await storage.blobs.release(copy.digest)
 
 
 def _not_found(param: str, file_id: str) -> None:

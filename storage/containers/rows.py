@@ -98,10 +98,12 @@ def list_(
     return Page(tuple(map(_stored, rows[:limit])), len(rows) > limit)
 
 
-def remove(conn: Connection, ids: Sequence[str]) -> int:
-    """Removes containers with their files; returns how many there were."""
-    conn.execute(delete(container_files).where(container_files.c.container_id.in_(ids)))
-    return conn.execute(delete(containers).where(containers.c.id.in_(ids))).rowcount
+def remove(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
+    """Removes containers with their files; returns the digests of these."""
+    gone = delete(container_files).where(container_files.c.container_id.in_(ids))
+    digests = conn.execute(gone.returning(container_files.c.digest)).scalars().all()
+    conn.execute(delete(containers).where(containers.c.id.in_(ids)))
+    return digests
 
 
 def expired(conn: Connection, now: int) -> Sequence[str]:
@@ -131,12 +133,13 @@ def files_of(conn: Connection, owner: str, container_id: str) -> tuple[Container
 
 def add_files(
     conn: Connection, owner: str, id: str, files: Sequence[ContainerFile], now: int, room: ContainerRoom
-) -> None:
-    """Stores files in the places of those of the same paths, which is a use of the container. NotFound,
-    ContainerFull, PathTaken."""
+) -> Sequence[str]:
+    """Stores files in the places of those of the same paths, which is a use of the container; returns the
+    digests of these. NotFound, ContainerFull, PathTaken."""
     get(conn, owner, id, now, hold=True)
-    _add(conn, owner, id, files, room)
+    replaced = _add(conn, owner, id, files, room)
     _used(conn, id, now)
+    return replaced
 
 
 def give(
@@ -146,22 +149,27 @@ def give(
     files: Mapping[str, ContainerFile],
     now: int,
     room: ContainerRoom,
-) -> None:
+) -> Sequence[str]:
     """The same for copies of uploaded files, by their ids, of those that the container was not given yet."""
     given = get(conn, owner, id, now, hold=True).given
-    if new := [file_id for file_id in files if file_id not in given]:
-        _add(conn, owner, id, [files[file_id] for file_id in new], room)
-        told = " ".join((*given, *new))
-        conn.execute(update(containers).where(containers.c.id == id).values(given=told))
-        _used(conn, id, now)
+    new = [file_id for file_id in files if file_id not in given]
+    if not new:
+        return ()
+    replaced = _add(conn, owner, id, [files[file_id] for file_id in new], room)
+    told = " ".join((*given, *new))
+    conn.execute(update(containers).where(containers.c.id == id).values(given=told))
+    _used(conn, id, now)
+    return replaced
 
 
-def _add(conn: Connection, owner: str, id: str, files: Sequence[ContainerFile], room: ContainerRoom) -> None:
+def _add(
+    conn: Connection, owner: str, id: str, files: Sequence[ContainerFile], room: ContainerRoom
+) -> Sequence[str]:
     """What clients bring is refused as a whole where there is no room for it, or a folder in its place."""
     own = [*{file.path: file for file in files}.values()]  # of one path the last one
     if not own:
-        return
-    _put(conn, own, ())
+        return ()
+    replaced = _put(conn, own, ())
     table = container_files
     paths = {*conn.execute(select(table.c.path).where(table.c.container_id == id)).scalars()}
     for path in paths:
@@ -174,6 +182,7 @@ def _add(conn: Connection, owner: str, id: str, files: Sequence[ContainerFile], 
     if num_bytes > room.num_bytes:
         most = f"The files of a container may have {room.num_bytes} bytes"
         raise ContainerFull(f"{most}; it would be {num_bytes}.")
+    return replaced
 
 
 def _above(path: str) -> list[str]:
@@ -182,15 +191,17 @@ def _above(path: str) -> list[str]:
     return ["/".join(parts[:length]) for length in range(1, len(parts))]
 
 
-def remove_file(conn: Connection, owner: str, container_id: str, id: str, now: int) -> None:
-    """NotFound("container") or NotFound("file")."""
+def remove_file(conn: Connection, owner: str, container_id: str, id: str, now: int) -> str:
+    """Removes a file; returns its digest. NotFound("container") or NotFound("file")."""
     get(conn, owner, container_id, now, hold=True)
     gone = delete(container_files).where(
         container_files.c.container_id == container_id, container_files.c.id == id
     )
-    if conn.execute(gone).rowcount == 0:
+    digest: str | None = conn.execute(gone.returning(container_files.c.digest)).scalar()
+    if digest is None:
         raise NotFound("file", id)
     _used(conn, container_id, now)
+    return digest
 
 
 def _used(conn: Connection, id: str, now: int) -> None:
@@ -236,15 +247,20 @@ def _make_way(conn: Connection, files: Sequence[ContainerFile]) -> None:
         )
 
 
-def _put(conn: Connection, files: Sequence[ContainerFile], removed: Sequence[tuple[str, str]]) -> None:
+def _put(
+    conn: Connection, files: Sequence[ContainerFile], removed: Sequence[tuple[str, str]]
+) -> Sequence[str]:
+    """Removes files by container and path, and puts others in their places; returns the digests of those that
+    went."""
+    digests: list[str] = []
     for container_id, path in (*removed, *((file.container_id, file.path) for file in files)):
-        conn.execute(
-            delete(container_files).where(
-                container_files.c.container_id == container_id, container_files.c.path == path
-            )
+        gone = delete(container_files).where(
+            container_files.c.container_id == container_id, container_files.c.path == path
         )
+        digests += conn.execute(gone.returning(container_files.c.digest)).scalars()
     if files:
         conn.execute(insert(container_files), [asdict(file) for file in files])
+    return digests
 
 
 def _alive(owner: str, now: int) -> tuple[ColumnElement[bool], ...]:

@@ -87,12 +87,11 @@ class Containers:
     async def delete(self, owner: str, id: str, now: int) -> None:
         """Removes a container with its files. NotFound("container")."""
 
-        def remove(conn: Connection) -> None:
+        def remove(conn: Connection) -> Sequence[str]:
             rows.get(conn, owner, id, now, hold=True)
-            rows.remove(conn, (id,))
+            return rows.remove(conn, (id,))
 
-        await self._write(remove)
-        self._blobs.let_go()
+        await self._blobs.drop(await self._write(remove))
 
     async def use(self, ids: Sequence[str], now: int) -> None:
         """Puts off when these containers expire, those that have not, of any owner."""
@@ -105,16 +104,16 @@ class Containers:
     async def add_file(self, file: ContainerFile, room: ContainerRoom) -> None:
         """Stores a file, in the place of one of the same path. NotFound("container")."""
         owner, id, now = file.owner, file.container_id, file.created_at
-        await self._write(partial(rows.add_files, owner=owner, id=id, files=(file,), now=now, room=room))
-        self._blobs.let_go()
+        add = partial(rows.add_files, owner=owner, id=id, files=(file,), now=now, room=room)
+        await self._blobs.drop(await self._write(add))
 
     async def give(
         self, owner: str, id: str, files: Mapping[str, ContainerFile], now: int, room: ContainerRoom
     ) -> None:
         """Stores copies of uploaded files, by their ids; those that it was given before are left out,
         whatever has become of them. NotFound("container")."""
-        await self._write(partial(rows.give, owner=owner, id=id, files=files, now=now, room=room))
-        self._blobs.let_go()
+        give = partial(rows.give, owner=owner, id=id, files=files, now=now, room=room)
+        await self._blobs.drop(await self._write(give))
 
     async def files(self, owner: str, container_id: str, now: int) -> tuple[ContainerFile, ...]:
         """All files of a container, oldest first. NotFound("container")."""
@@ -135,8 +134,7 @@ class Containers:
     async def remove_file(self, owner: str, container_id: str, id: str, now: int) -> None:
         """NotFound("container") or NotFound("file")."""
         job = partial(rows.remove_file, owner=owner, container_id=container_id, id=id, now=now)
-        await self._write(job)
-        self._blobs.let_go()
+        await self._blobs.drop((await self._write(job),))
 
     async def change(self, change: ContainerChange) -> None:
         """What a finished cell changes, where its outcome has no transaction of its own."""
@@ -153,6 +151,5 @@ class Containers:
             yield await self._remove(ids)
 
     async def _remove(self, ids: Sequence[str]) -> int:
-        num = await self._write(partial(rows.remove, ids=ids))
-        self._blobs.let_go()
-        return num
+        await self._blobs.drop(await self._write(partial(rows.remove, ids=ids)))
+        return len(ids)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from storage.files.records import (
-    BLOB_GRACE_S,
     Blob,
     BlobTooLarge,
     StoredFile,
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from storage.files.verbs import Files
 
 __all__ = [
-    "BLOB_GRACE_S",
     "Blob",
     "BlobTooLarge",
     "Blobs",

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Column, Connection, select
 
 from storage.drivers import PART_BYTES, BlobStore, Database, Run, unavailable
-from storage.files.records import BLOB_GRACE_S, Blob, BlobTooLarge, SweptFiles
+from storage.files.records import Blob, BlobTooLarge, SweptFiles
 from storage.records import NotFound, StorageUnavailable
 from storage.tables import NAMES_BLOB, metadata
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 THREADS = 4
 
-GRACE_S = BLOB_GRACE_S
+GRACE_S = 3600.0
 
 SWEEP_EVERY_S = 3600.0
 """Seconds between two sweeps of the blobs, unless a row has gone that named one."""

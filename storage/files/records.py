@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 from storage.records import StorageError
 
-BLOB_GRACE_S = 3600.0
-"""A blob stays for this long after it was put, whether or not a row names it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Blob:

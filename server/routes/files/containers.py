@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import orjson
 from fastapi import APIRouter
@@ -73,13 +73,13 @@ async def create_container(request: Request) -> Response:
     if body.get("network_policy") is not None:
         network_policy(body["network_policy"], "network_policy")
     now, who, id = now_us(), owner(request), f"cntr_{secrets.token_hex(24)}"
-    copies = await _copies(request, id, wanted, "file_ids")
-    made = StoredContainer(id, who, name, now, now, lifetime, memory, given=tuple(copies))
+    made = StoredContainer(id, who, name, now, now, lifetime, memory, given=tuple(dict.fromkeys(wanted)))
     spent = session_of(who, principal(request).key_id, now)
-    with _refusing("file_ids"):
-        await context(request).storage.containers.create(
-            made, [*copies.values()], room=_room(request), spent=spent
-        )
+    async with _copies(request, id, wanted, "file_ids") as copies:
+        with _refusing("file_ids"):
+            await context(request).storage.containers.create(
+                made, [*copies.values()], room=_room(request), spent=spent
+            )
     return json_reply(container_json(made))
 
 
@@ -105,9 +105,7 @@ async def get_container(request: Request, container_id: str) -> Response:
 async def delete_container(request: Request, container_id: str) -> Response:
     """Remove a container with its files and its session."""
     here, now = context(request), now_us()
-    gone = await here.storage.containers.files(owner(request), container_id, now)
     await here.storage.containers.delete(owner(request), container_id, now)
-    _let_go(request, gone)
     if here.cells is not None:
         await here.cells.end(container_id)
     return json_reply(orjson.dumps({"id": container_id, "object": "container.deleted", "deleted": True}))
@@ -128,22 +126,24 @@ async def create_file(request: Request, container_id: str) -> Response:
     if takes_form(request):
         form = await load_form(request)
         unread({**form.fields, **form.files}, ("file", "file_id"))
-        if "file_id" in form.fields:
-            file, param = await _copy(request, container_id, form.fields["file_id"]), "file_id"
-        else:
-            received, param = form.file("file"), "file"
-            path = path_of(received.filename, param)
-            blob, origin = received.blob, secrets.token_hex(16)
+        if "file_id" not in form.fields:
+            received = form.file("file")
+            path, blob = path_of(received.filename, "file"), received.blob
+            origin = secrets.token_hex(16)
             file = new_file(container_id, who, path, blob.num_bytes, blob.digest, now, "user", origin)
+            return await _put(request, file, "file")
+        file_id = form.fields["file_id"]
     else:
         body = await read_body(request)
         unread(body, ("file_id",))
         file_id = text(1)(body.get("file_id") or missing("file_id"), "file_id")
-        file, param = await _copy(request, container_id, file_id), "file_id"
-    before = await storage.containers.files(who, container_id, now)
+    async with _copies(request, container_id, [file_id], "file_id") as copies:
+        return await _put(request, copies[file_id], "file_id")
+
+
+async def _put(request: Request, file: ContainerFile, param: str) -> Response:
     with _refusing(param):
-        await storage.containers.add_file(file, _room(request))
-    _let_go(request, [one for one in before if one.path == file.path])
+        await context(request).storage.containers.add_file(file, _room(request))
     return json_reply(container_file_json(file))
 
 
@@ -185,9 +185,7 @@ async def get_content(request: Request, container_id: str, file_id: str) -> Resp
 @router.delete("/{container_id}/files/{file_id}", **documented("Deleted", "containers.write"))
 async def delete_file(request: Request, container_id: str, file_id: str) -> Response:
     """Remove a file from a container."""
-    gone = await _file(request, container_id, file_id)
     await context(request).storage.containers.remove_file(owner(request), container_id, file_id, now_us())
-    _let_go(request, (gone,))
     return json_reply(orjson.dumps({"id": file_id, "object": "container.file.deleted", "deleted": True}))
 
 
@@ -198,20 +196,18 @@ async def _file(request: Request, container_id: str, file_id: str) -> ContainerF
     return await context(request).storage.containers.file(owner(request), container_id, file_id, now_us())
 
 
-async def _copy(request: Request, container_id: str, file_id: str) -> ContainerFile:
-    """A container's copy of a file that was uploaded before. ApiError 400, 429."""
-    return (await _copies(request, container_id, [file_id], "file_id"))[file_id]
-
-
+@asynccontextmanager
 async def _copies(
     request: Request, container_id: str, file_ids: Sequence[str], path: str
-) -> dict[str, ContainerFile]:
-    """The same of several, by their ids. path: the field that has the list of them, or the only one."""
+) -> AsyncGenerator[dict[str, ContainerFile]]:
+    """A container's copies of files that were uploaded before, by their ids, for a block that commits them.
+    path: the field that has the list of ids, or the only one. ApiError 400, 429."""
     storage, who, now = context(request).storage, owner(request), now_us()
     try:
         wanted = await wanted_files(storage, who, file_ids, path, now)
         await require_stored_bytes(request, sum(file.num_bytes for file in wanted.values()))
-        return await copied(storage, container_id, who, wanted, path, now)
+        async with copied(storage, container_id, who, wanted, path, now) as copies:
+            yield copies
     except ApiError as fault:
         if path == "file_id" and fault.param == "file_id[0]":
             fault.param = path  # it is no list
@@ -229,10 +225,3 @@ def _refusing(param: str) -> Iterator[None]:
         yield
     except (ContainerFull, PathTaken) as fault:
         raise to_api_error(fault, param=param) from None
-
-
-def _let_go(request: Request, files: Sequence[ContainerFile]) -> None:
-    """Contents of these files that no row names any more count until they have gone from the disk."""
-    now = now_us()
-    for file in files:
-        context(request).quota.linger(file.owner, file.num_bytes, (now - file.created_at) / SECONDS)
