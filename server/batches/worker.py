@@ -13,7 +13,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -444,14 +444,16 @@ class _Carried:
         BatchLost and StorageUnavailable."""
         batch, usage = self._batch, UsageSum()
         output = failed = None
-        if files:
-            output = await self._file("output", usage.counting(self._batches.results(batch.id, "completed")))
-            failed = await self._file("error", self._errors(expired=status == "expired"))
-        at = now_us()
-        notice = batch_notice(batch.id, status, at)
-        told = orjson.dumps(usage.json()) if files else None
-        ended = BatchEnd(status, at, errors, told, usage.model, notice)
-        await self._batches.end(batch, ended, output, failed)
+        async with AsyncExitStack() as held:
+            if files:
+                results = usage.counting(self._batches.results(batch.id, "completed"))
+                output = await self._file("output", results, held)
+                failed = await self._file("error", self._errors(expired=status == "expired"), held)
+            at = now_us()
+            notice = batch_notice(batch.id, status, at)
+            told = orjson.dumps(usage.json()) if files else None
+            ended = BatchEnd(status, at, errors, told, usage.model, notice)
+            await self._batches.end(batch, ended, output, failed)
         self._ends.batches[status] += 1
 
     async def _errors(self, *, expired: bool) -> AsyncGenerator[bytes]:
@@ -461,10 +463,13 @@ class _Carried:
             async for line in self._open_lines():
                 yield expired_line(self._batch.id, line)
 
-    async def _file(self, what: str, content: AsyncGenerator[bytes]) -> StoredFile | None:
-        """A file, whose content is put; None where it would be empty."""
+    async def _file(
+        self, what: str, content: AsyncGenerator[bytes], held: AsyncExitStack
+    ) -> StoredFile | None:
+        """A file, whose content is put, and stays for as long as `held` is open; None where it would be
+        empty."""
         batch, now = self._batch, now_us()
-        blob = await self._storage.blobs.put(content)
+        blob = await held.enter_async_context(self._storage.blobs.incoming(content))
         if not blob.num_bytes:
             return None
         expires_at = None if batch.output_lifetime is None else now + batch.output_lifetime

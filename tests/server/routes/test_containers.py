@@ -132,13 +132,24 @@ async def test_copies_are_bounded_and_no_file_stands_beside_its_folder(tmp_path:
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "file", refused.text
 
 
-async def test_contents_that_were_replaced_count_until_the_disk_has_let_go_of_them(tmp_path: Path) -> None:
-    limits = ("stored_bytes=1000",)
-    async with running_app(tmp_path, owner_limit=limits) as running, http_client(running) as http:
-        made = (await http.post("/v1/containers", json={"name": "mine"})).json()
-        url = f"/v1/containers/{made['id']}/files"
-        sent = [await http.post(url, files={"file": ("a", bytes([n]) * 300)}) for n in range(3)]
-        assert [reply.status_code for reply in sent] == [200, 200, 429], "two of them are on the disk"
+async def test_contents_that_were_replaced_or_deleted_leave_the_disk_at_once(tmp_path: Path) -> None:
+    def contents() -> set[bytes]:
+        return {file.read_bytes()[:1] for file in tmp_path.glob("antiphon.db.blobs/*")}
+
+    async with running_app(tmp_path) as running, http_client(running) as http:
+        one, other = [(await http.post("/v1/containers", json={"name": name})).json() for name in "ab"]
+        uploaded = {"files": {"file": ("u", b"0" * 300)}, "data": {"purpose": "user_data"}}
+        file = (await http.post("/v1/files", **uploaded)).json()
+        for url in (f"/v1/containers/{box['id']}/files" for box in (one, other)):
+            assert (await http.post(url, json={"file_id": file["id"]})).status_code == 200
+            for letter in (b"1", b"2"):
+                assert (await http.post(url, files={"file": ("a", letter * 300)})).status_code == 200
+        await http.delete(f"/v1/files/{file['id']}")
+        assert contents() == {b"0", b"2"}, "both containers have these"
+        await http.delete(f"/v1/containers/{one['id']}")
+        assert contents() == {b"0", b"2"}, "the other has these"
+        await http.delete(f"/v1/containers/{other['id']}")
+        assert contents() == set()
 
 
 async def test_a_container_counts_as_one_session(tmp_path: Path) -> None:
