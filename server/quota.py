@@ -27,7 +27,6 @@ from storage import Limits, Storage, Swept, Usage
 FRESH_S = 60.0
 """How long what was measured is built upon."""
 
-
 REFUSED_S = 1.0
 """How long an owner whose quota is used up is refused without another look."""
 
@@ -102,19 +101,22 @@ class Quota:
         try:
             await self._require_of_store(owner, num_bytes)
         except BaseException:
-            self._reserved[owner] -= num_bytes
+            self._unreserve(owner, num_bytes)
             raise
         self._reserved_of_all += num_bytes
 
     def end_reservation(self, owner: str, num_bytes: int, num_stored: int) -> None:
         """Nothing more comes in of what was reserved, and so much of it is stored."""
         self._reserved_of_all -= num_bytes
-        self._reserved[owner] -= num_bytes
-        if not self._reserved[owner]:
-            del self._reserved[owner]
+        self._unreserve(owner, num_bytes)
         for known in (self._known.get(owner), self._store):
             if known is not None:
                 known.taken_in += num_stored
+
+    def _unreserve(self, owner: str, num_bytes: int) -> None:
+        self._reserved[owner] -= num_bytes
+        if not self._reserved[owner]:
+            del self._reserved[owner]
 
     async def require_later(self, owner: str, num_bytes: int, limiter: Limiter) -> None:
         """The same long after the request that asked for it: by the limits of the owner alone."""

@@ -47,7 +47,7 @@ def parse_embed(body: Mapping[str, Any]) -> EmbedRequest:
     """A body of POST /v1/embed or /v2/embed. Raises ApiError 400."""
     unread(body, FIELDS)
     if body.get("images"):
-        refuse("images", "Invalid 'images': the models of this server take texts.", "unsupported_value")
+        refuse("images", "Invalid 'images': the models of this server take texts.", "unsupported_parameter")
     field = "texts" if body.get("texts") is not None else "inputs"
     if body.get(field) is None:
         missing("texts")

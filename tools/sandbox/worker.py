@@ -234,16 +234,22 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         getattr(stream, "reconfigure")(**plain)  # noqa: B009 (it has one, which types do not know)
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    at_work = threading.Event()
+    # An interrupt that is sent while no cell runs would end the process: under the lock it is known whether
+    # one does. An interrupt that comes before its cell has begun is remembered.
+    turn, at_work, stopped = threading.Lock(), threading.Event(), threading.Event()
     myself = threading.main_thread().ident
 
     def listen() -> None:
         for line in orders:
             order = json.loads(line)
-            if "code" in order:
-                waiting.put(order["code"])
-            elif at_work.is_set() and myself is not None:
-                signal.pthread_kill(myself, signal.SIGINT)
+            with turn:
+                if "code" in order:
+                    stopped.clear()
+                    waiting.put(order["code"])
+                elif at_work.is_set() and myself is not None:
+                    signal.pthread_kill(myself, signal.SIGINT)
+                else:
+                    stopped.set()
         os._exit(0)  # nobody asks any more
 
     threading.Thread(target=listen, daemon=True).start()
@@ -251,13 +257,19 @@ def main() -> None:
     answers.write(b'{"ready": true}\n')
     answers.flush()
     while True:
-        code = waiting.get()
-        at_work.set()
+        code, said = waiting.get(), {"ok": False, "images": list[str]()}
         try:
-            said = cells.run(code)
+            with turn:
+                if not stopped.is_set():
+                    at_work.set()
+            if at_work.is_set():
+                said = cells.run(code)
+            else:
+                sys.stderr.write("KeyboardInterrupt\n")
+            with turn:
+                at_work.clear()
         except KeyboardInterrupt:  # it came too late for the cell
-            said = {"ok": False, "images": []}
-        at_work.clear()
+            at_work.clear()
         answers.write(json.dumps(said).encode() + b"\n")
         answers.flush()
 

@@ -306,7 +306,7 @@ async def test_cohere_gets_vectors(client: httpx.AsyncClient) -> None:
         ({"truncate": "NONE"}, "context_length_exceeded", "texts[0]"),
         ({"truncate": "START"}, "invalid_value", "truncate"),
         ({"embedding_types": ["int8"]}, "invalid_value", "embedding_types[0]"),
-        ({"images": ["data:image/png;base64,"]}, "unsupported_value", "images"),
+        ({"images": ["data:image/png;base64,"]}, "unsupported_parameter", "images"),
         ({"texts": None}, "missing_required_parameter", "texts"),
         ({"texts": None, "inputs": [{"content": [{"type": "image_url"}]}]}, "invalid_value", PART_TYPE),
         ({"output_dimension": 4096}, "invalid_value", "output_dimension"),

@@ -207,7 +207,7 @@ async def test_the_page_explains_every_metric_and_no_other(
     """A name that begins with an underscore goes on from the first two words of the one before."""
     named: set[str] = set()
     for line in PAGE.read_text().splitlines():
-        if line.startswith("| `antiphon_"):
+        if line.startswith(("| `antiphon_", "| `process_")):
             prefix = ""
             for name in re.findall(r"`([\w*]+)`", line.split("|")[1]):
                 prefix = prefix if name.startswith("_") else "_".join(name.split("_")[:2])

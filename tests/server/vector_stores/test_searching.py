@@ -254,6 +254,7 @@ async def test_pgvector_finds_what_is_found_in_memory(postgres: Postgres) -> Non
         await stores.finish(job)
 
     await stores.create(NewVectorStore("vs_1", OWNER, now_us(), "", None, b"{}", None, "m", 16))
+    number = (await stores.get(OWNER, "vs_1")).number
     await add("before")
     assert not await stores.finds_nearest() and await stores.make_nearest()
     await add("behind")
@@ -264,12 +265,17 @@ async def test_pgvector_finds_what_is_found_in_memory(postgres: Postgres) -> Non
     await stores.remove_file(OWNER, "vs_1", "gone", now_us())
     wanted = draw.standard_normal((2, 16), np.float32)
     in_memory = Vectors(storage)
-    for files, only in (((), False), ((file_key(1, 0),), True), ((file_key(1, 1),), False), ((), True)):
-        told = await in_memory.nearest("m", [1], wanted, files, only=only, most=7)
+    for files, only in (
+        ((), False),
+        ((file_key(number, 0),), True),
+        ((file_key(number, 1),), False),
+        ((), True),
+    ):
+        told = await in_memory.nearest("m", [number], wanted, files, only=only, most=7)
         assert told[0] or only, "the database is asked"
         stores._nearest, shared = False, stores._shared
         stores._shared = False
-        expected = await in_memory.nearest("m", [1], wanted, files, only=only, most=7)
+        expected = await in_memory.nearest("m", [number], wanted, files, only=only, most=7)
         stores._shared = shared
         assert in_memory._groups or only
         assert [[id for id, _ in one] for one in told] == [[id for id, _ in one] for one in expected]
