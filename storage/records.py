@@ -6,6 +6,7 @@ are integer microseconds since the epoch, which the caller gives, so that one cl
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
@@ -930,3 +931,7 @@ class SchemaTooNew(StorageError):
 
 class StorageUnavailable(StorageError):
     """The database cannot be reached or written now."""
+
+
+UNSURE = (CancelledError, StorageUnavailable)
+"""What leaves it open whether a write takes place: one that nobody waits for any more goes on."""

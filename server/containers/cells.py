@@ -233,7 +233,7 @@ class Cells:
                 self._settled(change.files, [file for file in files if file.path in gone])
             else:
                 outcome.let_go()
-                self._settled(change.files)
+                self._storage.blobs.let_go()  # its rows may be on their way: a sweep finds what none names
 
         result = outcome.result
         if renewed:
@@ -326,9 +326,11 @@ class Cells:
         """Raises ToolError where a container went while its cell ran."""
         try:
             await self._storage.containers.get(owner, id, now_us())
-        except NotFound:
+        except BaseException as fault:
             self._settled(change.files)
-            raise ToolError(GONE) from None
+            if isinstance(fault, NotFound):
+                raise ToolError(GONE) from None
+            raise
 
     def _settled(self, put: Sequence[ContainerFile], replaced: Sequence[ContainerFile] = ()) -> None:
         """The rows of files that were put are committed, or will never be: what no row names goes."""

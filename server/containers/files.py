@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from server.shapes import refuse
@@ -58,16 +58,14 @@ async def copied(
     """Copies of uploaded files for a container, by the ids of these, whose contents stay for the block, in
     which the rows are committed. ApiError 400 for one that was deleted meanwhile."""
     copies: dict[str, ContainerFile] = {}
-    try:
+    async with AsyncExitStack() as held:
         for index, (file_id, file) in enumerate(files.items()):
             if not await storage.blobs.touch(file.digest):
                 _not_found(f"{path}[{index}]", file_id)
+            await held.enter_async_context(storage.blobs.committing(file.digest))
             said = (file.filename, file.num_bytes, file.digest, now, "user", file_id)
             copies[file_id] = new_file(container_id, owner, *said)
         yield copies
-    finally:
-        for copy in copies.values():
-            await storage.blobs.release(copy.digest)
 
 
 def _not_found(param: str, file_id: str) -> None:

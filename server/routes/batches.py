@@ -55,33 +55,37 @@ async def create_batch(request: Request) -> Response:
     try:
         file = await here.storage.files.get(who.owner, file_id, now)
     except NotFound:
-        raise ApiError(
-            404, f"File with id '{file_id}' not found.", code="not_found", param="input_file_id"
-        ) from None
+        raise _no_such_file(file_id) from None
     if file.purpose != "batch":
         message = f"A file for batches has the purpose 'batch'; this one has '{file.purpose}'."
         refuse("input_file_id", message, "invalid_file_purpose")
     if file.num_bytes > MAX_INPUT_BYTES:
         refuse("input_file_id", f"A file for batches has at most {MAX_INPUT_BYTES} bytes.", "file_too_large")
-    await here.storage.blobs.touch(file.digest)  # it must not go with its file before the batch names it
-    made = await here.storage.batches.create(
-        NewBatch(
-            id=f"batch_{secrets.token_hex(16)}",
-            owner=who.owner,
-            key_id=who.key_id,
-            endpoint=body["endpoint"],
-            input_file_id=file.id,
-            digest=file.digest,
-            metadata=metadata,
-            created_at=now,
-            expires_at=now + WINDOW_S * 1_000_000,
-            output_lifetime=lifetime,
-        ),
-        MAX_GOING,
-    )
-    await here.storage.blobs.release(file.digest)
+    blobs = here.storage.blobs
+    if not await blobs.touch(file.digest):  # it must not go with its file before the batch names it
+        raise _no_such_file(file_id)
+    async with blobs.committing(file.digest):
+        made = await here.storage.batches.create(
+            NewBatch(
+                id=f"batch_{secrets.token_hex(16)}",
+                owner=who.owner,
+                key_id=who.key_id,
+                endpoint=body["endpoint"],
+                input_file_id=file.id,
+                digest=file.digest,
+                metadata=metadata,
+                created_at=now,
+                expires_at=now + WINDOW_S * 1_000_000,
+                output_lifetime=lifetime,
+            ),
+            MAX_GOING,
+        )
     life(request).batches_stirred()
     return json_reply(batch_json(made))
+
+
+def _no_such_file(file_id: str) -> ApiError:
+    return ApiError(404, f"File with id '{file_id}' not found.", code="not_found", param="input_file_id")
 
 
 def _lifetime(asked: Any) -> int | None:

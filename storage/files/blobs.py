@@ -26,7 +26,7 @@ from sqlalchemy import Column, Connection, select
 
 from storage.drivers import PART_BYTES, BlobStore, Database, Run, unavailable
 from storage.files.records import Blob, BlobTooLarge, SweptFiles
-from storage.records import NotFound, StorageUnavailable
+from storage.records import UNSURE, NotFound, StorageUnavailable
 from storage.tables import NAMES_BLOB, metadata
 
 T = TypeVar("T")
@@ -69,6 +69,12 @@ class Blobs:
         """
         incoming = await self._step(self._store.begin)
         digest, num_bytes, waiting = sha256(), 0, bytearray()
+        finished = False
+
+        def finish() -> None:
+            nonlocal finished
+            incoming.finish(digest.hexdigest())
+            finished = True
 
         def write(data: bytes) -> None:
             digest.update(data)
@@ -85,9 +91,12 @@ class Blobs:
                     del waiting[:PART_BYTES]
             if waiting:
                 await self._step(partial(write, bytes(waiting)))
-            await self._step(lambda: incoming.finish(digest.hexdigest()))
+            await self._step(finish)
         except BaseException:
-            await self._step(incoming.abandon)
+            if finished:  # it was cancelled in this very moment
+                await self.release(digest.hexdigest())
+            else:
+                await self._step(incoming.abandon)
             raise
         return Blob(digest.hexdigest(), num_bytes)
 
@@ -101,12 +110,24 @@ class Blobs:
 
     @asynccontextmanager
     async def incoming(self, stream: AsyncIterable[bytes]) -> AsyncGenerator[Blob]:
-        """`put` before the block, `release` after it."""
+        """`put` before the block, in which its row is committed, and `release` after it."""
         blob = await self.put(stream)
-        try:
+        async with self.committing(blob.digest):
             yield blob
-        finally:
-            await self.release(blob.digest)
+
+    @asynccontextmanager
+    async def committing(self, digest: str) -> AsyncGenerator[None]:
+        """`release` after the block, in which the row of a blob that was put, or touched, is committed. Where
+        nobody knows whether it is, the blob stays until a sweep finds it old, and named by no row."""
+        try:
+            yield
+        except UNSURE:
+            self.let_go()
+            raise
+        except BaseException:
+            await self.release(digest)
+            raise
+        await self.release(digest)
 
     async def release(self, digest: str) -> bool:
         """The row of a blob that was put is committed, or will never be: where no row names the blob, and

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.request import context, principal
-from storage import Blob
+from storage import UNSURE, Blob
 
 
 class Intake:
@@ -34,12 +34,13 @@ class Intake:
         self._held.append(blob)
         return blob
 
-    async def end(self) -> None:
-        """The request is over: what no row names goes."""
+    async def end(self, *, unsure: bool) -> None:
+        """The request is over: what no row names goes. unsure: a row may still be on its way, so that a sweep
+        is to look later."""
         num_stored = 0
         try:
             for blob in self._held:
-                if not await self._blobs.release(blob.digest):
+                if unsure or not await self._blobs.release(blob.digest):
                     num_stored += blob.num_bytes
         finally:
             self._room.end(num_stored)
@@ -59,9 +60,13 @@ class EndsIntake:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what the application raises."""
+        unsure = False
         try:
             await self._app(scope, receive, send)
+        except UNSURE:
+            unsure = True
+            raise
         finally:
             taken_in: Intake | None = scope.get("state", {}).get("intake")
             if taken_in is not None:
-                await taken_in.end()
+                await taken_in.end(unsure=unsure)
