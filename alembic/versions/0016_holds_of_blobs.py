@@ -1,6 +1,6 @@
 """Who still needs a blob that no row names yet; the private halves of tool outputs that are to be taken up.
 
-Revision 0016, after 0014. What the columns are for stands in `storage.tables`; this file never changes again.
+Revision 0016, after 0015. What the columns are for stands in `storage.tables`; this file never changes again.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Cells:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        await asyncio.gather(*self._tidying)
+        await asyncio.gather(*self._tidying, return_exceptions=True)
         await self._sandbox.close()
 
     @property
@@ -205,7 +205,7 @@ class Cells:
             memory = MEMORY_LIMITS.get(found.memory_limit)
             return Workspace(id, owner, found.version, held, state, found.cells, memory)
 
-        if self._watching is None:
+        if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch(), name="containers")
         self._at_work[id] += 1
         try:

@@ -27,19 +27,20 @@ ROWS = 100
 
 def create(
     conn: Connection, container: StoredContainer, files: Sequence[ContainerFile], room: ContainerRoom
-) -> bool:
-    """Stores a container with its first files, in the place of one that has expired; False where it is there
-    already. ContainerFull, PathTaken."""
+) -> Sequence[str] | None:
+    """Stores a container with its first files, in the place of one that has expired; returns the digests of
+    that one's files, None where the container is there already. ContainerFull, PathTaken."""
+    replaced: Sequence[str] = ()
     over = containers.c.last_active_at + containers.c.lifetime <= container.created_at
     there = conn.execute(select(over).where(containers.c.id == container.id).with_for_update()).scalar()
     if there is not None:
         if not there:
-            return False
-        remove(conn, (container.id,))
+            return None
+        replaced = remove(conn, (container.id,))
     values = {**asdict(container), "given": " ".join(container.given), "num_bytes": 0}
     conn.execute(insert(containers).values(values))
     _add(conn, container.owner, container.id, files, room)
-    return True
+    return replaced
 
 
 def get(conn: Connection, owner: str, id: str, now: int, *, hold: bool = False) -> StoredContainer:

@@ -46,13 +46,15 @@ class Containers:
         """Stores a container with its first files, in the place of one that has expired; False where it is
         there already. spent: what it counts as, in the same transaction."""
 
-        def make(conn: Connection) -> bool:
-            made = rows.create(conn, container, files, room)
-            if made and spent is not None:
+        def make(conn: Connection) -> Sequence[str] | None:
+            replaced = rows.create(conn, container, files, room)
+            if replaced is not None and spent is not None:
                 self._count(conn, (spent,))
-            return made
+            return replaced
 
-        return await self._write(make)
+        replaced = await self._write(make)
+        await self._blobs.drop(replaced or ())
+        return replaced is not None
 
     async def get(self, owner: str, id: str, now: int) -> StoredContainer:
         """NotFound("container")."""

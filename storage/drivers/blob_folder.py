@@ -131,6 +131,7 @@ class BlobFolder:
             with self._naming:
                 if self._is_old(digest, grace_s):
                     (self.folder / digest).unlink(missing_ok=True)
+                    self._held.pop(digest, None)  # whoever put it never said what became of it
                     num += 1
         return num
 
