@@ -42,9 +42,12 @@ class Reply:
         return min(LONGEST_WAIT_S, float(self.headers.get("retry-after", "1")))
 
 
-def request_body(line: bytes, principal: Principal) -> bytes:
-    """The body of a line's request: served in the flex tier, where its owner may use that."""
+def request_body(line: bytes, path: str, principal: Principal) -> bytes:
+    """The body of a line's request: served in the flex tier, where its owner may use that. Vectors have no
+    tiers."""
     body: dict[str, Any] = orjson.loads(line)["body"]
+    if path == "/v1/embeddings":
+        return orjson.dumps(body)
     body.pop("priority", None)
     if "flex" in principal.service.tiers:
         body["service_tier"] = "flex"

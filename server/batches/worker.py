@@ -411,7 +411,7 @@ class _Carried:
         except ApiError as error:
             return Reply(error.status, error.headers, error.body())
         parts = [part async for part in self._storage.blobs.open(batch.digest, line.start, line.stop)]
-        body = request_body(b"".join(parts), principal)
+        body = request_body(b"".join(parts), batch.endpoint, principal)
         key = f"{batch.id}:{line.position}" if batch.endpoint in RUN_ROUTES else None
         return await carry_out(self._app, batch.endpoint, body, principal, key=key)
 

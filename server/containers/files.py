@@ -42,12 +42,20 @@ async def wanted_files(
     storage: Storage, owner: str, file_ids: Sequence[str], path: str, now: int
 ) -> dict[str, StoredFile]:
     """Uploaded files that can be copied into a container, by their ids. path: of the list of ids. ApiError
-    400 for one that is not there, or has a name that no file of a container can have."""
+    400 for one that is not there, has a name that no file of a container can have, or the name of another."""
     found = await storage.files.get_many(owner, file_ids, now)
+    ids: dict[str, str] = {}  # by name
     for index, file_id in enumerate(file_ids):
+        param = f"{path}[{index}]"
         if file_id not in found:
-            _not_found(f"{path}[{index}]", file_id)
-        path_of(found[file_id].filename, f"{path}[{index}]")
+            _not_found(param, file_id)
+        name = path_of(found[file_id].filename, param)
+        if (other := ids.setdefault(name, file_id)) != file_id:
+            refuse(
+                param,
+                f"Invalid '{param}': '{file_id}' and '{other}' are both called {name!r}, and a container has "
+                "one file of a name. Upload one of them under another name.",
+            )
     return {file_id: found[file_id] for file_id in file_ids}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
 import time
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from server.limits import LimitSet, Subject
 from server.model_registry import build_pooling
 from server.pooling import Embedder, Reranker, embedder_of, reranker_of
 from server.vector_stores import Payer
+from tests.support.batching import line
 from tests.support.pooling_checkpoints import make_classifier, make_embedder
 from tests.support.running import Running, http_client, live_app
 from tests.support.wire import validate, validate_error
@@ -37,8 +39,6 @@ TEXTS = ["the river bank is green", "a dog", "where is the money of the bank"]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The decoder embedder says that its vectors can be cut; the encoder does not."""
-    import json
-
     folder = tmp_path_factory.mktemp("models")
     made = {
         "embedding": make_embedder("qwen3", folder / "decoder"),
@@ -477,3 +477,20 @@ async def test_two_models_of_one_name_are_refused() -> None:
         build_pooling(Config(embedding_model=("/a/m", "/b/m")))
     with pytest.raises(LoadError, match="two models are named 'antiphon-tiny'"):
         build_pooling(Config(rerank_model=("antiphon-tiny=/b/m",)))
+
+
+async def test_a_batch_of_texts_gets_their_vectors(client: httpx.AsyncClient) -> None:
+    lines = [
+        line(f"r{n}", "/v1/embeddings", {"model": "small", "input": text}) for n, text in enumerate(TEXTS)
+    ]
+    sent = {"files": {"file": ("in.jsonl", "\n".join(lines))}, "data": {"purpose": "batch"}}
+    file = (await client.post("/v1/files", **sent)).json()
+    asked = {"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    batch = (await client.post("/v1/batches", json=asked)).json()
+    async with asyncio.timeout(20):
+        while batch["status"] not in ("completed", "failed"):
+            await asyncio.sleep(0.02)
+            batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
+    assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}, batch
+    output = (await client.get(f"/v1/files/{batch['output_file_id']}/content")).text.splitlines()
+    assert {json.loads(each)["response"]["body"]["object"] for each in output} == {"list"}

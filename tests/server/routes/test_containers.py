@@ -132,6 +132,20 @@ async def test_copies_are_bounded_and_no_file_stands_beside_its_folder(tmp_path:
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "file", refused.text
 
 
+async def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as running, http_client(running) as http:
+        purpose = {"purpose": "user_data"}
+        sent = [
+            await http.post("/v1/files", files={"file": ("d.csv", data)}, data=purpose)
+            for data in (b"1", b"2")
+        ]
+        ids = [reply.json()["id"] for reply in sent]
+        refused = await http.post("/v1/containers", json={"name": "n", "file_ids": ids})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "file_ids[1]"), refused.text
+        twice = await http.post("/v1/containers", json={"name": "n", "file_ids": [ids[0]] * 2})
+        assert twice.status_code == 200, "one file, named twice"
+
+
 async def test_contents_that_were_replaced_or_deleted_leave_the_disk_at_once(tmp_path: Path) -> None:
     def contents() -> set[bytes]:
         return {file.read_bytes()[:1] for file in tmp_path.glob("antiphon.db.blobs/*")}
