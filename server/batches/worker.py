@@ -454,7 +454,7 @@ class _Carried:
             told = orjson.dumps(usage.json()) if files else None
             ended = BatchEnd(status, at, errors, told, usage.model, notice)
             await self._batches.end(batch, ended, output, failed)
-        self._ends.batches[status] += 1
+            self._ends.batches[status] += 1
 
     async def _errors(self, *, expired: bool) -> AsyncGenerator[bytes]:
         async for result in self._batches.results(self._batch.id, "failed"):

@@ -254,10 +254,11 @@ def is_server_run(tool: Mapping[str, Any]) -> bool:
     """Whether the calls of a tool of a request are this server's to carry out, and no searches, which only
     load the tools of others."""
     row = type_of_calls(tool["type"])
-    if row is None or row.call is None or row.call.searches is not None:
+    if row is None or row.call is None or row.execution is None or row.call.searches is not None:
         return False
-    said = {"type": row.type, **row.call.fields(dict(tool))}
-    return is_offered(tool) and execution_of(said) is not None
+    return is_offered(tool) and (
+        row.ours is None or row.ours({"type": row.type, **row.call.fields(dict(tool))})
+    )
 
 
 def stores_of(tool: Mapping[str, Any]) -> Sequence[str]:

@@ -219,6 +219,8 @@ def _as_call(found: re.Match[str]) -> str:
 def main() -> None:
     """Runs cells until nobody asks any more."""
     told = json.loads(sys.argv[1])
+    # A server that a script has started in the background ignores it, and so would what it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     confine(told)
     if told.get("channel") is not None:
         show_folder(told["channel"], told["data"])

@@ -68,8 +68,8 @@ def _offers(_tool: Tool, registry: Registry, _path: str) -> Sequence[Tool]:
 
 
 def _fields(tool: Tool) -> Mapping[str, Any]:
-    container = tool["container"]
-    # A request whose tokens are only counted has no container yet.
+    # A request whose tokens are only counted has no container yet; a kind that is only named never has one.
+    container = tool.get("container", {})
     return {"container_id": container if isinstance(container, str) else container.get("container_id", "")}
 
 

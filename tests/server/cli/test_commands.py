@@ -255,7 +255,7 @@ def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], t
     assert main(["keys", "create", "--name", "laptop", "--owner", "ann", *data]) == 0
     _, key, told, new, changed, owner = capsys.readouterr().out.splitlines()
     assert new.startswith("ann is a new owner")
-    assert str(tmp_path) in changed and "every request needs a key" in changed and "--owner local" in owner
+    assert str(tmp_path) in changed and "Every request needs a key" in changed and "--owner local" in owner
     assert main(["keys", "create", "--owner", "own_mistyped", *data]) == 2
     assert "there is no owner 'own_mistyped'" in capsys.readouterr().err
     assert main(["keys", "create", *data]) == 0

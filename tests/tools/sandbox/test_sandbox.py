@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -344,6 +345,15 @@ for descriptor in range(3, 20):
 @pytest.mark.parametrize("name", FLOODS)
 async def test_what_code_may_use_is_bounded(name: str) -> None:
     await _bounded("bubblewrap", name, *FLOODS[name])
+
+
+async def test_code_is_interrupted_in_a_server_that_ignores_interrupts() -> None:
+    """As one does that a script has started in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        await _bounded("bubblewrap", "time", *FLOODS["time"])
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 HELD = "import os, time\nheld = []\nfor n in range(9):\n    held.append(open('x', 'wb', 0)); os.unlink('x')\n"
