@@ -414,7 +414,8 @@ async def test_cells_of_monty_take_turns_and_end_with_whoever_asked() -> None:
         same, other = Box(one.sandbox), Box(one.sandbox)
         same.space, other.space = replace(one.space, key="c2"), replace(one.space, key="c3", owner="other")
         endless = asyncio.create_task(one.run("while True: pass"))
-        assert (monty := one.sandbox._monty) is not None
+        monty = one.sandbox._monty
+        assert monty is not None
         while not (turns := monty._turns.get(one.space.owner)) or not turns.locked():
             await asyncio.sleep(0.01)
         waiting = asyncio.create_task(same.run("1 + 1"))
