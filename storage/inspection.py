@@ -1,15 +1,17 @@
-"""A look at a database that changes nothing: which schema it has, who holds it, how many keys there are."""
+"""A look at a database that changes nothing: which schema it has, who holds it, how many keys there are,
+and what owners may use."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Literal
 
 from sqlalchemy import Connection
 
 from storage.drivers import Database, database, unavailable
 from storage.migrate import HEAD, is_known, revision
-from storage.queries.keys import api_keys
+from storage.queries.keys import api_keys, owners
 from storage.records import DatabaseState
 
 
@@ -46,4 +48,5 @@ def _state(looked_at: Database, connection: Connection) -> DatabaseState:
         return state("absent", None)
     if present != HEAD:
         return state("older" if is_known(present) else "newer", None)
-    return state("current", sum(key.revoked_at is None for key in api_keys.list_(connection)))
+    num_keys = sum(key.revoked_at is None for key in api_keys.list_(connection))
+    return replace(state("current", num_keys), limits=owners.limits(connection))

@@ -7,11 +7,12 @@ are integer microseconds since the epoch, which the caller gives, so that one cl
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 TERMINAL_STATUSES = ("completed", "failed", "incomplete", "cancelled")
 """The statuses of a response that has ended; it is on its way in every other."""
@@ -25,6 +26,10 @@ PROGRESS_EVENTS = 4
 """A run that wrote this many since an engine was given it has got somewhere."""
 
 Order = Literal["asc", "desc"]
+
+Cursor = str | tuple[int, str]
+"""Behind which row a page by time begins: its id, which must be there, or its time and id, which outlive
+it."""
 Direction = Literal["in", "out"]
 
 
@@ -285,8 +290,58 @@ class RunAppend:
 
     @property
     def durable(self) -> bool:
-        """True when this must survive power loss: it ends or parks the run."""
-        return self.finish is not None or self.park is not None
+        """True when this must survive power loss: it ends or parks the run, or takes away rows that name
+        contents, which go then."""
+        changes_files = any(change.files or change.removed for change in self.effects)
+        return self.finish is not None or self.park is not None or changes_files
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What has come of appends. refused: the runs that added nothing, and why. gone: digests of files whose
+    rows went."""
+
+    refused: Mapping[str, Exception]
+    gone: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewFork:
+    """A conversation that is to begin as another one does. after: the id of the last item that they share;
+    None: all. metadata: a JSON object; None: that of the other one."""
+
+    id: str
+    created_at: int
+    after: str | None = None
+    metadata: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewResponseFork:
+    """A response that is to have the first items of another one, of its input and then of its output.
+
+    after: the id of the last of them; None: all, or with `input_only` no output. head, echo, plan: as in
+    `NewResponse`; it has ended.
+    """
+
+    id: str
+    created_at: int
+    head: bytes
+    echo: bytes
+    plan: bytes
+    after: str | None = None
+    input_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Generic[T]):
+    """A request that this process has begun, to be recorded with its reply in the transaction that carries it
+    out. headers: of the reply, a JSON array of pairs. reply: its body, made of what came of the request; None
+    for one that is not kept."""
+
+    request: KeyedRequest
+    headers: bytes
+    reply: Callable[[T], bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +425,21 @@ class HistoryItem:
 
 
 @dataclass(frozen=True, slots=True)
+class ConversationHistory:
+    """What a conversation holds from some position on, oldest first.
+
+    head: where it ends. epoch: grows whenever an item that it shows is deleted. num_before: the number of its
+    items in front of that position. Items are only ever added behind it, so as long as it is the same, the
+    items in front are.
+    """
+
+    head: int
+    epoch: int
+    num_before: int
+    items: tuple[HistoryItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoredResponse:
     """`head` and `echo`, the two halves of its wire form, and `output`, its closed items in order."""
 
@@ -389,6 +459,7 @@ class StoredResponse:
     output: tuple[StoredItem, ...]
     run: RunGlance | None  # while it is in flight
     log_erased_at: int | None = None  # when its events were pruned
+    fork_of: str | None = None  # the response that was run, of one that is a fork: it has no events
 
     @property
     def waiting(self) -> bool:
@@ -474,13 +545,20 @@ class KnownRequest:
 
 @dataclass(frozen=True, slots=True)
 class StoredConversation:
-    """A conversation; `metadata` is its JSON object."""
+    """A conversation; `metadata` is its JSON object.
+
+    parent_id: the conversation that it was forked from, which may be gone by now; parent_item: the last item
+    that it had then. epoch: grows whenever an item that it shows is deleted.
+    """
 
     id: str
     created_at: int
     metadata: bytes
     active_response_id: str | None
     head: int
+    parent_id: str | None = None
+    parent_item: str | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,6 +567,20 @@ class Page(Generic[T]):
 
     data: tuple[T, ...]
     has_more: bool
+
+
+async def each_row(
+    page_after: Callable[[C | None], Awaitable[Page[T]]], cursor: Callable[[T], C]
+) -> AsyncGenerator[T]:
+    """The rows of a list, page after page. page_after: reads the page behind a cursor. cursor: of a row, and
+    one that outlives it where rows may go meanwhile."""
+    after, more = None, True
+    while more:
+        page = await page_after(after)
+        for row in page.data:
+            yield row
+            after = cursor(row)
+        more = page.has_more
 
 
 @dataclass(frozen=True, slots=True)
@@ -741,7 +833,8 @@ class DatabaseState:
 
     schema: absent where there is no database, or an empty one; older where the next server migrates it.
     num_keys: live API keys; None unless the schema is current. holder: the server that holds it for itself,
-    in words. shared: whether several servers may use it at once.
+    in words. shared: whether several servers may use it at once. limits: of the owners who have some of their
+    own, JSON objects by their ids; empty unless the schema is current.
     """
 
     shown: str  # its name for messages, without a password
@@ -749,6 +842,7 @@ class DatabaseState:
     num_keys: int | None
     holder: str | None
     shared: bool
+    limits: Mapping[str, bytes] = field(default_factory=dict)
 
 
 COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)

@@ -11,7 +11,7 @@ A read sees every write that had returned before the read began, and all of its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
@@ -41,10 +41,12 @@ from storage.queries import (
 )
 from storage.queries.keys import api_keys, audit, owners, quotas, sealing_keys, usage
 from storage.records import (
+    Appended,
     AuditEntry,
     AuditFilter,
     AuditState,
     CommitStats,
+    ConversationHistory,
     Delivery,
     Dimension,
     DueDeliveries,
@@ -52,18 +54,22 @@ from storage.records import (
     FleetView,
     FoundKey,
     HistoryItem,
+    Kept,
     KeyedRequest,
     KnownRequest,
     Limits,
     LiveRun,
+    NewFork,
     NewItem,
     NewKey,
     NewResponse,
+    NewResponseFork,
     Order,
     Page,
     PositionedItem,
     Purged,
     Record,
+    RequestKnown,
     RunAppend,
     RunClaim,
     RunGlance,
@@ -231,10 +237,12 @@ class Storage:
         database is locked or full this waits.
         """
         try:
-            refused = await self._append(batch)
+            appended = await self._append(batch)
+            if appended.gone:
+                self.blobs.drop_soon(appended.gone)  # streams do not wait for it
             if any(one.finish is not None and one.finish.notice is not None for one in batch):
                 self.announced.set()
-            return refused
+            return appended.refused
         except StorageUnavailable:
             raise
         except Exception as error:
@@ -243,7 +251,7 @@ class Storage:
         alone = await asyncio.gather(*(self.append([one]) for one in batch))
         return {id: error for refused in alone for id, error in refused.items()}
 
-    def _append(self, batch: Sequence[RunAppend]) -> asyncio.Future[dict[str, Exception]]:
+    def _append(self, batch: Sequence[RunAppend]) -> asyncio.Future[Appended]:
         durable = self._synced or any(one.durable for one in batch)
         return self._writer.submit(
             partial(runs.append, batch=batch, shard=self._shard), durable=durable, retry_until_available=True
@@ -421,6 +429,22 @@ class Storage:
     def _settle(self, spending: Spending | None) -> responses.Settle | None:
         return None if spending is None else partial(usage.settle, spending=spending, shard=self._shard)
 
+    async def fork_response(
+        self, owner: str, id: str, new: NewResponseFork, request: KeyedRequest | None = None
+    ) -> None:
+        """Stores a response that has ended and has the first items of response `id`, none of them copied.
+
+        request: it is recorded in the same transaction; RequestKnown where it was carried out already.
+        NotFound("response" | "item").
+        """
+
+        def fork(conn: Connection) -> None:
+            if request is not None:
+                idempotency.start(conn, request, new.id, self.runner)
+            responses.fork(conn, owner, id, new)
+
+        await self._write(fork)
+
     async def records(
         self, response_id: str, *, after: int, limit_bytes: int = 1 << 20
     ) -> tuple[Record, ...]:
@@ -481,26 +505,82 @@ class Storage:
             )
         return ()
 
+    async def conversation_history(
+        self, owner: str, id: str, *, first: int = 0, as_of: int
+    ) -> ConversationHistory:
+        """What a conversation holds from position `first` on, as it was at `as_of` (microseconds).
+        NotFound("conversation")."""
+        return await self._read(
+            partial(history.of_conversation_from, owner=owner, id=id, first=first, as_of=as_of)
+        )
+
+    async def shrunk_conversations(self, known: Mapping[str, tuple[int, int]]) -> frozenset[str]:
+        """Those of the conversations that are deleted, or hold fewer items in front of a position than they
+        did; known: that position and the number of items, by conversation, whoever owns it."""
+        return await self._read(partial(history.shrunk, known=known)) if known else frozenset()
+
     # -- conversations ---------------------------------------------------------------------------------------
 
     async def create_conversation(
-        self, owner: str, id: str, created_at: int, metadata: bytes, new: Sequence[NewItem] = ()
+        self,
+        owner: str,
+        id: str,
+        created_at: int,
+        metadata: bytes,
+        new: Sequence[NewItem] = (),
+        *,
+        kept: Kept[StoredConversation] | None = None,
     ) -> StoredConversation:
-        """Stores a conversation with its first items. ItemConflict."""
-        return await self._write(
-            partial(
-                conversations.create,
-                owner=owner,
-                id=id,
-                created_at=created_at,
-                metadata=metadata,
-                new=tuple(new),
-            )
+        """Stores a conversation with its first items. ItemConflict.
+
+        kept: the request that asked for it, recorded with it; RequestKnown where another process has taken
+        the request over.
+        """
+        job = partial(
+            conversations.create,
+            owner=owner,
+            id=id,
+            created_at=created_at,
+            metadata=metadata,
+            new=tuple(new),
         )
+        return await self._kept(job, kept)
+
+    async def _kept(self, job: Callable[[Connection], T], kept: Kept[T] | None) -> T:
+        """A change and the reply to the request that asked for it: both are written, or neither."""
+        if kept is None:
+            return await self._write(job)
+
+        def both(conn: Connection) -> T:
+            result = job(conn)
+            body = kept.reply(result)
+            if not idempotency.complete(conn, kept.request, self.runner, 200, kept.headers, body):
+                raise RequestKnown
+            return result
+
+        return await self._write(both)
 
     async def get_conversation(self, owner: str, id: str) -> StoredConversation:
         """NotFound("conversation")."""
         return await self._read(partial(conversations.get, owner=owner, id=id))
+
+    async def fork_conversation(
+        self,
+        owner: str,
+        id: str,
+        new: NewFork,
+        *,
+        kept: Kept[StoredConversation] | None = None,
+    ) -> StoredConversation:
+        """Stores a conversation that begins as conversation `id` does, none of its items copied.
+
+        NotFound("conversation" | "item"). kept: see `create_conversation`.
+        """
+        return await self._kept(partial(conversations.fork, owner=owner, id=id, new=new), kept)
+
+    async def conversation_epochs(self, ids: Collection[str]) -> dict[str, int]:
+        """The epochs of those of some hundred conversations that are there, whoever owns them."""
+        return await self._read(partial(conversations.epochs, ids=tuple(ids)))
 
     async def update_conversation(
         self, owner: str, id: str, metadata: bytes, now: int = 0
@@ -515,16 +595,22 @@ class Storage:
         await self._write(partial(conversations.delete, owner=owner, id=id, now=now))
 
     async def add_conversation_items(
-        self, owner: str, id: str, new: Sequence[NewItem], now: int = 0, *, limit: int | None = None
+        self,
+        owner: str,
+        id: str,
+        new: Sequence[NewItem],
+        now: int = 0,
+        *,
+        limit: int | None = None,
+        kept: Kept[tuple[StoredItem, ...]] | None = None,
     ) -> tuple[StoredItem, ...]:
         """Appends items and returns them; one that the conversation holds already keeps its place.
 
         now: when, for its retention. NotFound("conversation"), ItemConflict, ConversationFull where it would
-        have more than `limit` items.
+        have more than `limit` items. kept: see `create_conversation`.
         """
-        return await self._write(
-            partial(conversations.add_items, owner=owner, id=id, new=tuple(new), now=now, limit=limit)
-        )
+        job = partial(conversations.add_items, owner=owner, id=id, new=tuple(new), now=now, limit=limit)
+        return await self._kept(job, kept)
 
     async def list_conversation_items(
         self, owner: str, id: str, *, limit: int, order: Order = "desc", after: str | None = None
@@ -593,6 +679,10 @@ class Storage:
     async def num_bytes(self) -> int:
         """What all owners store together, in bytes, counted the same way."""
         return await self._read(retention.num_bytes)
+
+    async def num_bytes_by_owner(self) -> Mapping[str, int]:
+        """What each owner stores, in bytes, the largest first, counted the same way."""
+        return await self._read(retention.num_bytes_by_owner)
 
     # -- usage -----------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ _COUNTED = BigInteger().with_variant(Integer, "sqlite")
 # completed_at: when it ended, whichever way. log_erased_at: when its events were pruned; the response itself
 # stays. num_bytes: what it takes, as retention measured it; 0 until then. An item that stands in a
 # conversation as well counts there; a deleted response takes what its items do that a later one needs.
+# fork_of: the response whose items a fork has, up to this place in the order of its turn; see `lineage`.
 responses = Table(
     "responses",
     metadata,
@@ -65,6 +66,9 @@ responses = Table(
     Column("hidden", Boolean, nullable=False, server_default=false()),
     Column("log_erased_at", BigInteger),
     Column("num_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("fork_of", Text),
+    Column("fork_direction", Text),
+    Column("fork_position", Integer),
     Index("responses_by_time", "owner", "created_at", "id"),
     Index(  # all that retention asks for; SQLite reads what it is limited to from the rows unless it is in it
         "responses_by_end",
@@ -80,6 +84,12 @@ responses = Table(
     ),
     Index("responses_by_parent", "previous_response_id"),
     Index("responses_by_conversation", "conversation_id"),
+    Index(
+        "responses_by_fork",
+        "fork_of",
+        sqlite_where=text("fork_of IS NOT NULL"),
+        postgresql_where=text("fork_of IS NOT NULL"),
+    ),
 )
 
 # A client may choose item ids, so they are unique only within their owner. private: what the server keeps of
@@ -109,7 +119,10 @@ response_items = Table(
 )
 
 # head: the position that the next item takes. Positions are never given twice. num_bytes: what it takes with
-# its items. used_at: when something was last added, changed or begun in it.
+# its items. used_at: when something was last added, changed or begun in it. parent_id: the conversation that
+# a fork begins in; its items below position parent_head, the last of them parent_item, are the fork's first
+# ones; see `lineage`. epoch: how often something was deleted of what it shows; who keeps something that was
+# made of its items knows by it whether they are all still there.
 conversations = Table(
     "conversations",
     metadata,
@@ -122,8 +135,18 @@ conversations = Table(
     Column("deleted_at", BigInteger),
     Column("num_bytes", BigInteger, nullable=False, server_default="0", info=HELD_BYTES),
     Column("used_at", BigInteger, nullable=False, server_default="0"),
+    Column("parent_id", Text),
+    Column("parent_head", BigInteger),
+    Column("parent_item", Text),
+    Column("epoch", BigInteger, nullable=False, server_default="0"),
     Index("conversations_by_time", "owner", "created_at", "id"),
     Index("conversations_by_use", "used_at"),
+    Index(
+        "conversations_by_parent",
+        "parent_id",
+        sqlite_where=text("parent_id IS NOT NULL"),
+        postgresql_where=text("parent_id IS NOT NULL"),
+    ),
 )
 
 # response_status: how the turn that brought it ended; it is needed for longer than the response.
@@ -139,6 +162,12 @@ conversation_items = Table(
     Column("response_status", Text),
     Column("deleted_at", BigInteger),
     Index("conversation_items_by_item", "owner", "item_id"),
+    Index(
+        "conversation_items_deleted",
+        *("conversation_id", "deleted_at"),
+        sqlite_where=text("deleted_at IS NOT NULL"),
+        postgresql_where=text("deleted_at IS NOT NULL"),
+    ),
 )
 
 # The log of each run, cut into segments; see `events`.

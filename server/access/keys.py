@@ -11,6 +11,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from server.access.tiers import EVERY_TIER, KEYED_TIERS
 from server.clock import now_us
 from server.config import Config
 from server.errors import ApiError
-from server.limits import load_limits
+from server.limits import NONE, LimitSet, load_limits, owner_subject
 from storage import FoundKey, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ class Keys:
         self._writing: set[asyncio.Task[None]] = set()
         self._any_stored: tuple[bool, float] = (False, 0.0)
         self._looking = asyncio.Lock()  # whether any key is stored
+        self._owner_limits: dict[str, tuple[LimitSet, float]] = {}  # of owners who need no stored key
+        self._reading_limits = asyncio.Lock()
 
     def give(self, keys: Sequence[str]) -> None:
         """Accept these of the configuration, in place of those that it had before."""
@@ -171,6 +174,7 @@ class Keys:
         self._found.clear()
         self._finding.clear()
         self._any_stored = (False, 0.0)
+        self._owner_limits.clear()
 
     async def needed(self) -> bool:
         """False only on loopback, while there is no key that would be accepted."""
@@ -184,7 +188,7 @@ class Keys:
         """Who a key stands for; ApiError 401 `invalid_api_key` when it stands for nobody, and EndedKey when
         it was revoked or has expired."""
         if not await self.needed():
-            return self._local
+            return await self._limited(self._local)
         if not key:
             raise unauthorized(
                 "You didn't provide an API key. Send it in an Authorization header using Bearer auth "
@@ -195,8 +199,9 @@ class Keys:
         for given, its_principal in self._given:  # all are compared, so that time tells nothing
             if hmac.compare_digest(given, digest):
                 principal = its_principal
-        if principal is None:
-            principal = await self._look_up(digest)
+        if principal is not None:
+            return await self._limited(principal)
+        principal = await self._look_up(digest)
         if principal is None:
             raise unauthorized(
                 f"Incorrect API key provided: {key[:4]}...{key[-4:] if len(key) > 16 else ''}."
@@ -208,17 +213,33 @@ class Keys:
         ApiError 401 `invalid_api_key` where the key is not good any more."""
         if key_id is None:
             if owner == LOCAL_OWNER and not await self.needed():
-                return self._local
+                return await self._limited(self._local)
             raise unauthorized("An API key is needed now.")
         for _, principal in self._given:
             if (principal.owner, principal.key_id) == (owner, key_id):
-                return principal
+                return await self._limited(principal)
         looked = None
         if self._storage is not None and (digest := await self._storage.key_hash(owner, key_id)) is not None:
             looked = await self._look_up(digest)
         if looked is None:
             raise unauthorized("The API key is not known any more.")
         return looked
+
+    async def _limited(self, principal: Principal) -> Principal:
+        """A principal without a stored key, with what its owner may use. While the database is away that is
+        what was known last."""
+        owner, clock = principal.owner, asyncio.get_running_loop().time
+        known = self._owner_limits.get(owner)
+        if self._storage is not None and (known is None or clock() >= known[1]):
+            async with self._reading_limits:  # one look for all requests that come together
+                known = self._owner_limits.get(owner)
+                if known is None or clock() >= known[1]:
+                    limits = NONE if known is None else known[0]
+                    with suppress(StorageUnavailable):
+                        limits = (await owner_subject(self._storage, owner)).limits
+                    known = self._owner_limits[owner] = limits, clock() + FRESH_S
+        limits = NONE if known is None else known[0]
+        return principal if limits == NONE else replace(principal, owner_limits=limits)
 
     async def _stored(self) -> bool:
         clock = asyncio.get_running_loop().time

@@ -47,13 +47,19 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "vector_stores": ("list and search vector stores", "create, change and delete vector stores"),
     "containers": ("list containers and download their files", "create and delete containers"),
     "embeddings": ("", "embed, rerank, score and classify texts"),
-    "audio": ("", "transcribe and translate speech"),
     "batches": ("retrieve and list batches", "create and cancel batches"),
     "usage": ("see what the key's owner has used", ""),
-    "webhooks": ("list the webhooks of the key's owner", "add, change and remove webhooks"),
     "metrics": ("read `/metrics`, where it needs a key at all, and `/load`", ""),
 }
 """Group of endpoints -> what reading and writing mean there; empty where there is nothing of the kind."""
+
+HALVES = tuple(
+    f"{group}.{half}"
+    for group, meanings in GROUPS.items()
+    for half, meaning in zip(("read", "write"), meanings, strict=True)
+    if meaning
+)
+"""Every half of a group in which there is something: the others would allow nothing, and no key gets one."""
 
 MAX_SCOPES = 64
 MAX_SCOPE = 128
@@ -129,12 +135,10 @@ def _read(name: str) -> str:
     if named := _NAMED.fullmatch(name):
         kind, value = named.groups()
         return f"tool:{_canonical(value)}" if kind == "tool" else name
-    group, dot, half = name.partition(".")
-    known = name in (ALL, ALL_READ, ADMIN) or (group in GROUPS and (not dot or half in ("read", "write")))
-    if not known:
+    if name not in (ALL, ALL_READ, ADMIN, *GROUPS) and name not in HALVES:
         raise ValueError(
             f"there is no scope {name!r}: scopes are 'all', 'all.read', 'admin', 'model:NAME', 'tool:NAME', "
-            f"and of each group the whole, or its '.read' or '.write'; groups are {', '.join(GROUPS)}"
+            f"groups of endpoints ({', '.join(GROUPS)}), and halves of them ({', '.join(HALVES)})"
         )
     return name
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Protocol, TypeVar
 
 import orjson
 
@@ -15,7 +17,9 @@ from server.clock import now_us
 from server.http import container_file_json, container_json, conversation_json, file_json
 from server.runs.events import snapshot
 from server.vector_stores.wire import file_object, store_object
-from storage import NotFound, Storage, StoredResponse
+from storage import Cursor, NotFound, Page, Storage, StoredResponse, each_row
+
+T = TypeVar("T")
 
 RESPONSES_AT_ONCE = 8
 ITEMS_AT_ONCE = 100
@@ -74,27 +78,18 @@ async def _responses(storage: Storage, owner: str, counts: Counter[str]) -> Asyn
 
 
 async def _batches(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
-    place, more = None, True
-    while more:
-        page = await storage.batches.list(owner, limit=ITEMS_AT_ONCE, order="asc", after=place)
-        for batch in page.data:
-            yield b'{"type":"batch","batch":' + batch_json(batch) + b"}\n"
-            counts["batches"] += 1
-            place = batch.id
-        more = page.has_more
+    page_after = partial(_behind, partial(storage.batches.list, owner, limit=ITEMS_AT_ONCE))
+    async for batch in each_row(page_after, _by_time):
+        yield b'{"type":"batch","batch":' + batch_json(batch) + b"}\n"
+        counts["batches"] += 1
 
 
 async def _files(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
-    place, more = None, True
-    while more:
-        page = await storage.files.list(owner, now=now_us(), limit=FILES_AT_ONCE, order="asc", after=place)
-        for file in page.data:
-            line = _with_content(storage, "file", file_json(file), file.digest, counts)
-            async with aclosing(line) as pieces:
-                async for piece in pieces:
-                    yield piece
-            place = file.id
-        more = page.has_more
+    page_after = partial(_behind, partial(storage.files.list, owner, now=now_us(), limit=FILES_AT_ONCE))
+    async for file in each_row(page_after, _by_time):
+        async with aclosing(_with_content(storage, "file", file_json(file), file.digest, counts)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 async def _with_content(
@@ -117,61 +112,43 @@ async def _with_content(
 
 
 async def _stores(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
-    place, more = None, True
-    while more:
-        page = await storage.vector_stores.list(owner, limit=ITEMS_AT_ONCE, order="asc", after=place)
-        for store in page.data:
-            shown = orjson.dumps(store_object(store, now_us()))
-            yield b'{"type":"vector_store","vector_store":' + shown + b',"files":['
-            async with aclosing(_files_of(storage, owner, store.id)) as pieces:
-                async for piece in pieces:
-                    yield piece
-            yield b"]}\n"
-            counts["vector_stores"] += 1
-            place = store.id
-        more = page.has_more
+    page_after = partial(_behind, partial(storage.vector_stores.list, owner, limit=ITEMS_AT_ONCE))
+    async for store in each_row(page_after, _by_time):
+        shown = orjson.dumps(store_object(store, now_us()))
+        yield b'{"type":"vector_store","vector_store":' + shown + b',"files":['
+        async with aclosing(_files_of(storage, owner, store.id)) as pieces:
+            async for piece in pieces:
+                yield piece
+        yield b"]}\n"
+        counts["vector_stores"] += 1
 
 
 async def _files_of(storage: Storage, owner: str, store_id: str) -> AsyncGenerator[bytes]:
     """What is known of a store's files, as the members of a JSON array."""
-    separator, place = b"", None
-    while True:
-        try:
-            page = await storage.vector_stores.list_files(
-                owner, store_id, limit=ITEMS_AT_ONCE, order="asc", after=place
-            )
-        except NotFound:  # it was deleted in this very moment
-            return
-        if page.data:
-            yield separator + b",".join(orjson.dumps(file_object(file)) for file in page.data)
-            separator, place = b",", page.data[-1].file_id
-        if not page.has_more:
-            return
+    listed = partial(storage.vector_stores.list_files, owner, store_id, limit=ITEMS_AT_ONCE)
+    separator = b""
+    with suppress(NotFound):  # the store was deleted in this very moment
+        async for file in each_row(partial(_behind, listed), lambda file: (file.created_at, file.file_id)):
+            yield separator + orjson.dumps(file_object(file))
+            separator = b","
 
 
 async def _containers(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
     """The lines of containers, each before those of its files. One that goes meanwhile is left out."""
-    after: tuple[int, str] | None = None
-    more = True
-    while more:
-        page = await storage.containers.list(
-            owner, now=now_us(), limit=ITEMS_AT_ONCE, order="asc", after=after
-        )
-        for container in page.data:
-            after = (container.created_at, container.id)
-            try:
-                files = await storage.containers.files(owner, container.id, now_us())
-            except NotFound:
-                continue
-            yield b'{"type":"container","container":' + container_json(container) + b"}\n"
-            counts["containers"] += 1
-            for file in files:
-                shown = container_file_json(file)
-                line = _with_content(storage, "container_file", shown, file.digest, counts)
-                async with aclosing(line) as pieces:
-                    async for piece in pieces:
-                        yield piece
-        more = page.has_more
+    page_after = partial(_behind, partial(storage.containers.list, owner, now=now_us(), limit=ITEMS_AT_ONCE))
+    async for container in each_row(page_after, _by_time):
+        try:
+            files = await storage.containers.files(owner, container.id, now_us())
+        except NotFound:
+            continue
+        yield b'{"type":"container","container":' + container_json(container) + b"}\n"
+        counts["containers"] += 1
+        for file in files:
+            shown = container_file_json(file)
+            line = _with_content(storage, "container_file", shown, file.digest, counts)
+            async with aclosing(line) as pieces:
+                async for piece in pieces:
+                    yield piece
 
 
 async def _response(storage: Storage, stored: StoredResponse) -> bytes:
@@ -182,3 +159,21 @@ async def _response(storage: Storage, stored: StoredResponse) -> bytes:
         except NotFound:  # it was deleted in this very moment
             pending = {}
     return snapshot(stored, pending).body
+
+
+class _Timed(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def created_at(self) -> int: ...
+
+
+def _by_time(row: _Timed) -> tuple[int, str]:
+    """Where a row stands in its list, also when it is gone."""
+    return row.created_at, row.id
+
+
+async def _behind(listed: Callable[..., Awaitable[Page[T]]], after: Cursor | None) -> Page[T]:
+    """A page of a list from its oldest on."""
+    return await listed(order="asc", after=after)

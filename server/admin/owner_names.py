@@ -12,7 +12,7 @@ from typing import Any
 from server.access import LOCAL_OWNER
 from server.admin.database_access import AdminError, UnknownOwner, carry_out
 from server.config import Config, nearest
-from storage import Storage, StoredOwner
+from storage import Page, Storage, StoredOwner, each_row
 
 PATH = "/admin/owners"
 LISTED_AT_ONCE = 100
@@ -20,14 +20,11 @@ LISTED_AT_ONCE = 100
 
 async def every_owner(storage: Storage) -> list[StoredOwner]:
     """All owners, archived ones included, oldest first."""
-    found: list[StoredOwner] = []
-    more = True
-    while more:
-        after = found[-1].id if found else None
-        page = await storage.list_owners(limit=LISTED_AT_ONCE, after=after, archived=True)
-        found += page.data
-        more = page.has_more
-    return found
+
+    async def page_after(id: str | None) -> Page[StoredOwner]:
+        return await storage.list_owners(limit=LISTED_AT_ONCE, after=id, archived=True)
+
+    return [owner async for owner in each_row(page_after, lambda owner: owner.id)]
 
 
 def owner_id(config: Config, word: str, *, makes: bool = False) -> str:
@@ -40,10 +37,10 @@ def owner_id(config: Config, word: str, *, makes: bool = False) -> str:
     return _found(_owners(config, makes=makes), word) or word
 
 
-def known_owner_id(config: Config, word: str) -> str:
+def known_owner_id(config: Config, word: str, *, makes: bool = False) -> str:
     """The id of the owner that a word names, as `owner_id` finds it. UnknownOwner where there is none; the
-    owner of a server without keys is always known."""
-    if (found := _found(_owners(config), word)) is not None:
+    owner of a server without keys is always known. makes: as for `owner_id`."""
+    if (found := _found(_owners(config, makes=makes), word)) is not None:
         return found
     if word == LOCAL_OWNER:
         return word

@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import secrets
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
 
-from server.access import OPERATOR, OWNER_PREFIX, Actor
+from server.access import LOCAL_OWNER, OPERATOR, OWNER_PREFIX, Actor
 from server.admin.database_access import carry_out
 from server.admin.keys import limit_words, limits_of, shown_limits, shown_value, unix
 from server.admin.listing import Columns, list_lines, shown_time
@@ -52,7 +53,7 @@ async def limits(storage: Storage, prices: Prices, every_owner: LimitSet, id: st
     """What an owner may use: its own limits, those in force, what it has used in all of budgets, and how many
     bytes it stores now. every_owner: limits by the setting `owner_limit`, of which those are in force that
     the owner has none of its own for. NotFound."""
-    own = load_limits((await storage.get_owner(id)).limits)
+    own = load_limits((await _limited(storage, id)).limits)
     used = await used_by(storage, prices.cost, id)
     return {
         "object": "project.limits",
@@ -67,10 +68,17 @@ async def limit(
 ) -> dict[str, Any]:
     """Change limits of an owner; those that are not named stay, and those that are None end. Returns what
     `limits` does. ValueError for what is no limit; NotFound, OwnerArchived."""
-    after = changed(load_limits((await storage.get_owner(id)).limits), changes)
+    after = changed(load_limits((await _limited(storage, id)).limits), changes)
     entry = by.did("rate_limit.updated", id, id, limits=dict(changes))
     await storage.limit_owner(id, after.dump(), entry=entry)
     return await limits(storage, prices, every_owner, id)
+
+
+async def _limited(storage: Storage, id: str) -> StoredOwner:
+    """An owner. NotFound; that of a server without keys is there before the first such server starts."""
+    if id == LOCAL_OWNER:
+        await storage.ensure_owners((id,), now_us())
+    return await storage.get_owner(id)
 
 
 async def limit_model(
@@ -89,10 +97,16 @@ async def limit_model(
     return rate_limit(await storage.limit_owner(id, after.dump(), entry=entry), model, every_owner)
 
 
-async def list_all(storage: Storage) -> dict[str, Any]:
-    """All owners with their limits, archived ones included, oldest first."""
+async def list_all(storage: Storage, *, stored: bool = False) -> dict[str, Any]:
+    """All owners with their limits, archived ones included, oldest first. stored: with the bytes that they
+    store, of responses those that a sweep has measured."""
+    sizes = await storage.num_bytes_by_owner() if stored else {}
     found = [
-        {**project(owner), "limits": load_limits(owner.limits).given()}
+        {
+            **project(owner),
+            "limits": load_limits(owner.limits).given(),
+            **({"stored_bytes": sizes.get(owner.id, 0)} if stored else {}),
+        }
         for owner in await every_owner(storage)
     ]
     return {"object": "list", "data": found}
@@ -216,7 +230,8 @@ def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    return list_lines(config, options, "/admin/owners", list_all, COLUMNS)
+    found = partial(list_all, stored=True)
+    return list_lines(config, options, "/admin/owners?stored=true", found, COLUMNS)
 
 
 def _rename(config: Config, options: argparse.Namespace) -> Iterator[str]:
@@ -235,7 +250,9 @@ def _archive(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _limits(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    changes, id, prices = limits_of(options), known_owner_id(config, options.id), Prices(config)
+    changes, prices = limits_of(options), Prices(config)
+    # The owner of a server without keys may be given limits before that server has ever started.
+    id = known_owner_id(config, options.id, makes=changes is not None and options.id == LOCAL_OWNER)
     every = changed(NONE, parse_limits(config.owner_limit))
     path = f"{PATH}/{id}/limits"
     if changes is None:
@@ -263,6 +280,7 @@ COLUMNS: Columns = {
     "ID": lambda owner: owner["id"],
     "STATE": lambda owner: owner["status"],
     "CREATED": shown_time,
+    "STORED": lambda owner: str(owner["stored_bytes"]),
     "NAME": lambda owner: owner["name"],
     "LIMITS": shown_limits,
 }

@@ -12,12 +12,12 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from starlette.types import ASGIApp
 
-from engine import Engine, PoolingEngine
+from engine import Engine, EngineStats, PoolingEngine
 from server.access import LOCAL_OWNER, Accesses, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
@@ -26,6 +26,7 @@ from server.containers import Cells
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
+from server.input_files import InputImages
 from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
 from server.model_registry import Models, build_engine, build_pooling, caps_of, served_names
 from server.pooling import embedder_of, reranker_of
@@ -40,7 +41,7 @@ from server.usage import Meter, Prices
 from server.vector_stores import Library
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, StorageUnavailable, open_storage
-from tools import Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
+from tools import GENERATE, Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
 
 log = logging.getLogger("antiphon")
 
@@ -150,6 +151,8 @@ class ServerLifecycle:
         searching = embedder_of(models, limiter, meter), reranker_of(models, limiter, meter)
         self._library = library = Library(self._storage, quota, limiter, *searching)
         registry = {**registry, **library.tools()}
+        if GENERATE in registry:
+            registry |= InputImages(self._storage, self.config.egress_policy).tools()
         found = await look_for_sandbox(self.config)
         cells: Cells | None = None
         if found.sandbox is not None:
@@ -300,6 +303,7 @@ class ServerLifecycle:
         yield Reading("engine", stats, model)
         yield Reading("engine", self._engine_rates.read(stats), model)
         yield Reading("engine", {"waiting_tokens": self._engine.admission.num_waiting_tokens}, model)
+        yield from _kv_readings(stats, model)
         yield Reading("gpu", self._engine.gpu(), model)
         for pooled in self.context.models.pooled:
             waiting = {"waiting_requests": pooled.engine.admission.num_waiting}
@@ -310,7 +314,7 @@ class ServerLifecycle:
         yield Reading("http", {"connections": self.num_connections()})
         yield Reading("runs", self.context.runs.readings())
         yield Reading("webhooks", {"pending": self._deliveries.num_pending})
-        yield Reading("retention", self._retention.readings())
+        yield from self._retention.readings()
         if self._batches is not None:
             yield from self._batches.readings()
 
@@ -414,6 +418,25 @@ class ServerLifecycle:
         self.context = None
         if self._noting is not None:
             await asyncio.gather(self._noting, return_exceptions=True)
+
+
+def _kv_readings(stats: EngineStats, model: Mapping[str, str]) -> Iterator[Reading]:
+    """Where prompt tokens were found that were not computed anew, and what of the KV cache is on disk."""
+    disk = stats.tier.restored_tokens_total
+    for tier, tokens in (("pool", stats.prefix_hits_total - disk), ("disk", disk)):
+        yield Reading("kv", {"hit_tokens_total": max(0, tokens)}, {**model, "tier": tier})
+    if stats.tier.state == "off":
+        return
+    yield Reading("kv", stats.tier, model)
+    yield Reading("kv", {"disk_state": 1}, {**model, "state": stats.tier.state})
+    by_cause = {
+        "evictions_total": stats.tier.evictions,
+        "restores_refused_total": stats.tier.restores_refused,
+        "saves_refused_total": stats.tier.saves_refused,
+    }
+    for name, causes in by_cause.items():
+        for cause, number in causes.items():
+            yield Reading("kv", {name: number}, {**model, "cause": cause})
 
 
 def _commit_numbers(stats: CommitStats) -> dict[str, float | Distribution]:

@@ -1,5 +1,6 @@
 """Sweeps the database at intervals, at an easy pace: has storage remove what the limits no longer cover, and
-files that have expired, put old usage together in hours, and forget who was served what by an empty queue."""
+files that have expired, put old usage together in hours, forget who was served what by an empty queue, and
+measure what owners store."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
+from itertools import islice
 
 from server.clock import now_us
 from server.config import Config
+from server.telemetry import Reading
 from storage import Limits, Storage, StorageUnavailable, Swept, SweptFiles
 
 log = logging.getLogger("antiphon.retention")
@@ -22,6 +25,9 @@ USAGE_MINUTES_S = 8 * 86400.0
 """Usage is kept by the minute for this long, which is a week and a day; what is older, by the hour."""
 REST = 4.0
 """After each step the writer is left alone for this many times as long as the step took, at first."""
+LARGEST = 20
+"""Owners that the metric of stored bytes names; what the rest of them store is one number."""
+OTHERS = "others"
 
 
 class Pace:
@@ -54,6 +60,7 @@ class Retention:
         self._files = SweptFiles()
         self._made_room: Counter[str] = Counter()  # responses that went for new ones, by owner
         self._forget: Callable[[], Awaitable[None]] = _nothing_to_forget
+        self._stored: Mapping[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self, forget: Callable[[], Awaitable[None]]) -> None:
@@ -68,16 +75,19 @@ class Retention:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def readings(self) -> dict[str, float]:
-        """What went since the start, for metrics."""
+    def readings(self) -> Iterator[Reading]:
+        """What went since the start, and what owners stored at the end of the last sweep, for metrics."""
         total = self._total
-        return {
+        went = {
             "responses_total": total.responses,
             "logs_total": total.logs,
             "requests_total": total.requests,
             "conversations_total": total.conversations,
             "files_total": self._files.files,
         }
+        yield Reading("retention", went)
+        for owner, num_bytes in self._stored.items():
+            yield Reading("stored", {"bytes": num_bytes}, {"owner": owner})
 
     def made_room(self, owner: str, went: Swept) -> None:
         """Count what went of an owner for what it was about to write; the next sweep logs it."""
@@ -119,6 +129,7 @@ class Retention:
         while await self._storage.forget_shares():
             await pace.rest()
         await self._forget()
+        self._stored = _largest(await self._storage.num_bytes_by_owner())
         if files != SweptFiles():
             log.info(
                 "%d files and %d uploads had expired; removed %d contents that nothing used any more",
@@ -146,6 +157,13 @@ async def _nothing_to_forget() -> None:
     """What there is to forget before the server has begun."""
 
 
+def _largest(stored: Mapping[str, int]) -> Mapping[str, int]:
+    """Bytes of the owners who store most, and of the others together. stored: of all, the largest first."""
+    named = dict(islice(stored.items(), LARGEST))
+    rest = sum(stored.values()) - sum(named.values())
+    return {**named, OTHERS: rest} if len(stored) > LARGEST else named
+
+
 def limits(config: Config) -> Limits:
     """The settings as storage takes them; 0 seconds stand for no limit."""
     return Limits(
@@ -155,7 +173,7 @@ def limits(config: Config) -> Limits:
         max_responses=config.max_responses_per_owner,
         max_bytes=config.max_bytes_per_owner,
         conversation_age=_us(config.conversation_retention_s) or None,
-        measured=config.max_store_bytes is not None,
+        measured=True,  # operators are shown what owners store, whatever limits there are
     )
 
 

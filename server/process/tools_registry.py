@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from engine import Constraint, ConstraintError, Engine, ToolShape, closed_schema
 from server.config import Config
@@ -57,6 +59,12 @@ def read_images(config: Config) -> dict[str, ToolSpec]:
     return {} if generator is None else image_tools(generator)
 
 
+def _secrets(config: Config) -> Iterator[Path | None]:
+    """What no code of a model may read."""
+    yield from (config.data, config.db_file, config.api_key_file, config.tools)
+    yield config.ssl_keyfile or config.ssl_certfile
+
+
 async def look_for_sandbox(config: Config) -> Found:
     """What runs code, by the settings, after a trial; and a line of the log that says so."""
     found = await find_sandbox(
@@ -64,6 +72,7 @@ async def look_for_sandbox(config: Config) -> Found:
         cell_limits(config),
         python=config.sandbox_python,
         command=config.sandbox_command,
+        hidden=[path for path in _secrets(config) if path is not None],
     )
     for why in found.passed_over:
         log.warning("no sandbox by %s", why)

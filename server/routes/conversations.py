@@ -1,13 +1,12 @@
 """The routes under /v1/conversations.
 
-A conversation is a log of items with metadata. Clients create and delete it, replace its metadata, and add,
-list and remove its items; responses that name the conversation append to it too. One request may add at most
-`MAX_ITEMS` items.
+A conversation is a log of items with metadata. Clients create, fork and delete it, replace its metadata, and
+add, list and remove its items; responses that name the conversation append to it too. One request may add at
+most `MAX_ITEMS` items.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from server.http import (
     conversation_json,
     include,
     json_reply,
+    kept,
     owner,
     page_args,
     page_json,
@@ -35,19 +35,23 @@ from server.ignored import ignore, unread
 from server.item_ids import identify
 from server.items import FILE_PARTS, filled_body, is_left_out, private_bytes, words_of
 from server.routes.documented import PAGE, documented
-from server.routes.responses import new_id
+from server.routes.responses import asked_by, new_id
 from server.runs.execution import new_items
 from server.schema import (
     Item,
+    Unsupported,
     check_length,
     check_metadata,
     check_sizes,
     missing,
     mistyped,
     normalize_input,
+    parse_fork,
+    require_added_offered,
+    secrets_of_items,
 )
 from server.threads import aside, in_large_request
-from storage import ItemConflict, NewItem
+from storage import ItemConflict, NewFork, NewItem, StoredItem
 
 T = TypeVar("T")
 
@@ -62,12 +66,13 @@ MAX_ITEMS = 20
 )
 async def create_conversation(request: Request) -> Response:
     """Create one, with its first items if there are any."""
-    body, items = await read_as(request, _read, allow_empty=True)
+    body, items = await read_as(request, _reader(request), allow_empty=True)
     unread(body, ("items", "metadata"))
     here, who = context(request), owner(request)
     metadata = orjson.dumps(check_metadata({} if body.get("metadata") is None else body["metadata"]))
-    conversation_id = f"conv_{secrets.token_hex(24)}"
-    create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata)
+    conversation_id = new_id("conv_")
+    keeping = kept(request, conversation_json)
+    create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata, kept=keeping)
     stored = await _stored(request, items or [], create, num_bytes=len(metadata))
     return json_reply(conversation_json(stored))
 
@@ -95,10 +100,29 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     return json_reply(conversation_json(stored))
 
 
+@router.post(
+    "/{conversation_id}/fork",
+    **documented("Conversation", "conversations.write", body="ForkConversation", body_required=False),
+)
+async def fork_conversation(request: Request, conversation_id: str) -> Response:
+    """Make a conversation that begins as this one does, up to an item or as a whole (extension)."""
+    wanted = await read_as(request, partial(parse_fork, at_event=False), allow_empty=True)
+    metadata = None if wanted.metadata is None else orjson.dumps(wanted.metadata)
+    await require_stored_bytes(request, len(metadata or b""))
+    new = NewFork(new_id("conv_"), now_us(), wanted.after, metadata)
+    with asked_by("after"):
+        stored = await context(request).storage.fork_conversation(
+            owner(request), conversation_id, new, kept=kept(request, conversation_json)
+        )
+    return json_reply(conversation_json(stored))
+
+
 @router.delete("/{conversation_id}", **documented("Deleted", "conversations.write"))
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
     """Make the id unknown; the items that responses refer to stay theirs."""
-    await context(request).storage.delete_conversation(owner(request), conversation_id, now_us())
+    here = context(request)
+    await here.storage.delete_conversation(owner(request), conversation_id, now_us())
+    here.runs.changed(conversation_id)
     return json_reply(
         orjson.dumps({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
     )
@@ -111,17 +135,25 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
 async def add_items(request: Request, conversation_id: str) -> Response:
     """Append items; answers with what was added, in the order of the request."""
     shown = include(request.query_params)
-    body, items = await read_as(request, _read)
+    body, items = await read_as(request, _reader(request))
     if items is None:
         missing("items")
     unread(body, ("items",))
     here, who = context(request), owner(request)
     limit = here.config.max_items_per_conversation
-    add = partial(here.storage.add_conversation_items, who, conversation_id, now=now_us(), limit=limit)
-    added = await _stored(request, items, add)
-    bodies = [filled_body(item.body, item.private, shown) for item in added]
-    page = page_json(bodies, [item.id for item in added], has_more=False)
-    return json_reply(page)
+
+    def reply(added: Sequence[StoredItem]) -> bytes:
+        bodies = [filled_body(item.body, item.private, shown) for item in added]
+        return page_json(bodies, [item.id for item in added], has_more=False)
+
+    add = partial(
+        here.storage.add_conversation_items,
+        *(who, conversation_id),
+        now=now_us(),
+        limit=limit,
+        kept=kept(request, reply),
+    )
+    return json_reply(reply(await _stored(request, items, add)))
 
 
 @router.get("/{conversation_id}/items", **documented("Items", "conversations.read", query=(*PAGE, "include")))
@@ -149,16 +181,21 @@ async def get_item(request: Request, conversation_id: str, item_id: str) -> Resp
 @router.delete("/{conversation_id}/items/{item_id}", **documented("Conversation", "conversations.write"))
 async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """Take an item out; answers with the conversation."""
-    stored = await context(request).storage.delete_conversation_item(
-        owner(request), conversation_id, item_id, now_us()
-    )
+    here, who = context(request), owner(request)
+    stored = await here.storage.delete_conversation_item(who, conversation_id, item_id, now_us())
+    here.runs.changed(conversation_id)
     return json_reply(conversation_json(stored))
 
 
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Item] | None]:
+def _reader(request: Request) -> Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], list[Item] | None]]:
+    """What reads a body as this server is configured to."""
+    return partial(_read, context(request).config.unsupported_tools)
+
+
+def _read(unsupported: Unsupported, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Item] | None]:
     """A body and its items, normalised; None where it has none. Raises ApiError 400."""
     value = body.get("items")
     if value is None:
@@ -166,7 +203,12 @@ def _read(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Item] | None
     if not isinstance(value, list):
         mistyped("items", "an array", value)
     check_length("items", len(value), "array", most=MAX_ITEMS)
-    return body, normalize_input(value, new_id=new_id, param="items")
+    items = normalize_input(value, new_id=new_id, param="items")
+    require_added_offered(items, unsupported, "items")
+    for path, given in secrets_of_items(value, "items").items():
+        for name in given:
+            ignore(f"{path}.{name}")  # a run keeps credentials as long as it lasts, and nothing else does
+    return body, items
 
 
 def _size(items: list[Item], config: Config) -> int:

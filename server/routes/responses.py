@@ -1,15 +1,15 @@
 """The routes under /v1/responses.
 
-They create, list, retrieve, cancel and delete responses, list their input items, count input tokens and take
-the outputs of tools. A request is read and checked here and handed to `Runs`; the answer goes out as one JSON
-body or as a stream of events.
+They create, fork, list, retrieve, cancel and delete responses, list their input items, count input tokens and
+take the outputs of tools. A request is read and checked here and handed to `Runs`; the answer goes out as one
+JSON body or as a stream of events.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from server import encrypted_reasoning
 from server.config import THREADED_BYTES
-from server.errors import ApiError
+from server.errors import ApiError, to_api_error
 from server.http import (
     Context,
     EventStream,
@@ -42,6 +42,7 @@ from server.http import (
     principal,
     read_as,
     read_body,
+    require_stored_bytes,
     timestamp,
     while_connected,
 )
@@ -49,22 +50,26 @@ from server.ignored import collecting, ignore, unread
 from server.items import answering, filled_body, key_of
 from server.prompting import name_untold, name_unused_key
 from server.routes.documented import PAGE, documented
-from server.runs import Started, interrupted, require_servers
+from server.runs import Started, interrupted, no_events, prepare_fork, require_servers
 from server.runs.events import Channel, Reader, ReaderLagged, Snapshot, terminal_response
-from server.runs.planning import TERMINAL, RunPlan
+from server.runs.planning import TERMINAL, RunPlan, turn_tools
 from server.schema import (
     TEXT,
     CreateResponse,
     Item,
     ToolOutputs,
+    Unsupported,
     as_output,
     lacking,
     leave_out,
     normalize_input,
     parse_create,
+    parse_fork,
     parse_input_tokens,
     parse_tool_outputs,
     refuse,
+    require_added_offered,
+    secrets_of_items,
 )
 from server.sse_frame import frames
 from server.threads import THREADED_PARTS, aside, begin_large_request, in_large_request
@@ -97,7 +102,7 @@ async def create_response(request: Request) -> Response:
             models.require_room(body, who.owner, who.service.weight)
 
     parsed, items = await read_as(request, _asking(request, parse_create), first=first)
-    _name_untold(request, parsed)
+    _name_untold(request, parsed, items)
     if (response_id := keyed(request).response_id) is not None:
         return await _again(request, response_id, stream=parsed.stream)
     return await _start(request, parsed, items)
@@ -107,27 +112,30 @@ def _asking(
     request: Request, parse: Callable[..., CreateResponse]
 ) -> Callable[[Mapping[str, Any]], tuple[CreateResponse, list[Item]]]:
     """What reads a body as this server is configured to."""
-    return partial(_asked, partial(parse, unsupported_tools=context(request).config.unsupported_tools))
+    return partial(_asked, parse, context(request).config.unsupported_tools)
 
 
 def _asked(
-    parse: Callable[[Mapping[str, Any]], CreateResponse], body: Mapping[str, Any]
+    parse: Callable[..., CreateResponse], unsupported: Unsupported, body: Mapping[str, Any]
 ) -> tuple[CreateResponse, list[Item]]:
     """A body as the request, and its input's items. Raises ApiError 400."""
-    parsed = parse(body)
+    parsed = parse(body, unsupported_tools=unsupported)
     items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
+    require_added_offered(items, unsupported)
+    secrets = parsed.secrets | secrets_of_items(parsed.input)
     # The input as it came is freed here, because ten thousand items take long enough to hold the loop.
-    return parsed.model_copy(update={"input": None}), items
+    return parsed.model_copy(update={"input": None, "secrets": secrets}), items
 
 
-def _name_untold(request: Request, parsed: CreateResponse) -> None:
+def _name_untold(request: Request, parsed: CreateResponse, items: Sequence[Item]) -> None:
     """Name what the request says to a chat template that does not read it, a key that salts nothing, and
     tools that this server cannot run, where these are not refused. Raises ApiError for them, and for an
     unknown model."""
     here = context(request)
-    for index, why in here.runs.lacking(parsed.tools).items():
-        told = lacking(parsed.tools[index]["type"], why)
-        leave_out(f"tools[{index}]", told, here.config.unsupported_tools)
+    tools = turn_tools(parsed, items, len(items))
+    for index, why in here.runs.lacking(tools.tools).items():
+        told = lacking(tools.tools[index]["type"], why)
+        leave_out(tools.paths[index], told, here.config.unsupported_tools)
     served = here.models.get(parsed.model)
     name_unused_key(parsed.cache_salt, parsed.prompt_cache_key, served.caps)
     name_untold(
@@ -270,7 +278,10 @@ async def _frames(reader: Reader, after: int, ended: bool, numbered: bool) -> As
 
 
 def _require_events(reader: Reader, stored: StoredResponse) -> None:
-    """EventsExpired, and the reader has left, where there is nothing to stream any more."""
+    """EventsExpired, or for a fork ApiError 400, and the reader has left, where nothing is to be streamed."""
+    if stored.fork_of is not None:
+        reader.close()
+        raise no_events(stored)
     if stored.log_erased_at is not None:
         reader.close()
         raise EventsExpired(stored.id, stored.log_erased_at)
@@ -432,7 +443,7 @@ def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[Stored
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
     parsed, items = await read_as(request, _asking(request, parse_input_tokens), allow_empty=True)
-    _name_untold(request, parsed)
+    _name_untold(request, parsed, items)
     count = await context(request).runs.count_input(principal(request), parsed, items)
     return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
@@ -446,6 +457,34 @@ async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a response, its events and what only it refers to; one in flight is cancelled."""
     await context(request).runs.delete(owner(request), response_id)
     return json_reply(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
+
+
+@router.post(
+    "/{response_id}/fork",
+    **documented("Response", "responses.write", body="ForkResponse", body_required=False),
+)
+async def fork_response(request: Request, response_id: str) -> Response:
+    """Make a response that ends at an item of this one, or at an event, and can be gone on from
+    (extension)."""
+    wanted = await read_as(request, partial(parse_fork, at_event=True), allow_empty=True)
+    key, here, who = keyed(request), context(request), owner(request)
+    if key.response_id is not None:
+        return await _again(request, key.response_id, stream=False)
+    new = await prepare_fork(here.storage, who, response_id, wanted)
+    await require_stored_bytes(request, len(new.head) + len(new.echo) + len(new.plan))
+    with asked_by("after"):
+        await here.storage.fork_response(who, response_id, new, key.request)
+    key.started(new.id)
+    return _reply(await here.runs.get(who, new.id))
+
+
+@contextmanager
+def asked_by(param: str) -> Iterator[None]:
+    """Has the 404 for an item name the field of the body that asked for it."""
+    try:
+        yield
+    except NotFound as unknown:
+        raise (to_api_error(unknown, param=param) if unknown.kind == "item" else unknown) from None
 
 
 @router.post("/{response_id}/cancel", **documented("Response", "responses.write"))
@@ -488,7 +527,7 @@ def _goes_on(stored: StoredResponse, outputs: ToolOutputs) -> tuple[CreateRespon
     made = [orjson.loads(item.body) for item in stored.output]
     body = _continuation(stored, answering(outputs.items, made), stream=outputs.stream)
     # Its parent was taken with these tools, whatever the server would say of them now.
-    return _asked(partial(parse_create, unsupported_tools="ignore"), body)
+    return _asked(parse_create, "ignore", body)
 
 
 def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from server.runs.forks import no_events, prepare_fork
 from server.runs.planning import spent_so_far
 from server.runs.runner import Runs, Started, interrupted, require_servers
 
-__all__ = ["Runs", "Started", "interrupted", "require_servers", "spent_so_far"]
+__all__ = [
+    "Runs",
+    "Started",
+    "interrupted",
+    "no_events",
+    "prepare_fork",
+    "require_servers",
+    "spent_so_far",
+]

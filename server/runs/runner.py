@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -21,7 +22,7 @@ from engine import EngineUnavailable, Place
 from server.access import Actor, Principal, admitted, require_use
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
-from server.input_files import InputFiles
+from server.input_files import InputFiles, InputImages
 from server.item_ids import identify, may_be_known
 from server.items import (
     FILE_PARTS,
@@ -43,7 +44,7 @@ from server.items import (
     with_private,
 )
 from server.limits import LiveRuns
-from server.mcp_servers import Approvals, Directory, Reach
+from server.mcp_servers import Directory, Reach
 from server.runs.cluster import Fleet, Follower, Presence, Queue
 from server.runs.events import (
     POLL_AFTER_MS,
@@ -75,13 +76,16 @@ from server.runs.planning import (
     Pasts,
     Planned,
     RunPlan,
+    SavedNames,
     Turn,
+    TurnTools,
     count_input,
     make_plan,
     not_found,
     pending_calls,
     require_readable,
     spent_so_far,
+    turn_tools,
 )
 from server.schema import check_sizes
 from server.schema import echo as response_echo
@@ -183,6 +187,7 @@ class Runs:
         self._live = LiveRuns(storage, config.max_live_runs, telemetry.limited)
         self.feed = Feed(storage)
         self._pasts = Pasts(storage)
+        self.saved = SavedNames(storage, models)
         self._journal = Journal(storage, telemetry.committed)
         self._loop = Loop(
             self._journal,
@@ -195,6 +200,7 @@ class Runs:
         )
         self._directory = Directory(config.mcp, config.egress_policy)
         self.input_files = InputFiles(storage, config.egress_policy)
+        self._input_images = InputImages(storage, config.egress_policy)
         self._restorer = Restorer(
             storage, models, sealing, self._journal, self.feed, registry, self._directory
         )
@@ -239,6 +245,7 @@ class Runs:
             "follower": self._follower.run(),
             "beats": self._fleet.beat(),
             "watch": self._fleet.watch(),
+            "saved names": self.saved.run(),
         }
         for name, chore in chores.items():
             task = asyncio.create_task(chore, name=name)
@@ -298,12 +305,12 @@ class Runs:
         EngineUnavailable, ConversationLocked, RequestKnown, StorageUnavailable.
         """
         served = self._models.get(request.model)
-        require_use(principal, served.name, request.tools)
-        approvals = self._directory.require(request.tools, request.secrets, principal.owner)
+        tools = self._allowed(principal, served, request, input_items)
         request = admitted(service := principal.service, request)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
-        await self._require_stores(principal.owner, request.tools)
+        with tools.named():
+            await self._require_stores(principal.owner, tools.tools)
         visit = await self._limiter.enter(principal.subjects, served.name)
         with ExitStack() as stack:
             stack.callback(visit.leave)
@@ -319,7 +326,6 @@ class Runs:
                 request,
                 input_items,
                 served,
-                approvals,
                 _Held(place, visit, entrance),
                 keyed,
                 planning,
@@ -334,7 +340,6 @@ class Runs:
         request: CreateResponse,
         input_items: Sequence[Item],
         served: ServedModel,
-        approvals: Approvals,
         held: _Held,
         keyed: KeyedRequest | None,
         planning: Planning | None,
@@ -358,7 +363,7 @@ class Runs:
         sealed_by = await self._sealing.by(request.include, served.info.name)
         while True:
             plan = make_plan(
-                Turn(request, items, principal, served, now_us(), approvals),
+                self._turn(request, items, principal, served),
                 self._storage,
                 self._registry,
                 tool_timeout_s=self._config.tool_timeout_s,
@@ -367,6 +372,7 @@ class Runs:
                 pasts=self._pasts,
             )
             planned = await (plan if planning is None or request.background else planning(plan))
+            await self._input_images.check(owner, items)
             if held.place is not None:
                 held.visit.bring(held.place, len(planned.request.prompt_ids))
             await held.visit.reserve(len(planned.request.prompt_ids), planned.request.sampling.max_tokens)
@@ -375,9 +381,9 @@ class Runs:
                 queue_limit = self._limiter.least(
                     principal.subjects, "queued_responses", self._config.max_queued
                 )
-                sealed = await self._sealing.sealed_secrets(owner, planned.plan.response_id, request.secrets)
+                sealed = await self._sealing.sealed_secrets(owner, planned.plan.response_id, planned.secrets)
                 planned = replace(planned, plan=replace(planned.plan, secrets=sealed))
-                reach = self._directory.reach(request.tools, request.secrets, owner)
+                reach = self._directory.reach(planned.plan.tools, planned.secrets, owner)
                 return await self._begin(planned, echo, held, keyed, queue_limit, reach, by)
             except ConversationMoved:
                 continue
@@ -392,6 +398,27 @@ class Runs:
                 raise refusal from None
             except NotFound as unknown:
                 raise not_found(request, unknown) from None
+
+    def _turn(
+        self, request: CreateResponse, items: Sequence[Item], principal: Principal, served: ServedModel
+    ) -> Turn:
+        approvals = partial(self._directory.approvals, owner=principal.owner)
+        return Turn(request, items, principal, served, now_us(), approvals)
+
+    def _allowed(
+        self,
+        principal: Principal,
+        served: ServedModel,
+        request: CreateResponse,
+        input_items: Sequence[Item],
+    ) -> TurnTools:
+        """The tools that a request itself gives. Raises ApiError: 403 where the principal may not use them,
+        or the model; 400 for MCP servers that cannot be reached."""
+        tools = turn_tools(request, input_items, len(input_items))
+        require_use(principal, served.name, tools.tools)
+        with tools.named():
+            self._directory.require(tools.tools, tools.secrets, principal.owner)
+        return tools
 
     async def _require_stores(self, owner: str, tools: Sequence[Item]) -> None:
         """Raise ApiError 404 where a tool is to search a vector store that the owner does not have, 400 where
@@ -420,12 +447,11 @@ class Runs:
         """How many prompt tokens a request would have. Raises ApiError."""
         owner = principal.owner
         served = self._models.get(request.model)
-        require_use(principal, served.name, request.tools)
-        approvals = self._directory.require(request.tools, request.secrets, owner)
+        self._allowed(principal, served, request, input_items)
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         items = await identify(self._storage, owner, items)
         items = await self.input_files.read(owner, items)
-        turn = Turn(request, items, principal, served, now_us(), approvals)
+        turn = self._turn(request, items, principal, served)
         return await count_input(turn, self._storage, self._registry)
 
     async def _begin(
@@ -723,11 +749,20 @@ class Runs:
                 run.entry.lose(RunLost(response_id))
             self.feed.stop(response_id)
         self._pasts.forget(response_ids)
+        self.saved.forget(response_ids)
+
+    def changed(self, conversation_id: str) -> None:
+        """Let go of what is remembered of a conversation that was deleted, or that items were taken out
+        of."""
+        self._pasts.forget([conversation_id])
+        self.saved.stir()
 
     async def forget_gone(self) -> None:
-        """Let go of what is remembered of responses that are in the database no more, whoever has deleted
-        them: retention, or another server. Raises StorageUnavailable."""
+        """Let go of what is remembered, in memory and on disk, of responses and conversations that are in the
+        database no more, whoever has deleted them: retention, or another server. Raises StorageUnavailable.
+        """
         await self._pasts.forget_gone()
+        await self.saved.compare()
 
     # -- tool outputs ----------------------------------------------------------------------------------------
 
@@ -846,6 +881,8 @@ class Runs:
             )
         elif run.served.info.fingerprint != run.plan.fingerprint:
             self._loop.fail(run, f"The model '{run.plan.model}' has changed since this response began.")
+        elif run.gone is not None:
+            self._loop.fail(run, run.gone.message, code="invalid_prompt", why=run.gone)
         else:
             if run.queued:
                 self._loop.started(run)
@@ -892,6 +929,8 @@ def _as_stored(planned: Planned) -> tuple[bytes, tuple[NewItem, ...]]:
 def _approvals(planned: Planned, by: Actor) -> tuple[AuditEntry, ...]:
     """What the audit log is to tell of the calls that a request approves."""
     plan, wanted = planned.plan, set(planned.plan.approved)
+    if not wanted:  # mostly; and the context is all of the history
+        return ()
     asked = (item for item in planned.context if asks_approval(item) and key_of(item) in wanted)
     return tuple(_approval(item, plan.response_id, plan.owner, by) for item in asked)
 

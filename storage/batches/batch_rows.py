@@ -38,7 +38,7 @@ from storage.batches.records import (
 )
 from storage.claims import claimable
 from storage.files import StoredFile
-from storage.records import NotFound, Order, Page
+from storage.records import Cursor, NotFound, Order, Page
 from storage.tables import batch_lines, batches, files, owners, runners
 
 ROWS = 500
@@ -75,13 +75,15 @@ def get(conn: Connection, owner: str, id: str) -> StoredBatch:
     return _stored(row)
 
 
-def list_(conn: Connection, owner: str, limit: int, order: Order, after: str | None) -> Page[StoredBatch]:
+def list_(conn: Connection, owner: str, limit: int, order: Order, after: Cursor | None) -> Page[StoredBatch]:
     """One page, by time and then id. NotFound("batch") for an unknown `after`."""
     place = tuple_(batches.c.created_at, batches.c.id)
     query = select(*_COLUMNS).where(batches.c.owner == owner)
     if after is not None:
-        last = get(conn, owner, after)
-        at = tuple_(last.created_at, last.id)
+        if isinstance(after, str):
+            last = get(conn, owner, after)
+            after = (last.created_at, last.id)
+        at = tuple_(*after)
         query = query.where(place > at if order == "asc" else place < at)
     by_time = (batches.c.created_at, batches.c.id)
     query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))

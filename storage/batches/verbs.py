@@ -15,7 +15,7 @@ from storage.batches import batch_rows
 from storage.batches.records import BatchCounts, BatchEnd, BatchLine, NewBatch, OwnerShare, StoredBatch
 from storage.drivers import Run
 from storage.files import Blobs, StoredFile
-from storage.records import Notice, Order, Page
+from storage.records import Cursor, Notice, Order, Page
 
 Announce = Callable[[Connection, Sequence[tuple[str, str, Notice]]], None]
 """Writes down what webhooks are to be told: owner, what has ended, and the notice of it."""
@@ -50,9 +50,9 @@ class Batches:
         return await self._read(partial(batch_rows.get, owner=owner, id=id))
 
     async def list(
-        self, owner: str, *, limit: int, order: Order = "desc", after: str | None = None
+        self, owner: str, *, limit: int, order: Order = "desc", after: Cursor | None = None
     ) -> Page[StoredBatch]:
-        """One page by time. NotFound("batch") for `after`."""
+        """One page by time. NotFound("batch") for an id in `after`."""
         job = partial(batch_rows.list_, owner=owner, limit=limit, order=order, after=after)
         return await self._read(job)
 

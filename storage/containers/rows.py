@@ -13,6 +13,7 @@ from storage.records import (
     ContainerFile,
     ContainerFull,
     ContainerRoom,
+    Cursor,
     NotFound,
     Order,
     Page,
@@ -80,7 +81,7 @@ def list_(
     now: int,
     limit: int,
     order: Order,
-    after: str | tuple[int, str] | None,
+    after: Cursor | None,
     name: str | None,
 ) -> Page[StoredContainer]:
     """One page, by time and then id. NotFound("container") for an unknown `after`."""
@@ -210,12 +211,14 @@ def _used(conn: Connection, id: str, now: int) -> None:
     conn.execute(update(containers).where(containers.c.id == id).values(raised))
 
 
-def apply(conn: Connection, changes: Sequence[ContainerChange]) -> None:
-    """What finished cells change. One whose container is gone changes nothing."""
+def apply(conn: Connection, changes: Sequence[ContainerChange]) -> Sequence[str]:
+    """What finished cells change; returns the digests of files that went. One whose container is gone changes
+    nothing."""
     wanted = containers.c.id.in_({change.container_id for change in changes})
     # In one order, so that no two processes wait for each other.
     held = select(containers.c.id).where(wanted).order_by(containers.c.id).with_for_update()
     known = {*conn.execute(held).scalars()}
+    gone: list[str] = []
     for change in changes:
         if change.container_id not in known:
             continue
@@ -230,22 +233,24 @@ def apply(conn: Connection, changes: Sequence[ContainerChange]) -> None:
                 num_bytes=len(change.state or b""),
             )
         )
-        _make_way(conn, change.files)
-        _put(conn, change.files, [(change.container_id, path) for path in change.removed])
+        gone += _make_way(conn, change.files)
+        gone += _put(conn, change.files, [(change.container_id, path) for path in change.removed])
+    return gone
 
 
-def _make_way(conn: Connection, files: Sequence[ContainerFile]) -> None:
+def _make_way(conn: Connection, files: Sequence[ContainerFile]) -> list[str]:
     """Removes what would stand in a path as a file and as a folder: where a client has put a file in the
-    place of a folder while code was making that, the folder is what the session goes on with."""
+    place of a folder while code was making that, the folder is what the session goes on with. Returns the
+    digests of those that went."""
+    digests: list[str] = []
     for file in files:
         path = container_files.c.path
         below = path.startswith(f"{file.path}/", autoescape=True)
-        conn.execute(
-            delete(container_files).where(
-                container_files.c.container_id == file.container_id,
-                or_(below, path.in_(_above(file.path))),
-            )
+        taken = delete(container_files).where(
+            container_files.c.container_id == file.container_id, or_(below, path.in_(_above(file.path)))
         )
+        digests += conn.execute(taken.returning(container_files.c.digest)).scalars()
+    return digests
 
 
 def _put(

@@ -14,6 +14,7 @@ from storage.records import (
     ContainerChange,
     ContainerFile,
     ContainerRoom,
+    Cursor,
     NotFound,
     Order,
     Page,
@@ -78,11 +79,10 @@ class Containers:
         now: int,
         limit: int,
         order: Order = "desc",
-        after: str | tuple[int, str] | None = None,
+        after: Cursor | None = None,
         name: str | None = None,
     ) -> Page[StoredContainer]:
-        """One page by time. after: the last of the page before; NotFound("container") for an id that is
-        unknown, and never for its time and id, which outlive it."""
+        """One page by time. NotFound("container") for an id in `after`."""
         job = partial(rows.list_, owner=owner, now=now, limit=limit, order=order, after=after, name=name)
         return await self._read(job)
 
@@ -140,7 +140,7 @@ class Containers:
 
     async def change(self, change: ContainerChange) -> None:
         """What a finished cell changes, where its outcome has no transaction of its own."""
-        await self._write(partial(rows.apply, changes=(change,)))
+        await self._blobs.drop(await self._write(partial(rows.apply, changes=(change,))))
 
     async def sweep(self, now: int) -> AsyncGenerator[int]:
         """Removes containers that have expired; yields how many went after each short transaction."""

@@ -47,7 +47,7 @@ STATEMENT_MS = 5000
 LOCK_MS = 500  # below the usual deadlock_timeout: who waits in a circle is let go sooner than it is found
 IDLE_MS = 4000
 END_MS = 1000  # that a session may take to end
-READ_PATIENCE_S = 4.0
+BLOB_PATIENCE_S = 4.0
 RETRY_S = 0.1
 MIGRATION_IDLE_MS = 60_000
 MIGRATION_LOCK = 0x616E_7469_7068_6F6E  # "antiphon"
@@ -352,7 +352,7 @@ class RepeatingLine:
         self._line = line
 
     def run(self, work: Work[T]) -> T:
-        until = time.monotonic() + READ_PATIENCE_S
+        until = time.monotonic() + BLOB_PATIENCE_S
         while True:
             try:
                 return self._line.run(work)
@@ -365,16 +365,24 @@ class RepeatingLine:
         self._line.close()
 
 
-class PostgreSQLReading(RepeatingLine):
+class PostgreSQLReading:
     """A connection that reads: each read sees one moment."""
 
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
     def read(self, work: Work[T]) -> T:
+        try:
+            return self._line.run(partial(self._read, work))
+        except ConnectionLost:  # perhaps it broke long ago, and nobody has used it since
+            return self._line.run(partial(self._read, work))
+
+    def _read(self, work: Work[T], connection: Connection) -> T:
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-        return self.run(
-            lambda connection: self._line.transact(
-                begin, work, connection, lambda _: self._line.say("COMMIT")
-            )
-        )
+        return self._line.transact(begin, work, connection, lambda _: self._line.say("COMMIT"))
+
+    def close(self) -> None:
+        self._line.close()
 
 
 # ------------------------------------------------------------------------------------------------------------

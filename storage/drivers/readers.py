@@ -9,16 +9,27 @@ on one snapshot) took 2.3 times as long on a loop that is busy for 1 ms of every
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 from queue import LifoQueue
 from typing import TypeVar
 
-from storage.drivers.interface import Database, Reading, Work, unavailable
+from storage.drivers.interface import Database, ErrorKind, Reading, Work, unavailable
+from storage.patience import patience_s
 from storage.records import StorageUnavailable
 
 T = TypeVar("T")
 
 THREADS = 4
+RETRY_S = 0.1
+
+
+class _Away(Exception):
+    """The database cannot be reached: it may be soon. told: what a caller is told otherwise."""
+
+    def __init__(self, told: StorageUnavailable) -> None:
+        super().__init__(str(told))
+        self.told = told
 
 
 class Readers:
@@ -33,19 +44,29 @@ class Readers:
         self._closed = False
 
     async def run(self, job: Work[T]) -> T:
-        """What `job` returns or raises. StorageUnavailable if the database cannot be read now."""
-        if self._closed:
-            raise StorageUnavailable("storage is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, job)
+        """What `job` returns or raises. StorageUnavailable if the database cannot be read now, or is away for
+        longer than `patience_s`."""
+        until = time.monotonic() + patience_s.get()
+        while True:
+            if self._closed:
+                raise StorageUnavailable("storage is closed")
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, job)
+            except _Away as away:
+                if time.monotonic() > until:
+                    raise away.told from away.told.__cause__
+            await asyncio.sleep(RETRY_S)  # meanwhile no thread is held: others may be less patient
 
     def _read(self, job: Work[T]) -> T:
         reading = self._idle.get_nowait()
         try:
             return reading.read(job)
         except Exception as error:
-            if self._database.trouble(error) is None:
+            trouble = self._database.trouble(error)
+            if trouble is None:
                 raise self._database.meaning(error) from error.__cause__
-            raise unavailable("the database could not be read", error) from error
+            told = unavailable("the database could not be read", error)
+            raise (_Away(told) if trouble is ErrorKind.LOST else told) from error
         finally:
             self._idle.put(reading)
 

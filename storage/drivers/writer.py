@@ -24,11 +24,12 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from storage.drivers.interface import CommitUnknown, Database, ErrorKind, Work, Writing, unavailable
+from storage.patience import patience_s
 from storage.records import COMMIT_SECONDS, CommitStats, StorageUnavailable
 
 T = TypeVar("T")
 
-PATIENCE_S = 4.0  # how long a write waits for the database before its caller is told
+PATIENCE_S = 4.0  # how long a write waits for a database that others hold before its caller is told
 RETRY_S = 0.1  # pause after a refused commit, and between attempts to connect
 BATCH_LIMIT = 512  # jobs in one transaction
 CONTENDED_LIMIT = 2  # jobs that may wait for a row in vain before the queue is looked at again
@@ -41,6 +42,7 @@ class _Job:
     retry_until_available: bool
     future: asyncio.Future[Any]
     since: float
+    patience_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +93,16 @@ class Writer:
         """Runs `call` in the next transaction; the future is done after the commit.
 
         durable: it must survive power loss. retry_until_available: it waits for as long as the database is
-        locked, full or away, instead of StorageUnavailable after PATIENCE_S. What `call` raises is raised,
+        locked, full or away, instead of StorageUnavailable after PATIENCE_S, or after `patience_s` where the
+        database is away. What `call` raises is raised,
         and nothing of it is committed. Leaving the future behind does not undo the write.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         if self._dead is not None or self._closing is not None:
             future.set_exception(self._unavailable())
         else:
-            self._queue.put(_Job(call, durable, retry_until_available, future, time.monotonic()))
+            job = _Job(call, durable, retry_until_available, future, time.monotonic(), patience_s.get())
+            self._queue.put(job)
         return future
 
     def check(self) -> None:
@@ -284,7 +288,8 @@ class Writer:
         kept: deque[_Job] = deque()
         given_up = []
         for job in self._pending:
-            tired = kind is ErrorKind.REFUSED or now - job.since > PATIENCE_S
+            patience = job.patience_s if kind is ErrorKind.LOST else PATIENCE_S
+            tired = kind is ErrorKind.REFUSED or now - job.since > patience
             if out_of_time or (tired and not job.retry_until_available):
                 given_up.append(job)
             else:

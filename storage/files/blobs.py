@@ -57,6 +57,7 @@ class Blobs:
         self._store: BlobStore = database.blobs()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="antiphon-blobs")
         self._closed = False
+        self._dropping: set[asyncio.Task[int]] = set()
         self._sweep_at = 0.0  # monotonic
 
     async def put(self, stream: AsyncIterable[bytes], *, limit: int | None = None) -> Blob:
@@ -154,6 +155,12 @@ class Blobs:
             self.let_go()
         return num
 
+    def drop_soon(self, digests: Iterable[str]) -> None:
+        """The same in the background, at once, for whoever cannot wait for it."""
+        task = asyncio.create_task(self.drop(digests), name="contents that no row names")
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
+
     async def open(self, digest: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
         """Yields the bytes from `start` to before `stop` (None: to the end), at most PART_BYTES at a time.
 
@@ -209,7 +216,8 @@ class Blobs:
         yield SweptFiles(blobs=await self._step(partial(self._store.remove_unfinished, grace_s)))
 
     async def close(self) -> None:
-        """Ends the steps in flight, then the connections."""
+        """Removes what is being removed, ends the steps in flight, then the connections."""
+        await asyncio.gather(*self._dropping, return_exceptions=True)
         self._closed = True
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._store.close)

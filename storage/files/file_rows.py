@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, delete, insert, or_, select, tuple_
 
 from storage.files.records import StoredFile
-from storage.records import NotFound, Order, Page
+from storage.records import Cursor, NotFound, Order, Page
 from storage.tables import files
 
 ROWS = 100
@@ -42,7 +42,7 @@ def list_(
     now: int,
     limit: int,
     order: Order,
-    after: str | None,
+    after: Cursor | None,
     purpose: str | None,
 ) -> Page[StoredFile]:
     """One page, by time and then id. NotFound("file") for an unknown `after`."""
@@ -51,8 +51,10 @@ def list_(
     if purpose is not None:
         query = query.where(files.c.purpose == purpose)
     if after is not None:
-        last = get(conn, owner, after, now)
-        at = tuple_(last.created_at, last.id)
+        if isinstance(after, str):
+            last = get(conn, owner, after, now)
+            after = (last.created_at, last.id)
+        at = tuple_(*after)
         query = query.where(place > at if order == "asc" else place < at)
     by_time = (files.c.created_at, files.c.id)
     query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))

@@ -14,7 +14,7 @@ from storage.drivers import Run
 from storage.files import file_rows, upload_rows
 from storage.files.blobs import GRACE_S, Blobs
 from storage.files.records import StoredFile, StoredPart, StoredUpload, SweptFiles
-from storage.records import Order, Page
+from storage.records import Cursor, Order, Page
 
 Removed = Callable[[Connection, Sequence[str]], None]
 """Told of the ids of files that go, in the transaction in which they do."""
@@ -50,10 +50,10 @@ class Files:
         now: int,
         limit: int,
         order: Order = "desc",
-        after: str | None = None,
+        after: Cursor | None = None,
         purpose: str | None = None,
     ) -> Page[StoredFile]:
-        """One page by time. NotFound("file") for `after`."""
+        """One page by time. NotFound("file") for an id in `after`."""
         job = partial(
             file_rows.list_, owner=owner, now=now, limit=limit, order=order, after=after, purpose=purpose
         )

@@ -1,6 +1,8 @@
 """Conversations: their items by position, the lock that one run at a time holds, and their turns.
 
 A position is given once and never again. A deleted item keeps its row as a tombstone while a run may need it.
+The items of a fork are in part those of its parent (`storage.lineage`): one that is deleted through any of
+them is deleted in all.
 """
 
 from __future__ import annotations
@@ -8,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
+from storage.lineage import IN_LINEAGE, LINEAGE, lineage_of, sharing, stretches
 from storage.queries import garbage, items
 from storage.records import (
     ConversationFull,
     ConversationLocked,
+    NewFork,
     NewItem,
     NotFound,
     Order,
@@ -28,8 +32,9 @@ ROW_BYTES = 256
 """What a conversation takes beside its metadata and its items."""
 
 
-def _live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[Any, ...]]:
-    """The row of a conversation, held until the transaction's end if it is to be changed."""
+def live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[Any, ...]]:
+    """The row of a conversation, held until the transaction's end if it is to be changed.
+    NotFound("conversation")."""
     query = select(conversations).where(
         conversations.c.id == id, conversations.c.owner == owner, conversations.c.deleted_at.is_(None)
     )
@@ -39,8 +44,12 @@ def _live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[
     return row
 
 
+STORED = ("id", "created_at", "metadata", "active_response_id", "head", "parent_id", "parent_item", "epoch")
+"""The columns of which a `StoredConversation` is made."""
+
+
 def _stored(row: Row[*tuple[Any, ...]]) -> StoredConversation:
-    return StoredConversation(row.id, row.created_at, row.metadata, row.active_response_id, row.head)
+    return StoredConversation(*(row._mapping[name] for name in STORED))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -52,7 +61,7 @@ def lock(
 ) -> int:
     """Takes the conversation for a run and returns its head. NotFound; ConversationLocked with the holder;
     ConversationFull where it has `limit` items."""
-    row = _live(conn, owner, id, change=True)
+    row = live(conn, owner, id, change=True)
     if row.active_response_id is not None:
         raise ConversationLocked(id, row.active_response_id)
     _require_room(conn, row, 1, limit)
@@ -101,14 +110,9 @@ def _append(
     now: int = 0,
 ) -> None:
     """Appends items that are stored already; one that the conversation holds keeps its place."""
-    held = select(conversation_items.c.item_id).where(
-        conversation_items.c.owner == row.owner,
-        conversation_items.c.conversation_id == row.id,
-        conversation_items.c.deleted_at.is_(None),
-    )
     present: set[str] = set()
     for part in items.parts([item_id for item_id, _ in turn]):
-        present.update(conn.execute(held.where(conversation_items.c.item_id.in_(part))).scalars())
+        present.update(place.item_id for place in _places(conn, row, part))
     new = {item_id: direction for item_id, direction in turn if item_id not in present}
     if not new:
         return
@@ -136,11 +140,36 @@ def _require_room(conn: Connection, row: Row[*tuple[Any, ...]], num_new: int, li
     """ConversationFull unless so many more items are within the limit."""
     if limit is None or row.head + num_new <= limit:  # positions are never given twice: it has no more
         return
-    live = select(func.count()).where(
-        conversation_items.c.conversation_id == row.id, conversation_items.c.deleted_at.is_(None)
-    )
-    if conn.execute(live).scalar_one() + num_new > limit:
+    if conn.execute(_NUM_ITEMS, lineage_of(row.owner, row.id)).scalar_one() + num_new > limit:
         raise ConversationFull(row.id, limit)
+
+
+_LISTED = conversation_items.c.deleted_at.is_(None)
+_NUM_ITEMS = select(func.count()).join_from(LINEAGE, conversation_items, IN_LINEAGE).where(_LISTED)
+_PLACES = (
+    select(conversation_items.c.conversation_id, conversation_items.c.position, conversation_items.c.item_id)
+    .join_from(LINEAGE, conversation_items, IN_LINEAGE)
+    .where(
+        conversation_items.c.owner == bindparam("owner"),
+        conversation_items.c.item_id.in_(bindparam("ids", expanding=True)),
+        _LISTED,
+    )
+)
+
+
+def _places(
+    conn: Connection, row: Row[*tuple[Any, ...]], ids: Sequence[str]
+) -> Sequence[Row[*tuple[Any, ...]]]:
+    """Where a conversation shows items: `conversation_id`, maybe an ancestor's, `position`, `item_id`."""
+    return conn.execute(_PLACES, {**lineage_of(row.owner, row.id), "ids": list(ids)}).all()
+
+
+def _place(conn: Connection, row: Row[*tuple[Any, ...]], item_id: str) -> Row[*tuple[Any, ...]]:
+    """Where a conversation shows an item. NotFound("item")."""
+    places = _places(conn, row, [item_id])
+    if not places:
+        raise NotFound("item", item_id)
+    return places[0]
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -166,16 +195,63 @@ def create(
     return get(conn, owner, id)
 
 
+def fork(conn: Connection, owner: str, id: str, new: NewFork) -> StoredConversation:
+    """Stores a conversation that begins as another one does, up to an item or as a whole.
+
+    A turn that is at work there is not part of it. NotFound("conversation" | "item").
+    """
+    query = select(conversations).where(
+        conversations.c.id == id, conversations.c.owner == owner, conversations.c.deleted_at.is_(None)
+    )
+    parent = conn.execute(
+        query.with_for_update(read=True)
+    ).first()  # lest it be collected before it has a fork
+    if parent is None:
+        raise NotFound("conversation", id)
+    if new.after is None:
+        head, item_id = parent.head, _last_item(conn, parent)
+    else:
+        head, item_id = _place(conn, parent, new.after).position + 1, new.after
+    metadata = parent.metadata if new.metadata is None else new.metadata
+    row = {
+        "id": new.id,
+        "owner": owner,
+        "created_at": new.created_at,
+        "metadata": metadata,
+        "head": head,
+        "num_bytes": ROW_BYTES + len(metadata),
+        "used_at": new.created_at,
+        "parent_id": id,
+        "parent_head": head,
+        "parent_item": item_id,
+    }
+    conn.execute(insert(conversations), row)
+    return get(conn, owner, new.id)
+
+
+def _last_item(conn: Connection, row: Row[*tuple[Any, ...]]) -> str | None:
+    pieces = stretches(conn, row.owner, row.id, row.parent_id)
+    found, _ = items.page_of_places(conn, pieces, limit=1, order="desc")
+    return found[0].item.id if found else None
+
+
 def get(conn: Connection, owner: str, id: str) -> StoredConversation:
     """NotFound("conversation")."""
-    return _stored(_live(conn, owner, id, change=False))
+    return _stored(live(conn, owner, id, change=False))
+
+
+def epochs(conn: Connection, ids: Sequence[str]) -> dict[str, int]:
+    """The epochs of those conversations that are not deleted, whoever owns them."""
+    there = select(conversations.c.id, conversations.c.epoch)
+    there = there.where(conversations.c.id.in_(ids), conversations.c.deleted_at.is_(None))
+    return {id: epoch for id, epoch in conn.execute(there).all()}
 
 
 def update_metadata(
     conn: Connection, owner: str, id: str, metadata: bytes, now: int = 0
 ) -> StoredConversation:
     """Replaces the metadata. NotFound("conversation")."""
-    row = _live(conn, owner, id, change=True)
+    row = live(conn, owner, id, change=True)
     changed = update(conversations).where(conversations.c.id == id)
     num_bytes = row.num_bytes + len(metadata) - len(row.metadata)
     conn.execute(changed.values(metadata=metadata, num_bytes=num_bytes, used_at=max(row.used_at, now)))
@@ -184,7 +260,7 @@ def update_metadata(
 
 def delete(conn: Connection, owner: str, id: str, now: int) -> None:
     """Makes the id unknown; a run that holds the lock goes on, pinned. NotFound("conversation")."""
-    row = _live(conn, owner, id, change=True)
+    row = live(conn, owner, id, change=True)
     emptied = {"deleted_at": now, "metadata": b"{}", "num_bytes": row.num_bytes - len(row.metadata) + 2}
     conn.execute(update(conversations).where(conversations.c.id == id).values(**emptied))
     garbage.collect_conversation(conn, id)
@@ -195,7 +271,7 @@ def add_items(
 ) -> tuple[StoredItem, ...]:
     """Appends items, under a lock too: the running turn is pinned. NotFound("conversation"), ItemConflict,
     ConversationFull where it would have more than `limit`."""
-    row = _live(conn, owner, id, change=True)
+    row = live(conn, owner, id, change=True)
     if new:
         _require_room(conn, row, len(new), limit)
         items.put(conn, owner, new)
@@ -207,44 +283,41 @@ def list_items(
     conn: Connection, owner: str, id: str, *, limit: int, order: Order, after: str | None
 ) -> Page[StoredItem]:
     """One page of the items. NotFound("conversation"), or ("item") for an unknown `after`."""
-    _live(conn, owner, id, change=False)
-    where = (conversation_items.c.conversation_id == id, conversation_items.c.deleted_at.is_(None))
-    return items.page(conn, conversation_items, where, limit=limit, order=order, after=after)
+    row = live(conn, owner, id, change=False)
+    position = None if after is None else _place(conn, row, after).position
+    pieces = stretches(conn, owner, id, row.parent_id)
+    found, more = items.page_of_places(conn, pieces, limit=limit, order=order, after=position)
+    return Page(tuple(place.item for place in found), more)
 
 
 def get_item(conn: Connection, owner: str, id: str, item_id: str) -> StoredItem:
     """One item. NotFound("conversation" | "item")."""
-    _live(conn, owner, id, change=False)
-    query = (
-        select(*items.COLUMNS)
-        .join_from(conversation_items, item_rows, items.joined(conversation_items))
-        .where(
-            conversation_items.c.owner == owner,
-            conversation_items.c.item_id == item_id,
-            conversation_items.c.conversation_id == id,
-            conversation_items.c.deleted_at.is_(None),
-        )
-    )
-    row = conn.execute(query).first()
-    if row is None:
-        raise NotFound("item", item_id)
-    return items.stored_item(row)
+    _place(conn, live(conn, owner, id, change=False), item_id)
+    query = select(*items.COLUMNS).where(item_rows.c.owner == owner, item_rows.c.id == item_id)
+    return items.stored_item(conn.execute(query).one())
 
 
 def delete_item(conn: Connection, owner: str, id: str, item_id: str, now: int) -> StoredConversation:
-    """Takes an item out; runs that are pinned still see it. NotFound("conversation" | "item")."""
-    row = _live(conn, owner, id, change=True)
+    """Takes an item out, of all branches that share it; runs that are pinned still see it.
+    NotFound("conversation" | "item")."""
+    row = live(conn, owner, id, change=True)
+    place = _place(conn, row, item_id)
     deleted = conn.execute(
         update(conversation_items)
         .where(
-            conversation_items.c.owner == owner,
-            conversation_items.c.item_id == item_id,
-            conversation_items.c.conversation_id == id,
+            conversation_items.c.conversation_id == place.conversation_id,
+            conversation_items.c.position == place.position,
             conversation_items.c.deleted_at.is_(None),
         )
         .values(deleted_at=now)
     )
-    if deleted.rowcount == 0:
+    if deleted.rowcount == 0:  # somebody else did, through another branch
         raise NotFound("item", item_id)
-    garbage.collect_conversation(conn, id)
-    return _stored(row)
+    shown_by = sharing(place.conversation_id, place.position)
+    conn.execute(
+        update(conversations)
+        .where(conversations.c.id.in_(select(shown_by.c.id)))
+        .values(epoch=conversations.c.epoch + 1)
+    )
+    garbage.collect_conversation(conn, place.conversation_id)
+    return get(conn, owner, id)

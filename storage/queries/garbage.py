@@ -1,8 +1,9 @@
 """Removes what nothing refers to any more: responses, conversations and items that were deleted.
 
-A deleted response stays, emptied, while a response that continues it is there; a deleted conversation while a
-response that ran in it is there; a deleted conversation item while a run that began before its deletion is in
-flight; an item while any of these lists it.
+A deleted response stays, emptied, while a response that continues it or was forked from it is there; a
+deleted conversation while a response that ran in it or a fork of it is there. Where forks alone need it, only
+what they share stays. A deleted conversation item stays while a run that began before its deletion is in
+flight, and an item while any of these lists it.
 """
 
 from __future__ import annotations
@@ -11,27 +12,70 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
-from storage.queries.items import ROW_BYTES, SIZE, joined, parts
+from storage.queries.items import ROW_BYTES, SIZE, joined, num_bytes_of, parts
 from storage.tables import conversation_items, conversations, items, response_items, responses, runs
 
 
 def collect_responses(conn: Connection, ids: Sequence[str]) -> None:
-    """Removes those of the deleted responses that no response continues, then their ancestors likewise."""
+    """Removes those of the deleted responses that no response continues or was forked from, then their
+    ancestors likewise. What is left of those with forks alone is cut to what the forks share."""
     rows = {row.id: row for part in parts(ids) for row in _forsaken(conn, part)}
     num_children: dict[str, int] = {id: row.num_children for id, row in rows.items()}
     gone = [id for id, num in num_children.items() if num == 0]
+    left = set(ids)
     for id in gone:
-        parent = rows[id].previous_response_id
-        if parent in num_children:
-            num_children[parent] -= 1
-            if num_children[parent] == 0:
-                gone.append(parent)
+        for parent in {rows[id].previous_response_id, rows[id].fork_of} - {None}:
+            left.add(parent)
+            if parent in num_children:
+                num_children[parent] -= 1
+                if num_children[parent] == 0:
+                    gone.append(parent)
     for part in parts(gone):
         remove_responses(conn, part)
+    for part in parts(sorted(left.difference(gone))):
+        _cut_to_forks(conn, part)
     for conversation_id in {rows[id].conversation_id for id in gone} - {None}:
         collect_conversation(conn, conversation_id)
+
+
+def _cut_to_forks(conn: Connection, ids: Sequence[str]) -> None:
+    """Removes from deleted responses that nothing continues the items that none of their forks has."""
+    child, fork = responses.alias("child"), responses.alias("fork")
+    query = (
+        select(responses.c.id, responses.c.owner, fork.c.fork_direction, fork.c.fork_position)
+        .join_from(responses, fork, fork.c.fork_of == responses.c.id)
+        .where(
+            responses.c.id.in_(ids),
+            responses.c.deleted_at.is_not(None),
+            ~exists().where(child.c.previous_response_id == responses.c.id),
+        )
+    )
+    last: dict[tuple[str, str], tuple[str, int]] = {}
+    for id, owner, direction, position in conn.execute(query).all():
+        last[id, owner] = max(last.get((id, owner), (direction, position)), (direction, position))
+    place = tuple_(response_items.c.direction, response_items.c.position)
+    for (id, owner), cut in last.items():
+        beyond = delete(response_items).where(response_items.c.response_id == id, place > cut)
+        cut_off = list(conn.execute(beyond.returning(response_items.c.item_id)).scalars())
+        if cut_off:
+            collect_items(conn, owner, cut_off)
+            left = num_bytes_of(conn, [id]).get(id, 0)
+            conn.execute(update(responses).where(responses.c.id == id).values(num_bytes=left))
 
 
 def remove_responses(conn: Connection, ids: Sequence[str]) -> None:
@@ -47,44 +91,59 @@ def remove_responses(conn: Connection, ids: Sequence[str]) -> None:
 
 
 def _forsaken(conn: Connection, ids: Sequence[str]) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Those of the responses that are deleted and have no children, and the deleted ones above them."""
+    """Those of the responses that are deleted and have no children, and the deleted ones above them. Forks
+    are children, too."""
     child, parent = responses.alias("child"), responses.alias("parent")
-    columns = (responses.c.id, responses.c.previous_response_id, responses.c.conversation_id)
-    has_children = exists().where(child.c.previous_response_id == responses.c.id)
-    first = select(*columns).where(
-        responses.c.id.in_(ids), responses.c.deleted_at.is_not(None), ~has_children
+    names = ("id", "previous_response_id", "fork_of", "conversation_id")
+    first = select(*(responses.c[name] for name in names)).where(
+        responses.c.id.in_(ids),
+        responses.c.deleted_at.is_not(None),
+        ~exists().where(child.c.previous_response_id == responses.c.id),
+        ~exists().where(child.c.fork_of == responses.c.id),
     )
     forsaken = first.cte("forsaken", recursive=True)
-    above = select(*(parent.c[column.name] for column in columns)).where(
-        parent.c.id == forsaken.c.previous_response_id, parent.c.deleted_at.is_not(None)
+    above = select(*(parent.c[name] for name in names)).where(
+        or_(parent.c.id == forsaken.c.previous_response_id, parent.c.id == forsaken.c.fork_of),
+        parent.c.deleted_at.is_not(None),
     )
     forsaken = forsaken.union(above)
     # Another process may take away the last child but this one at this moment: the rows are held before the
     # children are counted.
     held = select(responses.c.id).where(responses.c.id.in_(select(forsaken.c.id))).order_by(responses.c.id)
     conn.execute(held.with_for_update()).all()
-    num_children = select(func.count()).where(child.c.previous_response_id == forsaken.c.id).scalar_subquery()
-    return conn.execute(select(forsaken, num_children.label("num_children"))).all()
+    going_on, forks = (
+        select(func.count()).where(child.c[name] == forsaken.c.id).scalar_subquery()
+        for name in ("previous_response_id", "fork_of")
+    )
+    return conn.execute(select(forsaken, (going_on + forks).label("num_children"))).all()
 
 
 def collect_conversation(conn: Connection, id: str) -> None:
-    """Removes a deleted conversation if no response ran in it; else those of its deleted items that no run in
-    flight can still see.
+    """Removes a deleted conversation if no response ran in it and nobody has forked it, then its ancestors
+    likewise; else those of its deleted items that no run in flight can still see, and those that only a fork
+    that is deleted itself could share.
     """
-    held = select(conversations.c.owner, conversations.c.deleted_at).where(conversations.c.id == id)
+    above: str | None = id
+    while above is not None:
+        above = _collect(conn, above)
+
+
+def _collect(conn: Connection, id: str) -> str | None:
+    """The same for one conversation; returns its parent if it needs less of that than before."""
+    columns = ("owner", "deleted_at", "parent_id", "parent_head")
+    held = select(*(conversations.c[name] for name in columns)).where(conversations.c.id == id)
     row = conn.execute(held.with_for_update()).first()
     if row is None:
-        return
+        return None
     table = conversation_items
     dead = select(table.c.position, table.c.item_id).where(table.c.conversation_id == id)
+    needed: int | None = None
     if row.deleted_at is None or _is_used(conn, id):
-        oldest: int | None = conn.execute(
-            select(func.min(responses.c.created_at))
-            .join_from(runs, responses, responses.c.id == runs.c.response_id)
-            .where(runs.c.owner == row.owner)
-        ).scalar()
-        dead = dead.where(table.c.deleted_at.is_not(None) if oldest is None else table.c.deleted_at < oldest)
+        dead = dead.where(*_unseen(conn, row.owner))
+    elif needed := _shared_head(conn, id):
+        dead = dead.where(or_(table.c.position >= needed, and_(*_unseen(conn, row.owner))))
     else:
+        needed = 0
         conn.execute(delete(conversations).where(conversations.c.id == id))
     dead_places = conn.execute(dead).all()
     _measure_anew(conn, row.owner, [item_id for _, item_id in dead_places])
@@ -93,6 +152,34 @@ def collect_conversation(conn: Connection, id: str) -> None:
         _shrink(conn, id, these)
         conn.execute(delete(table).where(*these))
     collect_items(conn, row.owner, [item_id for _, item_id in dead_places])
+    if row.parent_id is None or needed is None or needed >= row.parent_head:
+        return None
+    conn.execute(update(conversations).where(conversations.c.id == id).values(parent_head=needed))
+    return str(row.parent_id)
+
+
+def _unseen(conn: Connection, owner: str) -> Sequence[ColumnElement[bool]]:
+    """The items of conversations that are deleted, and that no run in flight can still see."""
+    oldest: int | None = conn.execute(select(oldest_run(literal(owner)))).scalar()
+    deleted_at = conversation_items.c.deleted_at
+    gone = deleted_at.is_not(None)
+    return (gone,) if oldest is None else (gone, deleted_at < oldest)
+
+
+def oldest_run(owner: ColumnElement[str]) -> ColumnElement[int | None]:
+    """When the oldest run in flight of an owner began."""
+    return (
+        select(func.min(responses.c.created_at))
+        .join_from(runs, responses, responses.c.id == runs.c.response_id)
+        .where(runs.c.owner == owner)
+        .scalar_subquery()
+    )
+
+
+def _shared_head(conn: Connection, id: str) -> int | None:
+    """The position below which forks share the items of a conversation; None where there are no forks."""
+    head = select(func.max(conversations.c.parent_head)).where(conversations.c.parent_id == id)
+    return conn.execute(head).scalar()
 
 
 def _shrink(conn: Connection, id: str, places: Sequence[ColumnElement[bool]]) -> None:

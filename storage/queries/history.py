@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, literal, or_, select, true
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, bindparam, func, literal, or_, select, true
 
+from storage.lineage import BEYOND, IN_LINEAGE, LINEAGE, in_turn, lineage_of
 from storage.queries import items
-from storage.records import HistoryItem, NotFound
+from storage.records import ConversationHistory, HistoryItem, NotFound
 from storage.tables import conversation_items, conversations, response_items, responses
 from storage.tables import items as item_rows
 
@@ -18,18 +21,12 @@ def of_response(
     """The turns that led to a response, itself included: input then output of each.
 
     A turn that ran in a conversation stands on what the conversation held when it began, not on earlier
-    responses. Deleted ancestors count, since this descendant lives; the response itself must not be deleted
-    (before `as_of`), nor hidden, except for whoever runs it. NotFound("response").
+    responses. A fork is the turn that it was forked from, cut short. Deleted ancestors count, since this
+    descendant lives; the response itself must not be deleted (before `as_of`), nor hidden, except for whoever
+    runs it. NotFound("response").
     """
     step = (
-        select(
-            responses.c.id,
-            responses.c.status,
-            responses.c.previous_response_id,
-            responses.c.conversation_id,
-            responses.c.conversation_head,
-            literal(0).label("depth"),
-        )
+        select(*_of(responses), literal(0).label("depth"))
         .where(
             responses.c.id == id,
             responses.c.owner == owner,
@@ -41,14 +38,7 @@ def of_response(
     )
     parent = responses.alias("parent")
     chain = step.union_all(
-        select(
-            parent.c.id,
-            parent.c.status,
-            parent.c.previous_response_id,
-            parent.c.conversation_id,
-            parent.c.conversation_head,
-            step.c.depth + 1,
-        ).where(
+        select(*_of(parent), step.c.depth + 1).where(
             parent.c.id == step.c.previous_response_id,
             parent.c.owner == owner,
             step.c.conversation_id.is_(None),
@@ -65,11 +55,20 @@ def of_response(
     query = (
         select(*items.COLUMNS, chain.c.id.label("response_id"), chain.c.status, response_items.c.direction)
         .select_from(chain)
-        .join(response_items, response_items.c.response_id == chain.c.id)
+        .join(response_items, in_turn(chain))
         .join(item_rows, items.joined(response_items))
         .order_by(chain.c.depth.desc(), response_items.c.direction, response_items.c.position)
     )
     return base + tuple(_item(row) for row in conn.execute(query).all())
+
+
+_CHAINED = ("id", "status", "previous_response_id", "conversation_id", "conversation_head")
+_FORKED = ("fork_of", "fork_direction", "fork_position")
+
+
+def _of(response: FromClause) -> list[ColumnElement[Any]]:
+    """What a chain has of each response."""
+    return [response.c[name] for name in (*_CHAINED, *_FORKED)]
 
 
 def of_conversation(
@@ -86,22 +85,49 @@ def of_conversation(
     return _of_positions(conn, owner, id, head, as_of)
 
 
-def _of_positions(
-    conn: Connection, owner: str, id: str, head: int | None, as_of: int | None
-) -> tuple[HistoryItem, ...]:
-    table = conversation_items
-    query = (
-        select(
-            *items.COLUMNS, table.c.response_id, table.c.response_status.label("status"), table.c.direction
-        )
-        .select_from(table)
-        .join(item_rows, items.joined(table))
-        .where(table.c.conversation_id == id, table.c.owner == owner, _undeleted(table.c.deleted_at, as_of))
-        .order_by(table.c.position)
+def of_conversation_from(
+    conn: Connection, owner: str, id: str, first: int, as_of: int
+) -> ConversationHistory:
+    """What a conversation holds from position `first` on. NotFound("conversation")."""
+    live = select(conversations.c.head, conversations.c.epoch).where(
+        conversations.c.id == id, conversations.c.owner == owner, conversations.c.deleted_at.is_(None)
     )
-    if head is not None:
-        query = query.where(table.c.position < head)
-    return tuple(_item(row, in_conversation=True) for row in conn.execute(query).all())
+    found = conn.execute(live).first()
+    if found is None:
+        raise NotFound("conversation", id)
+    head = found.head
+    num_before = _number(conn, owner, id, first, as_of) if first else 0
+    new = _of_positions(conn, owner, id, head, as_of, first=first) if head > first else ()
+    return ConversationHistory(head, found.epoch, num_before, new)
+
+
+def shrunk(conn: Connection, known: Mapping[str, tuple[int, int]]) -> frozenset[str]:
+    """Those of the conversations that are deleted, or no longer hold as many items in front of a position;
+    known: that position and their number, by conversation, whoever owns it."""
+    lost = set()
+    for id, (head, num_items) in known.items():
+        live = select(conversations.c.owner).where(
+            conversations.c.id == id, conversations.c.deleted_at.is_(None)
+        )
+        owner = conn.execute(live).scalar()
+        if owner is None or _number(conn, owner, id, head, BEYOND) != num_items:
+            lost.add(id)
+    return frozenset(lost)
+
+
+def _number(conn: Connection, owner: str, id: str, head: int, as_of: int) -> int:
+    """How many items a conversation held at `as_of` below position `head`."""
+    return conn.execute(_NUMBER, {**lineage_of(owner, id, head), "as_of": as_of}).scalar_one()
+
+
+def _of_positions(
+    conn: Connection, owner: str, id: str, head: int | None, as_of: int | None, *, first: int = 0
+) -> tuple[HistoryItem, ...]:
+    # A deletion that is still to come, for what is read as it is now.
+    as_it_was = {**lineage_of(owner, id, head), "as_of": BEYOND if as_of is None else as_of, "first": first}
+    # They come in one piece a stretch; sorting ten thousand bodies would cost a database more.
+    rows = sorted(conn.execute(_POSITIONS, as_it_was).all(), key=attrgetter("position"))
+    return tuple(_item(row, in_conversation=True) for row in rows)
 
 
 def _undeleted(deleted_at: ColumnElement[int | None], as_of: int | None) -> ColumnElement[bool]:
@@ -111,3 +137,20 @@ def _undeleted(deleted_at: ColumnElement[int | None], as_of: int | None) -> Colu
 
 def _item(row: Row[*tuple[Any, ...]], *, in_conversation: bool = False) -> HistoryItem:
     return HistoryItem(items.stored_item(row), row.response_id, row.status, row.direction, in_conversation)
+
+
+_THERE = or_(conversation_items.c.deleted_at.is_(None), conversation_items.c.deleted_at >= bindparam("as_of"))
+_POSITIONS = (
+    select(
+        *items.COLUMNS,
+        conversation_items.c.response_id,
+        conversation_items.c.response_status.label("status"),
+        conversation_items.c.direction,
+        conversation_items.c.position,
+    )
+    .select_from(LINEAGE)
+    .join(conversation_items, IN_LINEAGE)
+    .join(item_rows, items.joined(conversation_items))
+    .where(conversation_items.c.position >= bindparam("first"), _THERE)
+)
+_NUMBER = select(func.count()).select_from(LINEAGE).join(conversation_items, IN_LINEAGE).where(_THERE)

@@ -4,8 +4,8 @@ The primary key of the table makes one of two equal requests the first. What was
 removed here, too.
 
 A request that starts a run is recorded in that run's own start transaction. Any other is recorded before its
-work begins, under the process that does it, and again with its reply; should that process die in between, the
-next one to ask takes its place.
+work begins, under the process that does it, and again with its reply, or, where it is one transaction, in
+that; should the process die in between, the next one to ask takes its place.
 """
 
 from __future__ import annotations
@@ -67,13 +67,17 @@ def start(conn: Connection, request: KeyedRequest, response_id: str, runner: str
 
 def complete(
     conn: Connection, request: KeyedRequest, runner: str, status: int, headers: bytes, body: bytes | None
-) -> None:
-    """Keeps the reply to a request that `runner` has begun. body: None for one that is not to be kept."""
-    conn.execute(
+) -> bool:
+    """Keeps the reply to a request that `runner` has begun; False if another process has taken its place.
+
+    body: None for a reply that is not to be kept.
+    """
+    kept = conn.execute(
         update(idempotency)
         .where(*_same(request), idempotency.c.runner == runner)
         .values(runner=None, status=status, headers=headers, body=body)
     )
+    return kept.rowcount > 0
 
 
 def release(conn: Connection, request: KeyedRequest, runner: str) -> None:

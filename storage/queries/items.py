@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, exists, func, insert, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Integer,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+)
 
 from storage.drivers import many
-from storage.records import ItemConflict, NewItem, NotFound, Order, Page, StoredItem
-from storage.tables import conversation_items, conversations, items, response_items, responses
+from storage.lineage import Stretch, in_fork, listed_in_conversations
+from storage.records import ItemConflict, NewItem, NotFound, Order, Page, PositionedItem, StoredItem
+from storage.tables import conversation_items, items, response_items, responses
 
 T = TypeVar("T")
 
@@ -101,24 +116,24 @@ def parts(values: Sequence[T]) -> Iterator[list[T]]:
 
 
 def get_live(conn: Connection, owner: str, ids: Sequence[str]) -> dict[str, StoredItem]:
-    """The items among `ids` that a live response or a live conversation refers to."""
-    in_response = exists().where(
+    """The items among `ids` that a live response or a live conversation refers to, be it as a fork."""
+    live = (responses.c.deleted_at.is_(None), ~responses.c.hidden)
+    listing = (
         response_items.c.owner == items.c.owner,
         response_items.c.item_id == items.c.id,
-        responses.c.id == response_items.c.response_id,
-        responses.c.deleted_at.is_(None),
-        ~responses.c.hidden,
     )
-    in_conversation = exists().where(
-        conversation_items.c.owner == items.c.owner,
-        conversation_items.c.item_id == items.c.id,
-        conversation_items.c.deleted_at.is_(None),
-        conversations.c.id == conversation_items.c.conversation_id,
-        conversations.c.deleted_at.is_(None),
-    )
-    query = select(*COLUMNS).where(items.c.owner == owner, or_(in_response, in_conversation))
-    rows = [row for part in parts(ids) for row in conn.execute(query.where(items.c.id.in_(part))).all()]
-    return {row.id: stored_item(row) for row in rows}
+    in_response = exists().where(*listing, responses.c.id == response_items.c.response_id, *live)
+    in_forked = exists().where(*listing, in_fork(responses), *live)
+    found: dict[str, StoredItem] = {}
+    for part in parts(ids):
+        query = select(*COLUMNS).where(items.c.owner == owner, items.c.id.in_(part))
+        responded = conn.execute(query.where(or_(in_response, in_forked))).all()
+        found |= {row.id: stored_item(row) for row in responded}
+        if elsewhere := [id for id in part if id not in found]:
+            listed = listed_in_conversations(conn, owner, elsewhere)
+            rows = conn.execute(query.where(items.c.id.in_(listed))).all() if listed else []
+            found |= {row.id: stored_item(row) for row in rows}
+    return found
 
 
 def page(
@@ -145,3 +160,50 @@ def page(
     query = query.order_by(position.asc() if order == "asc" else position.desc()).limit(limit + 1)
     rows = conn.execute(query).all()
     return Page(tuple(stored_item(row) for row in rows[:limit]), len(rows) > limit)
+
+
+def page_of_places(
+    conn: Connection,
+    pieces: Sequence[Stretch],
+    *,
+    limit: int,
+    order: Order = "asc",
+    after: int | None = None,
+) -> tuple[list[PositionedItem], bool]:
+    """The next items of a conversation by their positions, beyond `after` where there is one, and whether
+    there are more. pieces: as `stretches` has them.
+
+    One stretch is read after the other, and only those that the page crosses.
+    """
+    found: list[PositionedItem] = []
+    for piece in reversed(pieces) if order == "asc" else pieces:
+        low, high = piece.low, piece.high
+        if after is not None:
+            low, high = (max(low, after + 1), high) if order == "asc" else (low, min(high, after))
+        if low < high:
+            there = {"conversation": piece.conversation_id, "low": low, "high": high}
+            rows = conn.execute(_PLACES[order], {**there, "most": limit + 1 - len(found)}).all()
+            found += [PositionedItem(row.position, stored_item(row)) for row in rows]
+        if len(found) > limit:
+            break
+    return found[:limit], len(found) > limit
+
+
+def _places(order: Order) -> Select[*tuple[Any, ...]]:
+    table = conversation_items
+    position = table.c.position
+    return (
+        select(*COLUMNS, position)
+        .join_from(table, items, joined(table))
+        .where(
+            table.c.conversation_id == bindparam("conversation"),
+            position >= bindparam("low"),
+            position < bindparam("high"),
+            table.c.deleted_at.is_(None),
+        )
+        .order_by(position.asc() if order == "asc" else position.desc())
+        .limit(bindparam("most", type_=Integer))
+    )
+
+
+_PLACES = {order: _places(order) for order in get_args(Order)}

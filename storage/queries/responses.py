@@ -9,10 +9,33 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
+from storage.lineage import in_turn
 from storage.queries import events, garbage, items, queue, webhooks
-from storage.records import NotFound, Order, Page, RunGlance, StoredItem, StoredResponse
+from storage.records import (
+    TERMINAL_STATUSES,
+    NewResponseFork,
+    NotFound,
+    Order,
+    Page,
+    RunGlance,
+    StoredItem,
+    StoredResponse,
+)
 from storage.tables import conversations, idempotency, response_items, responses, run_inputs, runs
 from storage.tables import items as item_rows
 
@@ -98,10 +121,11 @@ def _outputs(conn: Connection, ids: Sequence[str]) -> dict[str, list[StoredItem]
     found: dict[str, list[StoredItem]] = defaultdict(list)
     if ids:
         query = (
-            select(*items.COLUMNS, response_items.c.response_id)
-            .join_from(response_items, item_rows, items.joined(response_items))
-            .where(response_items.c.response_id.in_(list(ids)), response_items.c.direction == "out")
-            .order_by(response_items.c.response_id, response_items.c.position)
+            select(*items.COLUMNS, responses.c.id.label("response_id"))
+            .join_from(responses, response_items, in_turn(responses))
+            .join(item_rows, items.joined(response_items))
+            .where(responses.c.id.in_(list(ids)), response_items.c.direction == "out")
+            .order_by(responses.c.id, response_items.c.position)
         )
         for row in conn.execute(query).all():
             found[row.response_id].append(items.stored_item(row))
@@ -137,6 +161,7 @@ def _stored(
         output=tuple(output),
         run=run,
         log_erased_at=row.log_erased_at,
+        fork_of=row.fork_of,
     )
 
 
@@ -145,7 +170,7 @@ def input_items(
 ) -> Page[StoredItem]:
     """One page of a response's own input. NotFound("response"), or ("item") for an unknown `after`."""
     require(conn, owner, id)
-    where = (response_items.c.response_id == id, response_items.c.direction == "in")
+    where = (*_turn(conn, id), response_items.c.direction == "in")
     return items.page(conn, response_items, where, limit=limit, order=order, after=after)
 
 
@@ -154,10 +179,84 @@ def own_input(conn: Connection, id: str) -> tuple[StoredItem, ...]:
     query = (
         select(*items.COLUMNS)
         .join_from(response_items, item_rows, items.joined(response_items))
-        .where(response_items.c.response_id == id, response_items.c.direction == "in")
+        .where(*_turn(conn, id), response_items.c.direction == "in")
         .order_by(response_items.c.position)
     )
     return tuple(items.stored_item(row) for row in conn.execute(query).all())
+
+
+def _turn(conn: Connection, id: str) -> tuple[ColumnElement[bool], ...]:
+    """The places of a response's items, which are those of another one if it is a fork."""
+    row = conn.execute(select(*_FORK).where(responses.c.id == id)).first()
+    if row is None or row.fork_of is None:
+        return (response_items.c.response_id == id,)
+    last = tuple_(literal(row.fork_direction), literal(row.fork_position))
+    return response_items.c.response_id == row.fork_of, last >= _PLACE
+
+
+_FORK = (responses.c.fork_of, responses.c.fork_direction, responses.c.fork_position)
+_PLACE = tuple_(response_items.c.direction, response_items.c.position)
+
+
+LAST = ("out", (1 << 31) - 1)
+"""Behind every item of a turn, in its order: direction and position."""
+
+
+def fork(conn: Connection, owner: str, id: str, new: NewResponseFork) -> None:
+    """Stores a response that has ended and has the first items of another one, and whatever led to that.
+
+    NotFound("response"); NotFound("item") for one that it does not have, or not yet with all before it.
+    """
+    query = select(responses).where(responses.c.id == id, *visible(owner))
+    parent = conn.execute(
+        query.with_for_update(read=True)
+    ).first()  # lest it be collected before it has a fork
+    if parent is None:
+        raise NotFound("response", id)
+    direction, position = _cut(conn, parent, new)
+    row = {
+        "id": new.id,
+        "owner": owner,
+        "created_at": new.created_at,
+        "completed_at": new.created_at,
+        "status": "completed",
+        "model": parent.model,
+        "background": False,
+        "store": True,
+        "head": new.head,
+        "echo": new.echo,
+        "plan": new.plan,
+        "previous_response_id": parent.previous_response_id,
+        "conversation_id": parent.conversation_id,
+        "conversation_head": parent.conversation_head,
+        "fork_of": parent.fork_of or parent.id,
+        "fork_direction": direction,
+        "fork_position": position,
+    }
+    conn.execute(insert(responses), row)
+
+
+def _cut(conn: Connection, parent: Row[*tuple[Any, ...]], new: NewResponseFork) -> tuple[str, int]:
+    """The place of the last item that a fork is to have."""
+    last = LAST if parent.fork_of is None else (parent.fork_direction, parent.fork_position)
+    if new.after is None:
+        return min(last, ("out", -1)) if new.input_only else last
+    turn = _turn(conn, parent.id)
+    place = select(response_items.c.direction, response_items.c.position)
+    place = (
+        place.where(*turn, response_items.c.item_id == new.after)
+        .order_by(*(column.desc() for column in place.selected_columns))
+        .limit(1)
+    )
+    row = conn.execute(place).first()
+    if row is None:
+        raise NotFound("item", new.after)
+    if row.direction == "out" and parent.status not in TERMINAL_STATUSES:
+        # Calls that are carried out at once end in any order.
+        before = select(func.count()).where(*turn, response_items.c.direction == "out")
+        if conn.execute(before.where(response_items.c.position < row.position)).scalar_one() < row.position:
+            raise NotFound("item", new.after)
+    return row.direction, row.position
 
 
 Settle = Callable[[Connection, Sequence[str]], None]

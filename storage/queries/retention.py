@@ -8,12 +8,16 @@ went is as if its owner had deleted it, so what a later response or a conversati
 conversations and files count among an owner's bytes, and leave so much less for responses. Runs in flight are
 never touched. Logs go by the age of their end, idle conversations by their last use.
 
+Items that were deleted from conversations go here, too, where a run could still see them then, and no other
+has ended in the same conversation since.
+
 A sweep may be cut anywhere, and two may run at once: each step does nothing to what is gone already.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,10 +40,19 @@ from sqlalchemy import (
 
 from storage.drivers import Run
 from storage.queries import conversations as talk
-from storage.queries import events, idempotency, items
+from storage.queries import events, garbage, idempotency, items
 from storage.queries import responses as stored
 from storage.records import TERMINAL_STATUSES, Limits, Swept, Usage
-from storage.tables import HELD_BYTES, conversations, metadata, records, responses, run_inputs, segments
+from storage.tables import (
+    HELD_BYTES,
+    conversation_items,
+    conversations,
+    metadata,
+    records,
+    responses,
+    run_inputs,
+    segments,
+)
 
 RESPONSES = 16
 """Responses that one step lets go of or measures."""
@@ -64,6 +77,11 @@ async def sweep(
             for id in ids:
                 gone = await write(partial(_delete_conversation, id=id, before=before, now=now))
                 yield Swept(conversations=gone)
+    after = ""
+    while ids := await read(partial(_with_deleted_items, after=after)):
+        for after in ids:
+            await write(partial(garbage.collect_conversation, id=after))
+            yield Swept()
     if limits.log_age is not None:
         async for swept in _sweep_logs(read, write, now - limits.log_age, now):
             yield swept
@@ -114,6 +132,20 @@ def num_bytes(conn: Connection) -> int:
     )
     held = (select(func.coalesce(func.sum(column), 0)) for column in _held_columns())
     return sum(int(conn.execute(query).scalar_one()) for query in (ended, gone, *held))
+
+
+def num_bytes_by_owner(conn: Connection) -> Mapping[str, int]:
+    """What each owner stores, the largest first, counted the same way."""
+    ended = select(responses.c.owner, responses.c.num_bytes).where(*_kept())
+    gone = select(responses.c.owner, responses.c.num_bytes).where(responses.c.deleted_at.is_not(None))
+    held = (select(column.table.c.owner, column) for column in _held_columns())
+    total: Counter[str] = Counter()
+    for rows in (ended, gone, *held):
+        owner, size = rows.subquery().c
+        sums = select(owner, func.coalesce(func.sum(size), 0)).group_by(owner)
+        for name, num in conn.execute(sums):
+            total[name] += int(num)
+    return dict(total.most_common())
 
 
 def _held(owner: ColumnElement[str]) -> ColumnElement[int]:
@@ -280,6 +312,16 @@ def _delete_conversation(conn: Connection, id: str, before: int, now: int) -> in
         return 0
     talk.delete(conn, row.owner, id, now)
     return 1
+
+
+def _with_deleted_items(conn: Connection, after: str) -> Sequence[str]:
+    """The next conversations that have deleted items which no run in flight can see."""
+    table = conversation_items
+    oldest = garbage.oldest_run(table.c.owner)
+    unseen = or_(oldest.is_(None), table.c.deleted_at < oldest)
+    query = select(table.c.conversation_id).where(table.c.deleted_at.is_not(None), unseen)
+    query = query.where(table.c.conversation_id > after).distinct().order_by(table.c.conversation_id)
+    return conn.execute(query.limit(RESPONSES)).scalars().all()
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from storage.queries.responses import require
 from storage.records import (
     PROGRESS_EVENTS,
     TERMINAL_STATUSES,
+    Appended,
     ConversationMoved,
     Finish,
     NewItem,
@@ -167,12 +168,13 @@ def _place(response_id: str, direction: str, position: int, owner: str, item_id:
 # Append
 
 
-def append(conn: Connection, batch: Sequence[RunAppend], shard: int = 0) -> dict[str, Exception]:
-    """Writes what many runs add, in one transaction; returns the runs that added nothing, and why.
+def append(conn: Connection, batch: Sequence[RunAppend], shard: int = 0) -> Appended:
+    """Writes what many runs add, in one transaction.
 
     shard: in which what they used is counted, for usage and for the queue.
 
-    RunLost, or ValueError for a gap in the numbers. Raises what a bad row raises; then nothing is written.
+    What is refused is RunLost, or ValueError for a gap in the numbers. Raises what a bad row raises; then
+    nothing is written.
 
     The statements are per batch, not per run: 64 streams that advance cost three.
     """
@@ -197,9 +199,7 @@ def append(conn: Connection, batch: Sequence[RunAppend], shard: int = 0) -> dict
             rest.append(one)
     if growing:
         many(conn, _ADVANCE, _ADVANCE_NAMES, events.write(conn, growing))
-    if rest:
-        _append_rest(conn, rest, shard)
-    return refused
+    return Appended(refused, _append_rest(conn, rest, shard) if rest else ())
 
 
 def _has_rest(one: RunAppend) -> bool:
@@ -208,13 +208,13 @@ def _has_rest(one: RunAppend) -> bool:
     return bool(changed or one.closed or one.finish or one.park or one.effects)
 
 
-def _append_rest(conn: Connection, rest: Sequence[RunAppend], shard: int) -> None:
-    """Everything of the appends that is not records."""
+def _append_rest(conn: Connection, rest: Sequence[RunAppend], shard: int) -> Sequence[str]:
+    """Everything of the appends that is not records; returns the digests of contents whose rows went."""
     rows = {row[0]: row for row in by_keys(conn, _rows, [one.response_id for one in rest])}
     owners: dict[str, str] = {id: owner for id, owner, _, _ in rows.values()}
     _close_items(conn, rest, owners)
-    if effects := [change for one in rest for change in one.effects]:
-        apply(conn, effects)
+    effects = [change for one in rest for change in one.effects]
+    gone = apply(conn, effects) if effects else ()
     changes = [
         (
             one.head,
@@ -246,6 +246,7 @@ def _append_rest(conn: Connection, rest: Sequence[RunAppend], shard: int) -> Non
         usage.add(conn, [used for _, used in spent], shard)
         contested = [(priority, owner, used.served) for (_, owner, priority, others), used in spent if others]
         queue.charge(conn, contested, shard)
+    return gone
 
 
 def _held(keys: Keys) -> Select[*tuple[Any, ...]]:

@@ -16,10 +16,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, delete, or_, select, tuple_, update
 
 from storage.drivers import Run
+from storage.lineage import stretches
+from storage.queries import conversations as talk
 from storage.queries import events, garbage, items
 from storage.queries import responses as stored
 from storage.queries.retention import RESPONSES, SEGMENTS, segments_of
-from storage.records import ExportedResponse, PositionedItem, Purged, StoredConversation
+from storage.records import ExportedResponse, NotFound, PositionedItem, Purged, StoredConversation
 from storage.tables import (
     api_keys,
     conversation_items,
@@ -75,9 +77,7 @@ def conversations_behind(
     conn: Connection, owner: str, after: Cursor | None, limit: int
 ) -> tuple[StoredConversation, ...]:
     """The owner's next conversations, by time."""
-    columns = [
-        conversations.c[name] for name in ("id", "created_at", "metadata", "active_response_id", "head")
-    ]
+    columns = [conversations.c[name] for name in talk.STORED]
     query = select(*columns).where(conversations.c.owner == owner, conversations.c.deleted_at.is_(None))
     rows = conn.execute(_behind(query, conversations, after, limit)).all()
     return tuple(StoredConversation(*row) for row in rows)
@@ -86,18 +86,15 @@ def conversations_behind(
 def conversation_items_behind(
     conn: Connection, owner: str, id: str, after: int, limit: int
 ) -> tuple[PositionedItem, ...]:
-    """The next items of a conversation above position `after`; none if it is gone."""
-    table = conversation_items
-    query = (
-        select(*items.COLUMNS, table.c.position)
-        .join_from(table, item_rows, items.joined(table))
-        .join(conversations, conversations.c.id == table.c.conversation_id)
-        .where(table.c.conversation_id == id, table.c.owner == owner, table.c.position > after)
-        .where(table.c.deleted_at.is_(None), conversations.c.deleted_at.is_(None))
-        .order_by(table.c.position)
-        .limit(limit)
-    )
-    return tuple(PositionedItem(row.position, items.stored_item(row)) for row in conn.execute(query).all())
+    """The next items of a conversation above position `after`, those before its fork included; none if it is
+    gone."""
+    try:
+        row = talk.live(conn, owner, id, change=False)
+    except NotFound:
+        return ()
+    pieces = stretches(conn, owner, id, row.parent_id)
+    found, _ = items.page_of_places(conn, pieces, limit=limit, after=after)
+    return tuple(found)
 
 
 # ------------------------------------------------------------------------------------------------------------

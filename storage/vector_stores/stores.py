@@ -17,12 +17,12 @@ from sqlalchemy import (
     case,
     func,
     insert,
-    or_,
     select,
+    tuple_,
     update,
 )
 
-from storage.records import NotFound, Order, Page
+from storage.records import Cursor, NotFound, Order, Page
 from storage.tables import vector_store_batches, vector_store_files, vector_stores
 from storage.vector_stores import ingestion
 from storage.vector_stores.chunk_ids import MAX_FILES, file_key
@@ -85,7 +85,7 @@ def row_of(conn: Connection, owner: str, id: str, *, change: bool = False) -> Ro
 
 
 def list_(
-    conn: Connection, owner: str, limit: int, order: Order, after: str | None, before: str | None
+    conn: Connection, owner: str, limit: int, order: Order, after: Cursor | None, before: str | None
 ) -> Page[StoredVectorStore]:
     """One page by time. NotFound for `after` and `before`."""
     live = (_stores.c.owner == owner, _stores.c.deleted_at.is_(None))
@@ -197,8 +197,8 @@ def _page(
     kind: str,
     limit: int,
     order: Order,
-    after: str | None,
-    before: str | None,
+    after: Cursor | None,
+    before: Cursor | None,
     filters: Sequence[ColumnElement[bool]] = (),
 ) -> tuple[Sequence[Row[*Columns]], bool]:
     """Rows by time and id, behind `after`, or the nearest ahead of `before`, and whether there are more."""
@@ -207,13 +207,14 @@ def _page(
     for cursor, name in ((after, "after"), (before, "before")):
         if cursor is None:
             continue
-        at = conn.execute(select(created).where(*live, id == cursor)).scalar()
-        if at is None:
-            raise NotFound(kind, cursor)
-        if (order == "asc") == (name == "after"):
-            query = query.where(or_(created > at, and_(created == at, id > cursor)))
-        else:
-            query = query.where(or_(created < at, and_(created == at, id < cursor)))
+        if isinstance(cursor, str):
+            at = conn.execute(select(created).where(*live, id == cursor)).scalar()
+            if at is None:
+                raise NotFound(kind, cursor)
+            cursor = (at, cursor)
+        place, at_cursor = tuple_(created, id), tuple_(*cursor)
+        behind = (order == "asc") == (name == "after")
+        query = query.where(place > at_cursor if behind else place < at_cursor)
     # A page that only ends somewhere is read from its end.
     turned = before is not None and after is None
     rising = (order == "asc") != turned
@@ -339,7 +340,7 @@ def list_files(
     store_id: str,
     limit: int,
     order: Order,
-    after: str | None,
+    after: Cursor | None,
     before: str | None,
     status: str | None,
     batch_id: str | None,

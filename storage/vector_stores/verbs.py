@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from storage.drivers import Run
-from storage.records import Order, Page
+from storage.records import Cursor, Order, Page
 from storage.vector_stores import ingestion, nearest, stores, words
 from storage.vector_stores.records import (
     Due,
@@ -22,6 +23,9 @@ from storage.vector_stores.records import (
     StoredStoreFile,
     StoredVectorStore,
 )
+
+MAX_KNOWN = 256
+"""Stores of which it is kept which files have vectors."""
 
 
 class VectorStores:
@@ -39,6 +43,8 @@ class VectorStores:
         self._behind = (-1, -1)  # the file that was embedded last
         self._taken_over: int | None = None  # the last chunk whose vector the database can search by itself
         self._nearest = False
+        # by store and model: what was told last of the files that have vectors, and what that says
+        self._embedded: OrderedDict[tuple[int, str], tuple[str, Mapping[int, int]]] = OrderedDict()
 
     # -- stores ----------------------------------------------------------------------------------------------
 
@@ -56,7 +62,7 @@ class VectorStores:
         *,
         limit: int,
         order: Order = "desc",
-        after: str | None = None,
+        after: Cursor | None = None,
         before: str | None = None,
     ) -> Page[StoredVectorStore]:
         """One page by time. NotFound for `after` and `before`."""
@@ -94,7 +100,7 @@ class VectorStores:
         *,
         limit: int,
         order: Order = "desc",
-        after: str | None = None,
+        after: Cursor | None = None,
         before: str | None = None,
         status: str | None = None,
         batch_id: str | None = None,
@@ -192,10 +198,18 @@ class VectorStores:
         )
         return await self._read(job)
 
-    async def embedded_files(self, number: int, embedding: str) -> dict[int, int]:
+    async def embedded_files(self, number: int, embedding: str) -> Mapping[int, int]:
         """The files of a store that can be searched by vectors of a model, by their keys, and how many chunks
-        each has."""
-        return await self._read(partial(ingestion.embedded_files, store=number, embedding=embedding))
+        each has. It is the same object as long as it is the same."""
+        told = await self._read(partial(ingestion.embedded_files, store=number, embedding=embedding))
+        known = self._embedded.get((number, embedding))
+        if known is None or known[0] != told:
+            known = told, ingestion.read_embedded(number, told)
+            self._embedded[number, embedding] = known
+        self._embedded.move_to_end((number, embedding))
+        if len(self._embedded) > MAX_KNOWN:
+            self._embedded.popitem(last=False)
+        return known[1]
 
     async def vectors(self, keys: Sequence[int]) -> Sequence[tuple[int, bytes]]:
         """The vectors of files, by their keys, which rise: the ids of their chunks and float32 values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -87,6 +88,28 @@ async def test_what_clients_bring_is_bounded_and_is_no_file_beside_its_folder(st
     made = (file("a/b", "d5"), file("d/e", "d6"))
     await containers.change(ContainerChange("cntr_1", OWNER, 1100, None, made))
     assert {one.path for one in await containers.files(OWNER, "cntr_1", 1101)} == {"a/b", "d/e", "c"}
+
+
+async def test_what_makes_way_for_a_cells_files_goes_with_its_outcome(storage: Storage) -> None:
+    """What a client has put meanwhile is not among the files that the cell began with."""
+    containers, blobs = storage.containers, storage.blobs
+    old = {name: await blobs.put_bytes(f"old {name}".encode()) for name in ("a", "b", "c/d", "e")}
+    taken = [file(path, blob.digest) for path, blob in old.items()]
+    await containers.create(MADE, taken, room=replace(ROOM, files=9))
+    new_blobs = {name: await blobs.put_bytes(f"new {name}".encode()) for name in ("a/x", "c", "e")}
+    made = tuple(file(path, blob.digest, at=1100) for path, blob in new_blobs.items())
+    for blob in old.values():
+        await blobs.release(blob.digest)
+    claim = await storage.start_response(new("r1"))
+    change = ContainerChange("cntr_1", OWNER, 1100, None, made, ("b",))
+    assert await storage.append([RunAppend("r1", claim.fence, effects=(change,))]) == {}
+    await asyncio.gather(*blobs._dropping)
+    for blob in new_blobs.values():
+        await blobs.release(blob.digest)
+    files = await containers.files(OWNER, "cntr_1", 1101)
+    assert {one.path for one in files} == {"a/x", "c", "e"}
+    assert [await blobs.touch(blob.digest) for blob in old.values()] == [False] * 4
+    assert all([await blobs.touch(blob.digest) for blob in new_blobs.values()])
 
 
 async def test_uploaded_files_are_given_once_and_an_expired_container_is_made_anew(storage: Storage) -> None:

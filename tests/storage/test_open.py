@@ -15,6 +15,8 @@ from sqlalchemy import Connection, text
 from storage import (
     FolderHeld,
     Limits,
+    NewFork,
+    NewResponseFork,
     NotFound,
     SchemaTooNew,
     Storage,
@@ -128,8 +130,40 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
     await storage.close()
 
 
+def back_to_0018(database_url: str) -> None:
+    """Take away what revisions after 0018 added."""
+    for index in ("responses_by_fork", "conversations_by_parent", "conversation_items_deleted"):
+        query(database_url, f"DROP INDEX {index}")
+    for table, columns in FORKS.items():
+        for column in columns:
+            query(database_url, f"ALTER TABLE {table} DROP COLUMN {column}")
+    query(database_url, "UPDATE alembic_version SET version_num = '0018'")
+
+
+FORKS = {
+    "responses": ("fork_of", "fork_direction", "fork_position"),
+    "conversations": ("parent_id", "parent_head", "parent_item", "epoch"),
+}
+
+
+async def test_what_was_kept_under_0018_can_be_forked(blank_url: str) -> None:
+    storage = await open_storage(blank_url, runner=RUNNER)
+    await storage.create_conversation(OWNER, "c1", 1, b"{}", [message("m1")])
+    await turn(storage, "r1", message("m2"), conversation="c1")
+    await storage.close()
+    back_to_0018(blank_url)
+    storage = await open_storage(blank_url, runner=RUNNER)
+    await storage.fork_conversation(OWNER, "c1", NewFork("c2", 2, "m1"))
+    await storage.fork_response(OWNER, "r1", NewResponseFork("r2", 2, b"{}", b"", b"{}", "m2"))
+    at = [await storage.history(OWNER, conversation_id="c2")]
+    at.append(await storage.history(OWNER, previous_response_id="r2"))
+    assert [[entry.item.id for entry in items] for items in at] == [["m1"], ["m1", "m2"]]
+    await storage.close()
+
+
 def back_to_0010(database_url: str) -> None:
     """Take away what revisions after 0010 added."""
+    back_to_0018(database_url)
     for table in ("containers", "container_files", "files", "uploads", "upload_parts", "blobs", "blob_parts"):
         query(database_url, f"DROP TABLE {table}")
     for table in ("batches", "batch_lines"):

@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
-from storage import ClosedItem, NotFound, Park, RunAppend, Storage
+from storage import ClosedItem, NewFork, NewResponseFork, NotFound, Park, RunAppend, Storage
 from tests.support.making import OTHER, OWNER, call, message, new, now, output, record, turn
 
 # verb -> a call of it that reaches into OWNER's rows (ids as made in `filled`), on behalf of `who`.
 VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {
     "add_conversation_items": lambda s, who: s.add_conversation_items(who, "c1", [message("new")]),
     "add_tool_outputs": lambda s, who: s.add_tool_outputs(who, "waits", [output("a")], 1),
+    "conversation_history": lambda s, who: s.conversation_history(who, "c1", as_of=1 << 50),
     "delete_conversation": lambda s, who: s.delete_conversation(who, "c1", 1),
     "delete_conversation_item": lambda s, who: s.delete_conversation_item(who, "c1", "seed", 1),
     "delete_response": lambda s, who: s.delete_response(who, "r1", 1),
+    "fork_conversation": lambda s, who: s.fork_conversation(who, "c1", NewFork("c2", 1)),
+    "fork_response": lambda s, who: s.fork_response(who, "r1", NewResponseFork("f1", 1, b"{}", b"", b"")),
     "get_conversation": lambda s, who: s.get_conversation(who, "c1"),
     "get_conversation_item": lambda s, who: s.get_conversation_item(who, "c1", "seed"),
     "get_response": lambda s, who: s.get_response(who, "r1"),
@@ -40,8 +43,9 @@ UNSCOPED = {
 """What only the runner calls, with an id that it was given by a scoped verb or a claim."""
 
 ELSEWHERE = {
-    "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "num_bytes", "num_live_runs",
-    "forget_shares", "gone_responses", "open", "ready",  # of no owner
+    "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "num_bytes", "num_bytes_by_owner",
+    "num_live_runs", "conversation_epochs", "forget_shares", "gone_responses",
+    "shrunk_conversations", "open", "ready",  # of no owner
     "create_key", "find_key", "key_hash", "list_keys", "revoke_key",  # the administrator's
     "any_key", "change_key", "get_key", "key_family", "page_of_keys", "rotate_key", "touch_keys",
     "archive_owner", "create_owner", "ensure_owners", "get_owner", "limit_owner", "list_owners",

@@ -134,8 +134,8 @@ async def test_two_turns_of_one_conversation(a: Storage, b: Storage) -> None:
     )
     assert isinstance(locked, ConversationLocked) and locked.holder == "t1"
     ending = partial(runs.append, batch=[RunAppend("t1", 1, finish=finish(append=True))])
-    refused, claim = await meet(a, ending, b.start_response(new("t2", conversation="conv")))
-    assert not refused and claim.state == "running"
+    ended, claim = await meet(a, ending, b.start_response(new("t2", conversation="conv")))
+    assert not ended.refused and claim.state == "running"
     assert (await a.get_response(OWNER, "t2")).conversation_head == 1
 
 
@@ -179,8 +179,8 @@ async def test_a_run_is_deleted_while_it_ends(a: Storage, b: Storage, where: str
     ending = partial(
         runs.append, batch=[RunAppend("r1", 1, closed=(ClosedItem(0, message("o1")),), finish=finish())]
     )
-    refused, was_running = await meet(a, ending, b.delete_response(OWNER, "r1", now()))
-    assert not refused and was_running is False
+    ended, was_running = await meet(a, ending, b.delete_response(OWNER, "r1", now()))
+    assert not ended.refused and was_running is False
     assert counts(where) == {}
     await a.start_response(new("r2", message("m1")))
     late = RunAppend("r2", 1, closed=(ClosedItem(0, message("o1")),), finish=finish())

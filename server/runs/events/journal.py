@@ -171,20 +171,14 @@ class Journal:
             for record in records:
                 entry.channel.publish(record)
             return
+        new = RunAppend(
+            entry.response_id, entry.fence, records, tuple(closed), head, status, finish, park, effects
+        )
         if entry.pending is None:
             entry.pending_since = time.perf_counter()
-        before = entry.pending or RunAppend(entry.response_id, entry.fence)
-        entry.pending = RunAppend(
-            entry.response_id,
-            entry.fence,
-            records=(*before.records, *records),
-            closed=(*before.closed, *closed),
-            head=head or before.head,
-            status=status or before.status,
-            finish=finish or before.finish,
-            park=park or before.park,
-            effects=(*before.effects, *effects),
-        )
+            entry.pending = new
+        else:
+            entry.pending = _joined(entry.pending, new)
         entry.num_uncommitted += 1
         self._dirty[entry.response_id] = entry
         self._idle.clear()
@@ -246,6 +240,21 @@ class Journal:
                 entry.channel.publish(record)
             entry.num_uncommitted -= num_writes
             entry.committed.set()
+
+
+def _joined(before: RunAppend, new: RunAppend) -> RunAppend:
+    """What a run adds in one transaction in place of two."""
+    return RunAppend(
+        new.response_id,
+        new.fence,
+        records=before.records + new.records,
+        closed=before.closed + new.closed,
+        head=new.head or before.head,
+        status=new.status or before.status,
+        finish=new.finish or before.finish,
+        park=new.park or before.park,
+        effects=before.effects + new.effects,
+    )
 
 
 def stamp(draft: Draft, sequence_number: int) -> bytes:

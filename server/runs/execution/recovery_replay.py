@@ -7,6 +7,7 @@ go on. Replayed events are not written again, because readers have seen them alr
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,7 +25,13 @@ class Diverged(Exception):
 
 def fingerprint(prompt_ids: Sequence[int]) -> str:
     """Names a prompt: the first record of a generation holds it."""
-    return hashlib.blake2b(orjson.dumps(prompt_ids), digest_size=16).hexdigest()
+    return hashlib.blake2b(array("i", prompt_ids), digest_size=16).hexdigest()
+
+
+def _is_named(prompt_ids: Sequence[int], name: str | None) -> bool:
+    """Whether a record's name is that of a prompt. Earlier versions named the ids as JSON."""
+    written = orjson.dumps(list(prompt_ids))
+    return name in (fingerprint(prompt_ids), hashlib.blake2b(written, digest_size=16).hexdigest())
 
 
 class Replay:
@@ -43,7 +50,7 @@ class Replay:
     def request(self, request: GenerateRequest) -> GenerateRequest:
         """The generation's request, to go on behind the records. Diverged where its prompt is another one."""
         facts = orjson.loads(self._records[0].facts or b"{}")
-        if facts.get("prompt") != fingerprint(request.prompt_ids):
+        if not _is_named(request.prompt_ids, facts.get("prompt")):
             raise Diverged("The prompt of this response comes out differently now, so it cannot go on.")
         prefix = tuple(record.token_ids for record in self._records)
         if request.sampling.logprobs is None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from server.errors import ApiError
 from server.items import Private, is_running, with_private
 from server.runs.events import Journal, fold
 from server.runs.execution.run import Run, Unfinished, assembler_of
-from server.runs.planning import Progress, RunPlan, drop_oldest, enforced, read_items, replayable
+from server.runs.planning import Functions, Progress, RunPlan, drop_oldest, enforced, read_items, replayable
 from storage import ECHO_MARK, Record, RunClaim
 
 if TYPE_CHECKING:
@@ -68,13 +69,18 @@ class Restorer:
         # A model that is served no more still has runs to end; whether one may go on is for its fingerprint
         # to say.
         served = self._models.get(plan.model if plan.model in self._models else None)
-        functions = plan.functions(self._registry, [*past, *output])
+        gone: ApiError | None = None
+        try:
+            functions = plan.functions(self._registry, [*past, *output])
+        except ApiError as why:  # the operator has taken a tool away, or named one as the client's
+            functions, gone = Functions((), {}), why
         functions = await enforced(functions, served, owner)
         seal = await self._sealing.seal(owner, plan.sealed_by)
         run = Run.of(plan, served, functions, context, seal, output, unfinished)
         run.reach = await self._reach(plan)
         run.learn(functions)
         run.queued = stored.status == "queued"
+        run.gone = gone
         run.progress = Progress.of((len(record.token_ids), record.facts) for record in records)
         if run.progress.ended is not None or not run.progress.generations:
             run.uncertain = frozenset(item["id"] for item in output if is_running(item))

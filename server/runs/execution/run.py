@@ -65,6 +65,7 @@ class Run:
 
     For a run with an earlier owner. claim: by which it was taken over, until an engine may be given it.
     unfinished: the generation to go on with. uncertain: ids of server-run calls that may have been made.
+    gone: why its tools cannot be offered here any more.
     """
 
     plan: RunPlan
@@ -82,6 +83,7 @@ class Run:
     claim: RunClaim | None = None
     unfinished: Unfinished | None = None
     uncertain: frozenset[str] = frozenset()
+    gone: ApiError | None = None
     progress: Progress = field(default_factory=Progress)
     unlogged: Unlogged = field(default_factory=Unlogged)
     entry: RunLog = field(init=False)  # its place in the journal, given once it has one

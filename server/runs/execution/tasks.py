@@ -16,13 +16,16 @@ from server.errors import to_api_error
 from server.runs.events import Feed, Journal
 from server.runs.execution.loop import Loop
 from server.runs.execution.run import Run
-from storage import RunLost, StorageUnavailable
+from storage import RunLost, StorageUnavailable, patience_s
 
 if TYPE_CHECKING:
     from server.runs.execution.recovery_restore import Restorer
     from storage import Storage
 
 log = logging.getLogger("antiphon.runs")
+
+PATIENCE_S = 60.0
+"""How long a run waits for a database that is away: it was acknowledged, and is not to fail by it."""
 
 
 class RunTasks:
@@ -78,6 +81,7 @@ class RunTasks:
             self._unread(run.plan.response_id)
 
     async def _carry(self, run: Run) -> None:
+        patience_s.set(PATIENCE_S)
         try:
             await self._loop.advance(run)
             await self._journal.flushed(run.entry)

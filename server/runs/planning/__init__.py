@@ -7,8 +7,10 @@ from server.runs.planning.functions import Functions, enforced
 from server.runs.planning.history import Turn, drop_oldest, not_found, replayable, require_readable
 from server.runs.planning.pasts import Pasts, read_items
 from server.runs.planning.plan import Planned, RunPlan, count_input, fit, make_plan
+from server.runs.planning.saved_names import SavedNames
 from server.runs.planning.spending import spent, spent_so_far, used_by_tool
 from server.runs.planning.steps import TERMINAL, Progress, approved_calls, pending_calls
+from server.runs.planning.tools import TurnTools, turn_tools
 
 __all__ = [
     "TERMINAL",
@@ -17,7 +19,9 @@ __all__ = [
     "Planned",
     "Progress",
     "RunPlan",
+    "SavedNames",
     "Turn",
+    "TurnTools",
     "approved_calls",
     "count_input",
     "drop_oldest",
@@ -32,5 +36,6 @@ __all__ = [
     "spent",
     "spent_so_far",
     "steps",
+    "turn_tools",
     "used_by_tool",
 ]

@@ -18,6 +18,7 @@ from server.items import (
     Tool,
     each_tool,
     execution_of,
+    is_direct,
     is_loading,
     type_of_calls,
 )
@@ -85,16 +86,21 @@ class Functions:
 
 
 def functions_of(
-    tools: Sequence[Tool], registry: Registry, items: Sequence[Item], approvals: Approvals
+    tools: Sequence[Tool],
+    registry: Registry,
+    items: Sequence[Item],
+    approvals: Approvals,
+    num_added: int = 0,
 ) -> Functions:
     """All functions and customs of a request's tools, those that this server runs after those of the client,
-    and those that a search has loaded last, so that a prompt changes as late as it can.
+    then those of tools that items have added, and those that a search has loaded last, so that a prompt
+    changes as late as it can.
 
     items: of the conversation so far, in which other servers' tools are listed, and tools are loaded.
-    approvals: which calls of MCP tools need one. Raises ApiError 400 when two share a name, or when a tool
-    asks for what this server has not.
+    num_added: how many of the tools, the last ones, items have added. approvals: which calls of MCP tools
+    need one. Raises ApiError 400 when two share a name, or when a tool asks for what this server has not.
     """
-    found = _Found(registry, approvals)
+    found = _Found(registry, approvals, len(tools) - num_added)
     found.take(tools)
     found.take_listed(tools, items)
     loading = tuple(item for item in items if is_loading(item))
@@ -118,11 +124,13 @@ def functions_of(
 class _Found:
     """The functions of a request, as they are gathered; the fields are those of `Functions`."""
 
-    def __init__(self, registry: Registry, approvals: Approvals) -> None:
+    def __init__(self, registry: Registry, approvals: Approvals, num_given: int) -> None:
         self._registry = registry
         self._approvals = approvals
+        self._num_given = num_given  # tools of the request itself, which come first
         self._clients: list[Tool] = []
         self._own: list[Tool] = []
+        self._added: list[Tool] = []
         self.loaded: dict[str, Tool] = {}
         self._searches: dict[str, Call] = {}  # by the names of their functions
         self._taken: set[str] = set()  # names, also of what is deferred and no other server's
@@ -137,7 +145,7 @@ class _Found:
 
     def take(self, tools: Sequence[Tool]) -> None:
         """The functions of tools that are no other server's."""
-        for path, tool, namespace, call, type_ in _calls(tools):
+        for path, tool, namespace, call, type_, index in _calls(tools):
             if call.lacks(tool, self._registry) is not None:
                 self.lacking.add(tool["type"])
                 continue
@@ -151,13 +159,14 @@ class _Found:
                     self._defer(Deferred(function, route, *_said(tool, namespace, name)), name)
                     continue
                 self.routes[name] = route
-                (self._clients if _execution(route) is None else self._own).append(function)
+                given = self._clients if _execution(route) is None else self._own
+                (given if index < self._num_given else self._added).append(function)
                 if call.searches is not None:
                     self._searches[name] = call
 
     def take_listed(self, tools: Sequence[Tool], items: Sequence[Item]) -> None:
         """The functions of other servers; after the others, because their names can be changed."""
-        for path, tool, _, call, type_ in _calls(tools):
+        for path, tool, _, call, type_, index in _calls(tools):
             if (elsewhere := _elsewhere(call)) is None or not elsewhere.meant(tool):
                 continue
             found = Route(type_, call.fields(tool), server=call.server(tool))
@@ -173,7 +182,8 @@ class _Found:
                     own = route.fields["name"]
                     self._defer(Deferred(function, route, *_said(tool, None, own), elsewhere=True), own)
                 else:
-                    self._own.append(self._named(function, route))
+                    shown = self._own if index < self._num_given else self._added
+                    shown.append(self._named(function, route))
 
     def load(self, tools: Sequence[Tool]) -> None:
         """The functions that an item makes callable. Its definition of one holds in the place of a deferred
@@ -182,7 +192,7 @@ class _Found:
             if entry["type"] == "mcp":
                 self._load_of_server(entry)
                 continue
-            for path, tool, _, call, type_ in _calls([entry]):
+            for path, tool, _, call, type_, _ in _calls([entry]):
                 for function in call.offers(tool, self._registry, path):
                     name = function["name"]
                     if name in self.routes and name not in self.loaded:
@@ -215,7 +225,7 @@ class _Found:
             call.searches(tool, self._all_deferred)
             if (call := self._searches.get(tool["name"])) is not None and call.searches is not None
             else tool
-            for tool in (*self._clients, *self._own)
+            for tool in (*self._clients, *self._own, *self._added)
         ]
         return [*given, *self.loaded.values()]
 
@@ -244,13 +254,14 @@ class _Found:
         return Route(type_, call.fields(tool), asks, call.server(tool))
 
 
-def _calls(tools: Sequence[Tool]) -> Iterator[tuple[str, Tool, Tool | None, Call, str]]:
+def _calls(tools: Sequence[Tool]) -> Iterator[tuple[str, Tool, Tool | None, Call, str, int]]:
     """The tools that are offered one by one: the path of each, the tool, the namespace that it is in, how
-    their calls are made, and of which type these are."""
-    for path, tool, namespace in each_tool(tools):
-        row = type_of_calls(tool["type"])
-        if row is not None and row.call is not None and row.call.takes(tool):
-            yield path, tool, namespace, row.call, row.type
+    their calls are made, of which type these are, and the index of the tool or its namespace."""
+    for index, entry in enumerate(tools):
+        for path, tool, namespace in each_tool([entry], start=index):
+            row = type_of_calls(tool["type"])
+            if row is not None and row.call is not None and row.call.takes(tool) and is_direct(tool):
+                yield path, tool, namespace, row.call, row.type, index
 
 
 def _said(tool: Tool, namespace: Tool | None, name: str) -> tuple[Tool, str, str | None]:

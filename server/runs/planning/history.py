@@ -7,7 +7,7 @@ and incomplete responses are left out. A request for an approval may stay unansw
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from server.ignored import ignore
 from server.items import (
     ITEM_TYPES,
     Item,
+    Tool,
     is_answered,
     is_approval,
     is_client_call,
@@ -46,7 +47,7 @@ class Turn:
     """A request as a plan is made of it, its references resolved.
 
     input: its own new items, normalised. as_of: the moment in unix microseconds whose past it continues.
-    approvals: which calls of MCP tools need one.
+    approvals: which calls of MCP tools need one, for the tools of the turn.
     """
 
     request: CreateResponse
@@ -54,45 +55,43 @@ class Turn:
     principal: Principal
     served: ServedModel
     as_of: int
-    approvals: Approvals
+    approvals: Callable[[Sequence[Tool]], Approvals]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """The items that a turn stands on, its own input last, as they were at one moment.
 
-    told: the first of them as messages, None where that is not known. conversation_head: where the
-    conversation ended then; None without one.
+    told: the first of them as messages, None where that is not known. conversation_head, conversation_epoch:
+    of the conversation as it was then; None without one. mixed: some are of a conversation that a response
+    before this one ran in.
     """
 
     items: tuple[Item, ...]
     told: Told | None = None
     conversation_head: int | None = None
+    conversation_epoch: int | None = None
+    mixed: bool = False
 
 
 async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None) -> Context:
-    """The stored past of a turn and its new input, checked: nothing in it is beyond the model, and every call
-    has its output. pasts: of earlier turns, to be built upon. Raises ApiError 400/404."""
+    """The stored past of a turn and its new input, checked: there are words for all of it, and every call has
+    its output. pasts: of earlier turns, to be built upon. Raises ApiError 400/404."""
     request, new = turn.request, turn.input
-    await aside(in_large_request(), _check_readable, new, turn.served)
-    head = None
+    await aside(in_large_request(), _check_words, new)
+    head = epoch = None
     past = Past()
+    pasts = pasts or Pasts(storage)
     try:
         if request.previous_response_id is not None:
             previous = await storage.get_response(turn.principal.owner, request.previous_response_id)
             if previous.status not in TERMINAL:
                 message = f"Response '{previous.id}' has not finished (status {previous.status})."
                 refuse("previous_response_id", message, "response_not_finished")
-            past = await (pasts or Pasts(storage)).of(previous, turn.as_of)
+            past = await pasts.of(previous, turn.as_of)
         elif request.conversation_id is not None:
-            head = (await storage.get_conversation(turn.principal.owner, request.conversation_id)).head
-            stored = await storage.history(
-                turn.principal.owner,
-                conversation_id=request.conversation_id,
-                conversation_head=head,
-                as_of=turn.as_of,
-            )
-            past = await aside(len(stored) > THREADED_PARTS, Past.of, stored, "conversation")
+            past = await pasts.of_conversation(turn.principal.owner, request.conversation_id, turn.as_of)
+            head, epoch = past.head, past.epoch
     except NotFound as unknown:
         raise not_found(request, unknown) from None
     context = await aside(in_large_request(), _joined, past, new)
@@ -100,20 +99,23 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
         if len(past.items) > THREADED_PARTS:
             begin_large_request()
         context = await aside(in_large_request(), _joined_anew, past, new)
-    return replace(context, conversation_head=head)
+    return replace(context, conversation_head=head, conversation_epoch=epoch, mixed=past.in_conversation)
 
 
-def _check_readable(items: Sequence[Item], served: ServedModel) -> None:
+def _check_words(items: Sequence[Item]) -> None:
     for index, item in enumerate(items):
         words_of(item, f"input[{index}]")
         if is_left_out(item):
             ignore(f"input[{index}]")
-    require_readable(items, served, "input")
 
 
-def require_readable(items: Sequence[Item], served: ServedModel, param: str) -> None:
-    """ApiError 400 `unsupported_content` for a part of items that the model cannot read."""
-    unsupported = unsupported_parts(items, modalities=served.info.modalities, param=param)
+def require_readable(
+    items: Sequence[Item], served: ServedModel, param: str, *, tells_images: bool = False
+) -> None:
+    """ApiError 400 `unsupported_content` for a part of items that the model cannot read. tells_images: see
+    `unsupported_parts`."""
+    modalities = served.info.modalities
+    unsupported = unsupported_parts(items, modalities=modalities, param=param, tells_images=tells_images)
     if unsupported:
         path, modality = unsupported[0]
         message = f"The model '{served.name}' cannot read {modality} input."

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import ConstraintError, GenerateRequest, Prompt, PromptTooLong, RenderInput, Shape, check_request
+from server.access import require_use
 from server.containers import placed
 from server.errors import ApiError
 from server.items import (
@@ -26,9 +27,11 @@ from server.items import (
     Route,
     approves,
     asks_approval,
+    changes_images,
     is_answered,
     is_output,
     key_of,
+    lacks,
     link_of,
     shown_name,
     source_of,
@@ -52,7 +55,9 @@ from server.prompting import (
     words_of_field,
 )
 from server.runs.planning.functions import Functions, enforced, functions_of
-from server.runs.planning.history import Turn, drop_oldest, load_context
+from server.runs.planning.history import Context, Turn, drop_oldest, load_context, require_readable
+from server.runs.planning.saved_names import name_of
+from server.runs.planning.tools import TurnTools, turn_tools
 from server.schema import SamplingFields, num_parts, refuse
 from server.telemetry import current
 from server.threads import THREADED_PARTS, THREADED_TOKENS, aside, in_large_request
@@ -65,6 +70,12 @@ if TYPE_CHECKING:
     from tools import Registry
 
 
+IN_MEMORY = ("in_memory", "in-memory")
+"""How a request says that what was computed of it is to be kept in memory alone."""
+
+DAY_S = 86_400.0
+
+
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """Everything a run needs besides items; stored at its start, so that a run is pinned to its inputs.
@@ -75,10 +86,12 @@ class RunPlan:
     answer: kind and source of the shape that an answer must have. sealed_by: what seals its reasoning, where
     that is wanted. key_id: of the API key that started it, None without one. trace: of the request that began
     it (`RequestRecord.dump`); None in plans of earlier versions. charge: what its start took of limits, None
-    where there are none. truncates: whether the oldest items may be left out. secrets: what its tools said
-    besides, sealed, as long as the run is not over. approvals: which calls of MCP tools need one. approved:
-    ids of the items that asked for calls which the input approves, and which the run makes first. batch: it
-    is a request of a batch.
+    where there are none. tools: of its request, and `num_added` that items have added by then. truncates:
+    whether the oldest items may be left out. secrets: what its tools said besides, sealed, as long as the run
+    is not over. approvals: which calls of MCP tools need one. approved: ids of the items that asked for calls
+    which the input approves, and which the run makes first. batch: it is a request of a batch. saved_as: the
+    name under which the engine may keep on disk what it computes of it; None where nothing may be.
+    saved_until: unix seconds after which that goes.
     """
 
     response_id: str
@@ -121,6 +134,9 @@ class RunPlan:
     approvals: Approvals = field(default_factory=Approvals)
     approved: list[str] = field(default_factory=list)
     batch: bool = False
+    num_added: int = 0
+    saved_as: str | None = None
+    saved_until: float | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -144,7 +160,7 @@ class RunPlan:
 
     def functions(self, registry: Registry, items: Sequence[Item] = ()) -> Functions:
         """All functions and customs of the request's tools; see `functions_of`."""
-        return functions_of(self.tools, registry, items, self.approvals)
+        return functions_of(self.tools, registry, items, self.approvals, self.num_added)
 
     def offer(self, functions: Functions, *, forced: bool) -> Offer:
         """What the model is offered in a generation: a forced tool choice holds for the first one only.
@@ -220,6 +236,8 @@ class RunPlan:
             weight=self.weight,
             priority=self.priority,
             adapter=served.adapter,
+            saved_as=self.saved_as,
+            saved_until=self.saved_until,
             deadline=served.caps.deadline(),
         )
 
@@ -228,7 +246,8 @@ class RunPlan:
 class Planned:
     """A plan, with what was needed to make it and its first generation's request. That is not what will be
     asked where other servers have to list their tools first, or approved calls are to be made, but it counts
-    against limits. told: the first of the context's items as messages, where they are known."""
+    against limits. told: the first of the context's items as messages, where they are known. secrets: the
+    credentials of the plan's tools, by their index as a text."""
 
     plan: RunPlan
     functions: Functions
@@ -237,6 +256,7 @@ class Planned:
     told: Told | None
     conversation_head: int | None
     request: GenerateRequest
+    secrets: Mapping[str, Mapping[str, Any]]
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -345,22 +365,25 @@ async def make_plan(
     """
     request, served = turn.request, turn.served
     context = await load_context(turn, storage, pasts)
-    plan = _resolve(turn, tool_timeout_s)
+    tools = await _tools(turn, context.items, registry)
+    plan = _resolve(turn, tools, tool_timeout_s)
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)
-    tools = await placed(storage, plan.owner, plan.tools, context.items, plan.id_secret)
-    plan = replace(plan, tools=tools)
-    functions, offered = await _offered(plan, registry, context.items, served)
-    approved = await aside(in_large_request(), _approved, context.items, turn.input, functions)
-    plan = replace(plan, approved=approved)
-    for each in (offered, _offered_later(functions)):
-        await check(each, served, plan.tools, request.shape_param, turn.principal.owner)
+    with tools.named():
+        known = await placed(storage, plan.owner, plan.tools, context.items, plan.id_secret)
+        plan = replace(plan, tools=known)
+        functions, offered = await _offered(plan, registry, context.items, served)
+        approved = await aside(in_large_request(), _approved, context.items, turn.input, functions)
+        plan = replace(plan, approved=approved)
+        for each in (offered, _offered_later(functions)):
+            await check(each, served, plan.tools, request.shape_param, turn.principal.owner)
     with words_of_field("input"):
         kept = _num_kept(context.items, plan.approved)
         num_dropped, prompt = await fit(
             plan, served, context.items, offered, functions, context.told, kept=kept
         )
     who = turn.principal
+    plan = replace(plan, saved_as=_saved_as(plan, request.prompt_cache_retention, context))
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=who.key_id, batch=who.batch)
 
     def finished() -> Planned:
@@ -368,12 +391,23 @@ async def make_plan(
         check_request(first, served.info)
         kept = tuple(drop_oldest(context.items, num_dropped))
         told = None if num_dropped else context.told
-        return Planned(plan, functions, tuple(turn.input), kept, told, context.conversation_head, first)
+        head = context.conversation_head
+        return Planned(plan, functions, tuple(turn.input), kept, told, head, first, tools.secrets)
 
     limit, param = request.max_output_tokens, request.limit_param
     name_capped_limit(limit, param, served.caps)
     name_cut_limit(limit, param, prompt_tokens=len(prompt.ids), info=served.info)
     return await aside(in_large_request() or len(prompt.ids) > THREADED_TOKENS, finished)
+
+
+def _saved_as(plan: RunPlan, retention: str | None, context: Context) -> str | None:
+    """The name under which what is computed of a run may be kept on disk; None where the client wants that
+    nowhere but in memory, or where no name could tell that something of it has been deleted."""
+    if not plan.store or plan.hidden or retention in IN_MEMORY or context.mixed:
+        return None
+    if plan.conversation_id is None or context.conversation_epoch is None:
+        return plan.response_id
+    return name_of(plan.conversation_id, context.conversation_epoch)
 
 
 def _approved(items: Sequence[Item], new: Sequence[Item], functions: Functions) -> list[str]:
@@ -428,11 +462,26 @@ def _with_calls(items: Sequence[Item], kept: int) -> int:
 async def count_input(turn: Turn, storage: Storage, registry: Registry) -> int:
     """How many prompt tokens a turn would have, through the same rendering. Raises ApiError 400/404."""
     context = await load_context(turn, storage)
-    plan = _resolve(turn, tool_timeout_s=0.0)
-    functions, offered = await _offered(plan, registry, context.items, turn.served)
+    tools = await _tools(turn, context.items, registry)
+    plan = _resolve(turn, tools, tool_timeout_s=0.0)
+    with tools.named():
+        functions, offered = await _offered(plan, registry, context.items, turn.served)
     with words_of_field("input"):
         prompt = await plan.rendered(turn.served, context.items, offered, functions, context.told)
     return len(prompt.ids)
+
+
+async def _tools(turn: Turn, items: Sequence[Item], registry: Registry) -> TurnTools:
+    """All tools of a turn. items: that it stands on. Raises ApiError 400, also for input that its model
+    cannot read, and 403 for tools of stored items that its principal may not use."""
+    tools = await aside(in_large_request(), turn_tools, turn.request, items, len(turn.input))
+    changed = any(changes_images(tool) and lacks(tool, registry) is None for tool in tools.tools)
+    readable = partial(require_readable, turn.input, turn.served, "input", tells_images=changed)
+    await aside(in_large_request(), readable)
+    tools.require_search()
+    if len(tools.tools) > len(turn.request.tools):
+        require_use(turn.principal, turn.served.name, tools.tools)
+    return tools
 
 
 async def _offered(
@@ -450,7 +499,7 @@ def _offered_later(functions: Functions) -> Offer:
     return offer([known.function for known in functions.deferred if not known.elsewhere], "auto", True)
 
 
-def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
+def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
     """The plan before its context was measured."""
     request, served = turn.request, turn.served
     wants_logprobs = "message.output_text.logprobs" in request.include
@@ -474,7 +523,8 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         previous_response_id=request.previous_response_id,
         conversation_id=request.conversation_id,
         instructions=request.instructions,
-        tools=list(request.tools),
+        tools=list(tools.tools),
+        num_added=len(tools.tools) - len(request.tools),
         tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
         max_tool_calls=request.max_tool_calls,
@@ -494,7 +544,8 @@ def _resolve(turn: Turn, tool_timeout_s: float) -> RunPlan:
         answer_param=request.shape_param,
         truncates=request.truncation == "auto",
         include=[name for name in request.include if name in FILLED],
-        approvals=turn.approvals,
+        approvals=turn.approvals(tools.tools),
+        saved_until=turn.as_of / 1e6 + DAY_S if request.prompt_cache_retention == "24h" else None,
         trace=None if (record := current.get()) is None else record.dump(),
     )
 

@@ -48,6 +48,14 @@ def list_(conn: Connection, limit: int, after: str | None, archived: bool) -> Pa
     return Page(tuple(stored(row) for row in rows[:limit]), len(rows) > limit)
 
 
+def limits(conn: Connection) -> dict[str, bytes]:
+    """The limits of the owners that have some of their own and are not archived, by id."""
+    query = select(owners.c.id, owners.c.limits).where(
+        owners.c.limits.is_not(None), owners.c.archived_at.is_(None)
+    )
+    return {row.id: row.limits for row in conn.execute(query.order_by(owners.c.id))}
+
+
 def rename(conn: Connection, id: str, name: str) -> StoredOwner:
     """Gives an owner another name. NotFound("owner"), OwnerArchived."""
     return _change(conn, id, {"name": name})

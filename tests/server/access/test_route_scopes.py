@@ -12,7 +12,8 @@ from starlette.routing import BaseRoute, Match, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from server.access import ADMIN, ADMIN_READS, GROUPS, LOAD, OPEN, OPERATOR, OPERATOR_ONLY
+from server.access import ADMIN, ADMIN_READS, LOAD, OPEN, OPERATOR, OPERATOR_ONLY
+from server.access.scopes import HALVES
 from server.admin import keys
 from server.errors import ApiError
 from server.http import OPEN_PATHS, Admission, declared_scope
@@ -21,14 +22,6 @@ from tests.support.running import Running, running_app
 from tests.support.wire import Json
 
 ROUTES: list[BaseRoute] = [route for router in (*ROUTERS, REFERENCE) for route in router.routes]
-
-HALVES = [
-    f"{group}.{half}"
-    for group, meanings in GROUPS.items()
-    for half, meaning in zip(("read", "write"), meanings, strict=True)
-    if meaning
-]
-"""Every half of a group in which there is something."""
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
@@ -50,6 +43,11 @@ def test_every_route_declares_a_scope_that_there_is() -> None:
     assert all((scope == OPERATOR_ONLY) == path.startswith("/admin/") for _, path, scope in ROWS)
     of_admins = (ADMIN, ADMIN_READS)
     assert all((scope in of_admins) == path.startswith("/v1/organization/") for _, path, scope in ROWS)
+
+
+def test_every_half_of_a_group_allows_something() -> None:
+    needed = {scope for _, _, scopes in ROWS for scope in scopes.split(" or ")}
+    assert [half for half in HALVES if half not in needed] == []
 
 
 def test_what_only_reads_needs_no_scope_to_write() -> None:

@@ -71,6 +71,8 @@ def test_scopes_as_they_are_written(written: list[str], read: tuple[str, ...]) -
     [
         (["file"], "no scope 'file'"),
         (["responses.delete"], "no scope"),
+        (["chat.read"], r"no scope 'chat.read'.*chat\.write"),
+        (["all", "usage.write"], "no scope 'usage.write'"),
         (["admin.read"], "no scope"),
         (["operator"], "no scope"),
         (["model:"], "no scope"),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from server.access import OPERATOR
+from server.admin import exporting
 from server.admin.database_access import leave_address
 from server.admin.tenants import purge
 from server.cli.commands import main
@@ -101,6 +105,35 @@ async def test_an_export_holds_what_its_owner_reads(
     before = exported[:-7]
     assert await asyncio.to_thread(main, ["export", "--owner", "ann", "--data", str(tmp_path)]) == 0
     assert lines(capsys.readouterr().out)[: len(before)] == before
+
+
+async def test_what_goes_while_it_is_exported_ends_no_export(
+    server_app: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages go on behind what was there when they were read."""
+    for name in ("FILES_AT_ONCE", "ITEMS_AT_ONCE"):
+        monkeypatch.setattr(exporting, name, 1)
+    made: dict[str, list[str]] = {"file": [], "vector_store": [], "container": []}
+    for _ in range(3):
+        sent = {"files": {"file": b"x"}, "data": {"purpose": "user_data"}}
+        made["file"].append((await client.post("/v1/files", **sent)).json()["id"])
+        made["vector_store"].append((await client.post("/v1/vector_stores", json={})).json()["id"])
+        made["container"].append((await client.post("/v1/containers", json={"name": "c"})).json()["id"])
+    seen: dict[str, list[str]] = {kind: [] for kind in made}
+    async with aclosing(exporting.exported(server_app.context.storage, "local", OPERATOR)) as pieces:
+        async for line in _whole_lines(pieces):
+            if (kind := line["type"]) in seen:
+                seen[kind].append(line[kind]["id"])
+                assert (await client.delete(f"/v1/{kind}s/{line[kind]['id']}")).status_code == 200
+    assert line["type"] == "end" and seen == made
+
+
+async def _whole_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    before = b""
+    async for piece in pieces:
+        *whole, before = (before + piece).split(b"\n")
+        for line in whole:
+            yield json.loads(line)
 
 
 async def test_a_purge_beside_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from storage import (
     Limits,
     Spent,
     StorageUnavailable,
+    StoredFile,
     Swept,
     UsageFilter,
 )
@@ -157,7 +158,7 @@ async def test_deleting_everything_leaves_nothing(server_app: Running, client: h
 
 def test_zero_seconds_stand_for_no_limit() -> None:
     found = limits(Config(retention_s=0, event_retention_s=0, idempotency_ttl_s=2))
-    assert found == Limits(request_age=2_000_000)
+    assert found == Limits(request_age=2_000_000, measured=True)
     assert limits(Config()).age == 30 * 86400 * 1_000_000
 
 
@@ -186,7 +187,8 @@ async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None
     async with asyncio.timeout(10):
         await storage.swept.wait()
     await sweeper.close()
-    assert sweeper.readings()["responses_total"] >= 1
+    [went] = sweeper.readings()
+    assert isinstance(went.numbers, dict) and went.numbers["responses_total"] >= 1
 
 
 async def test_a_sweep_that_lasts_rests_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +210,31 @@ async def test_a_sweep_that_lasts_rests_less(monkeypatch: pytest.MonkeyPatch) ->
         left.append(15 * now[0] - gone)
         now[0] += max(0.0, retention.EVERY_S - pace.lasted_s)
     assert len(left) > 20 and max(left) < 8000 and abs(left[-1] - left[-2]) < 50
+
+
+async def test_what_owners_store_is_told_of_the_largest_ones(
+    server_app: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "LARGEST", 2)
+    storage = server_app.context.storage
+    for number, owner in enumerate(("ann", "bob", "cy", "dan"), 1):
+        blob = await storage.blobs.put_bytes(b"x" * (number * 100_000))
+        row = StoredFile(
+            f"file-{owner}", owner, "a", "user_data", blob.num_bytes, blob.digest, now_us(), None
+        )
+        await storage.files.create(row)
+    assert (await client.post("/v1/responses", json={"input": "hi"})).status_code == 200
+    await sweep(server_app)
+    stored = await storage.num_bytes_by_owner()
+    assert [*stored] == ["dan", "cy", "bob", "ann", "local"]
+    assert {owner: (await storage.usage(owner)).total for owner in stored} == stored and stored["local"] > 0
+    lines = (await client.get("/metrics")).text.splitlines()
+    told = {line for line in lines if line.startswith("antiphon_stored_bytes{")}
+    rest = float(300_000 + stored["local"])
+    assert told == {
+        f'antiphon_stored_bytes{{owner="{owner}"}} {num_bytes}'
+        for owner, num_bytes in (("dan", 400_000.0), ("cy", 300_000.0), ("others", rest))
+    }
 
 
 async def test_old_usage_is_kept_by_the_hour(server_app: Running) -> None:

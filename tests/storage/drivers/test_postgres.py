@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -15,7 +16,16 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, select, text
 
-from storage import BadText, NotFound, RunAppend, Storage, StorageUnavailable, open_storage
+from storage import (
+    PATIENCE_S,
+    BadText,
+    NotFound,
+    RunAppend,
+    Storage,
+    StorageUnavailable,
+    open_storage,
+    patience_s,
+)
 from storage.drivers import postgres, writer
 from storage.drivers.interface import CommitUnknown, ErrorKind
 from storage.drivers.postgres import ConnectionLost, Line, trouble
@@ -93,25 +103,32 @@ async def test_a_crash_of_the_server_loses_nothing(postgres: Postgres, a: Storag
     await a.ready()
 
 
-async def test_new_work_is_refused_and_streams_wait_while_it_is_away(
-    postgres: Postgres, a: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "PATIENCE_S", 0.3)
-    monkeypatch.setattr("storage.drivers.postgres.READ_PATIENCE_S", 0.3)
+async def test_new_work_is_refused_and_streams_wait_while_it_is_away(postgres: Postgres, a: Storage) -> None:
+    """The impatient are told soon, also behind more of the patient than there are threads that read."""
     claim = await a.start_response(new("r1"))
     await asyncio.to_thread(postgres.control, "stop", "-m", "fast")
     try:
+        patience_s.set(60.0)
         stream = asyncio.create_task(a.append([RunAppend("r1", claim.fence, records=(record(2),))]))
+        reads = [asyncio.create_task(a.get_response(OWNER, "r1")) for _ in range(8)]
+        write = asyncio.create_task(a.start_response(new("r3")))
+        await asyncio.sleep(0)  # each has begun with the patience that it was given
+        patience_s.set(0.3)
+        since = time.monotonic()
         with pytest.raises(StorageUnavailable):
             await a.start_response(new("r2"))
         with pytest.raises(StorageUnavailable):
             await a.get_response(OWNER, "r1")
+        assert time.monotonic() - since < 3.0
+        patience_s.set(PATIENCE_S)
+        assert not any(task.done() for task in (*reads, write))
         await until(lambda: is_unready(a))
         assert not stream.done()
     finally:
         await asyncio.to_thread(postgres.start)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(5):
         assert await stream == {}
+        assert {one.id for one in await asyncio.gather(*reads)} == {"r1"} and (await write).fence
     await a.ready()
     with pytest.raises(NotFound):  # who was told of a failure finds nothing done later
         await a.get_response(OWNER, "r2")

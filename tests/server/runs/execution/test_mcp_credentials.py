@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,8 @@ from server.runs.planning import RunPlan
 from tests.server.runs.execution.test_mcp_servers import DESK, LOOK_UP, settings
 from tests.support.mcp_servers import Seen, mcp_server
 from tests.support.running import Running, http_client, live_app, running_app
-from tests.support.talk import Api
+from tests.support.talk import Api, Gate, gated
+from tests.support.wire import Json
 
 TOKEN = "tk-0123456789abcdef"
 KEY = "hk-fedcba9876543210"
@@ -86,6 +88,46 @@ async def test_credentials_outlive_the_process_sealed_to_their_run(tmp_path: Pat
     assert ended["status"] == "completed"
     assert again["output"][0]["output"] == "home means much"
     assert {each["authorization"] for each in seen.headers[num_before:]} == {f"Bearer {TOKEN}"}
+    assert TOKEN.encode() not in written(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "cancelled in the queue", "failed", "expired", "deleted"])
+async def test_credentials_go_with_every_end(tmp_path: Path, end: str) -> None:
+    seen, gate = Seen(), Gate()
+    queues = end == "cancelled in the queue"
+    engine = ScriptedEngine(gated(gate)) if queues else ScriptedEngine()
+    async with mcp_server(seen) as url:
+        known = settings(desk={"url": "http://127.0.0.1:9/mcp" if end == "failed" else url})
+        if queues:
+            known["max_num_seqs"] = 1
+        async with live_app(tmp_path, engine, **known) as server, http_client(server) as client:
+            api = Api(client)
+            if queues:
+                await api.create("hi", background=True)
+                await asyncio.wait_for(gate.reached.wait(), 20)
+            body: Json = {"input": "call hold {}", "tools": [SECRET], "background": True}
+            if end == "expired":
+                asking = {**SECRET, "require_approval": "always"}
+                body |= {"tools": [asking], "await_tool_outputs": True, "tool_timeout_s": 0.05}
+            begun = (await client.post("/v1/responses", json=body)).json()["id"]
+            if end in ("cancelled", "deleted"):
+                await asyncio.wait_for(seen.held.wait(), 20)
+                assert (await plan(server, begun)).secrets is not None
+            if end == "deleted":
+                await api.delete(begun)
+            elif end.startswith("cancelled"):
+                await api.cancel(begun)
+            else:
+                assert (await api.ended(begun))["status"] == "failed"
+            gate.release.set()
+            with sqlite3.connect(tmp_path / "antiphon.db") as database:
+                asked = "SELECT status, plan FROM responses WHERE id = ?"
+                rows = database.execute(asked, (begun,)).fetchall()
+            database.close()
+    assert len(rows) == (end != "deleted")
+    for status, kept in rows:
+        assert RunPlan.load(kept).secrets is None
+        assert status == ("failed" if end in ("failed", "expired") else "cancelled")
     assert TOKEN.encode() not in written(tmp_path)
 
 

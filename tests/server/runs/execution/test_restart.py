@@ -22,6 +22,7 @@ from engine import ScriptedEngine
 from tests.chaos.checker import check_used
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, gated, prompts, text
+from tools import BUILTIN as REGISTRY
 
 # ------------------------------------------------------------------------------------------------------------
 # A stop
@@ -46,6 +47,21 @@ async def test_everything_stored_is_there_after_a_restart(tmp_path: Path) -> Non
             assert await api.replay(stream.response["id"]) == stream.raw
         assert await api.conversation_items(conversation) == items
         assert await api.page("/v1/responses") == listed
+
+
+async def test_a_run_whose_tools_are_gone_after_a_restart_ends(tmp_path: Path) -> None:
+    """An operator who takes a tool away, or adds one of the same name, leaves no run in flight for ever."""
+    gate = Gate()
+    chosen = {**BUILTIN, "allowed_tools": ["calculator"]}
+    async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
+        begun = await Api(client).create("hi", tools=[chosen], background=True)
+        await asyncio.wait_for(gate.reached.wait(), 20)
+        await server.context.runs.drain(0.0)
+    left = {name: spec for name, spec in REGISTRY.items() if name != "calculator"}
+    async with running_app(tmp_path, registry=left) as server, http_client(server) as client:
+        ended = await Api(client).ended(begun["id"])
+    assert (ended["status"], ended["error"]["code"]) == ("failed", "invalid_prompt")
+    assert "There is no tool 'calculator'" in ended["error"]["message"]
 
 
 async def test_a_chain_goes_on_after_a_restart(tmp_path: Path) -> None:

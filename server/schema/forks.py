@@ -1,0 +1,45 @@
+"""Checks the bodies that fork a conversation or a response: where, and under which metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.ignored import unread
+from server.schema.responses import check_metadata
+from server.shapes import label, refuse, whole
+
+_ITEM_ID = label(1, 512)
+_EVENT = whole(-1, (1 << 63) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Where something is forked: with neither field behind all of it.
+
+    after: the id of the last item that is shared. starting_after: the number of an event; what was finished
+    by then is shared. metadata: None for that of what is forked.
+    """
+
+    after: str | None = None
+    starting_after: int | None = None
+    metadata: dict[str, str] | None = None
+
+
+def parse_fork(body: Mapping[str, Any], *, at_event: bool) -> Fork:
+    """Read `{"after", "starting_after", "metadata"}`; null is absent. Raises ApiError 400.
+
+    at_event: it is of a response, which has events.
+    """
+    unread(body, ("after", "metadata", *(("starting_after",) if at_event else ())))
+    after, event = body.get("after"), body.get("starting_after") if at_event else None
+    if after is not None and event is not None:
+        message = "'starting_after' cannot be used in conjunction with 'after'."
+        refuse("starting_after", message, "mutually_exclusive_parameters")
+    metadata = body.get("metadata")
+    return Fork(
+        None if after is None else _ITEM_ID(after, "after"),
+        None if event is None else _EVENT(event, "starting_after"),
+        None if metadata is None else check_metadata(metadata),
+    )
